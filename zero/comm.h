@@ -1,0 +1,72 @@
+/* comm.h: what the engine asks of a transport, and nothing more.
+
+   A transport joins `size` ranks. All of them call the same collectives in the same order (that is checked: a rank that
+   calls another one gets ZERO_ERR_COMM with both calls in words). Collectives that move model state work on buffers from
+   zero_comm_alloc, which are *symmetric*: all ranks allocate the same sizes in the same order.
+
+   The reduction of gradients is split so that the sum stays ours and its order fixed: an *exchange* only makes rank r's
+   q-th piece visible to rank q. Where ranks share memory that is a pointer into the peer's buffer, elsewhere a copy in a
+   scratch of one unit; the engine's kernel adds the N pieces and cannot tell the difference.
+
+       begin    my buffer is complete on `stream`; it may not be written from here on
+       finish   wait for the peers' buffers; pieces[r] = what rank r has for me, r = 0 .. N-1
+       done     my reads of the pieces are over
+       reusable wait until no peer reads my buffer any more; it may be written again
+
+   Operations are finished in the order in which they were begun. Every wait has a time-out; when it passes, the message
+   names the rank that did not come, and the phase. Functions return ZERO_OK or a ZERO_ERR_* code; the words are in
+   zero_comm_error(). "Collective" means: every rank of the communicator must call it. */
+#ifndef ZERO_COMM_H
+#define ZERO_COMM_H
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "zero/memory.h"
+#include "zero/types.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct zero_comm zero_comm;
+typedef uint64_t zero_ticket;          /* one begun operation; 0 = none, always finished and reusable */
+
+/* Bytes that this rank has received from other ranks since the start, by purpose. */
+enum zero_wire { ZERO_WIRE_GRADS, ZERO_WIRE_PARAMS, ZERO_WIRE_SCALARS, ZERO_WIRE_KINDS };
+
+int zero_comm_rank(const zero_comm *c);
+int zero_comm_size(const zero_comm *c);
+const char *zero_comm_name(const zero_comm *c);         /* "one rank", "MPI, shared memory", ... for people */
+const char *zero_comm_error(const zero_comm *c);        /* the last error in words; "" if none */
+uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
+void zero_comm_phase(zero_comm *c, const char *phase, size_t unit);   /* what a time-out should say; not collective; phase: a literal */
+
+/* Symmetric device memory, zeroed, 256-byte aligned. Collective, all ranks with the same bytes. Accounted in mem. */
+int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);
+int zero_comm_free(zero_comm *c, void *ptr);            /* collective; NULL is fine */
+
+/* Exchange: buf holds size pieces of piece_bytes each, inside one zero_comm_alloc. finish: *pieces is a device array of
+   size pointers, valid until done. Collective. */
+int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
+int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
+int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+
+/* All-gather in place: rank r's piece is at buf + r * piece_bytes before, everybody's after finish. Collective. */
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket);
+int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+
+int zero_comm_reusable(zero_comm *c, zero_ticket ticket);
+
+/* The library's own reduce-scatter, for comparison: out[piece_numel] (fp32) = sum over ranks of piece `rank` of buf, in
+   whatever order the library likes: not reproducible. Collective, synchronous. */
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);
+
+/* Host memory, for a few numbers: all[r * bytes ...] = rank r's mine. Collective, synchronous. */
+int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all);
+int zero_comm_barrier(zero_comm *c);
+
+void zero_comm_destroy(zero_comm *c);                   /* collective; NULL is fine */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

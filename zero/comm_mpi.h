@@ -1,0 +1,23 @@
+/* comm_mpi.h: the MPI transport (comm.h says what a transport does). */
+#ifndef ZERO_COMM_MPI_H
+#define ZERO_COMM_MPI_H
+#include <mpi.h>
+#include "zero/comm.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct zero_comm_mpi_config {
+    double timeout_s;       /* how long a rank may keep the others waiting; 0: 300 s */
+    int no_shared_memory;   /* 1: send messages even between ranks of one host */
+    int staged;             /* 1: treat device memory as out of the host's reach (always so on a real GPU) */
+} zero_comm_mpi_config;
+
+/* Collective over comm (duplicated, so the caller may go on using it). On failure too *out is set (unless memory is
+   exhausted), so that zero_comm_error() can be asked. */
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_memory *memory);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,41 @@
+/* mesh.h: ranks as a grid of data x tensor x pipeline parallelism, and the hooks for the last two.
+
+   Rank order: tensor fastest, then data, then pipeline: rank = (pipe * data + d) * tensor + t, so that tensor-parallel
+   ranks are neighbours on one host. zero/ itself is data parallelism; tensor and pipeline parallelism are the caller's, and
+   these hooks are where a model calls them. Of size 1 they are the identity; larger sizes are refused, with words.
+
+   A pure function of its arguments; no communication. */
+#ifndef ZERO_MESH_H
+#define ZERO_MESH_H
+#include <stddef.h>
+#include <cuda_runtime_api.h>
+#include "zero/types.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct zero_mesh {
+    int data, tensor, pipe;                     /* sizes; data * tensor * pipe = number of ranks */
+    int data_rank, tensor_rank, pipe_rank;      /* this rank's coordinates */
+} zero_mesh;
+
+/* ZERO_OK, or ZERO_ERR_ARG with a message in err (sizes that do not divide, tensor or pipe other than 1). Not collective. */
+int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, char *err, size_t err_bytes);
+
+/* Tensor parallelism (Shoeybi et al. 2019, "f" and "g"). A column-parallel matmul calls zero_tp_copy on its input (identity
+   forward; its gradient is summed over the tensor ranks by zero_tp_reduce), a row-parallel one calls zero_tp_reduce on its
+   output. x: n elements in device memory, in place, ordered on stream. All tensor ranks of one (data, pipe) must call. */
+int zero_tp_copy(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
+int zero_tp_reduce(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
+
+/* Pipeline parallelism: which units this stage of the pipe runs, and the hand-over of activations (forward) and of their
+   gradients (backward) at its borders. With one stage: all units, and nothing to hand over. All ranks of the two
+   neighbouring stages must call. */
+void zero_pp_units(const zero_mesh *m, size_t num_units, size_t *first, size_t *last);      /* [first, last) */
+int zero_pp_recv(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
+int zero_pp_send(const zero_mesh *m, const void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

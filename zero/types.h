@@ -1,0 +1,19 @@
+/* types.h: the few words that all parts of zero/ share. */
+#ifndef ZERO_TYPES_H
+#define ZERO_TYPES_H
+#include <stddef.h>
+
+/* Return codes. 0 is success; the words that go with a failure are in zero_error() or zero_comm_error(). */
+enum zero_status {
+    ZERO_OK = 0,
+    ZERO_ERR_ARG,       /* the caller asked for something impossible */
+    ZERO_ERR_MEMORY,    /* host or device memory is exhausted */
+    ZERO_ERR_DEVICE,    /* a CUDA call failed */
+    ZERO_ERR_COMM,      /* the transport failed, timed out, or the ranks disagree */
+    ZERO_ERR_CALLBACK   /* the caller's own callback returned non-zero */
+};
+
+enum zero_dtype { ZERO_F32 = 0, ZERO_BF16 = 1 };
+static inline size_t zero_dtype_bytes(enum zero_dtype t) { return t == ZERO_F32 ? 4 : 2; }
+
+#endif

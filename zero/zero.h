@@ -1,0 +1,117 @@
+/* zero.h: ZeRO-sharded data parallelism for a training loop in C. The one header such a loop includes.
+
+   The loop describes its tensors (zero_tensor: numel, unit, place in the model file), and then brackets each unit with the
+   same four calls in every stage; it never asks which stage it is in:
+
+       for each micro-batch:
+           forward:  p = zero_acquire_params(z, u); ... zero_release_params(z, u);          for each unit u
+           backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u);           in any order that is the same
+                     ... add this micro-batch's gradient into g ...                          on all ranks
+                     zero_release_grads(z, u); zero_release_params(z, u);
+           zero_finish_backward(z);
+       zero_grad_norm(z, &norm);
+       zero_step(z, &adamw);                       or zero_discard(z), which forgets the gradients and changes nothing
+
+   p and g point to the unit's flat buffer in device memory, of the dtype in the configuration; tensor t lies at element
+   zero_tensor_offset(z, t) of it. g is zero when acquired, and its padding must stay zero.
+
+   Stage: 0 nothing is sharded; 1 optimizer state; 2 and gradients. Whatever the stage, gradients are summed in fp32 in the
+   order of a balanced binary tree over the global micro-batch index j = g * N + r (g = micro-step, r = rank), so that the
+   update has the same bits in every stage, and for N * G fixed and N a power of two also for every N. The mean over the
+   M = N * G micro-batches is taken once, in fp32, inside the optimizer: a micro-batch's gradient is that of its own mean loss.
+
+   Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() says what went wrong in words. The module
+   has no globals, prints nothing and never exits. One zero belongs to one host thread. "Collective": all ranks must call. */
+#ifndef ZERO_H
+#define ZERO_H
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "zero/comm.h"
+#include "zero/layout.h"
+#include "zero/memory.h"
+#include "zero/mesh.h"
+#include "zero/types.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct zero zero;
+
+enum zero_reduction {
+    ZERO_REDUCE_EXACT = 0,      /* our ordered sum: the same bits for every stage and number of ranks */
+    ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
+};
+
+typedef struct zero_config {
+    int stage;                      /* 0, 1, 2 */
+    enum zero_dtype dtype;          /* parameters and gradients; ZERO_BF16 adds fp32 master weights */
+    enum zero_reduction reduction;
+    const zero_tensor *tensors;     /* copied */
+    size_t num_tensors;
+    zero_comm *comm;                /* the data-parallel ranks; must outlive the zero */
+    zero_memory *memory;            /* books; must outlive the zero */
+    cudaStream_t stream;            /* all work is ordered on it */
+} zero_config;
+
+/* Collective. On failure too *out is set (unless memory is exhausted) so that zero_error() can be asked; destroy it. */
+int zero_create(zero **out, const zero_config *config);
+void zero_destroy(zero *z);                     /* collective; NULL is fine */
+const char *zero_error(const zero *z);
+const zero_layout *zero_get_layout(const zero *z);
+size_t zero_tensor_offset(const zero *z, size_t tensor);   /* elements from the start of its unit; the same for every N */
+
+/* The four brackets. release_params does nothing before stage 3, yet call it. Collective in the sense that all ranks make
+   the same calls in the same order. */
+void *zero_acquire_params(zero *z, size_t unit);
+int zero_release_params(zero *z, size_t unit);
+void *zero_acquire_grads(zero *z, size_t unit);     /* a zeroed buffer */
+int zero_release_grads(zero *z, size_t unit);       /* starts the reduction */
+int zero_finish_backward(zero *z);                  /* ends a micro-batch; collective */
+
+/* Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M, the same bits on all
+   ranks and, like the sum, for every stage and N. Squares are summed in double over blocks of 64 elements and the block
+   sums added exactly (as one wide integer), so no order matters. NaN or Inf if any element is. Collective. */
+int zero_grad_norm(zero *z, double *norm);
+
+/* AdamW (Loshchilov & Hutter 2019, decoupled decay), with g = (sum of gradients / M) * grad_scale, t = step from 1:
+       m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
+       w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)      decay only where the tensor has it */
+typedef struct zero_adamw {
+    float lr, beta1, beta2, eps, weight_decay, grad_scale;
+    uint64_t t;
+} zero_adamw;
+int zero_step(zero *z, const zero_adamw *a);        /* collective */
+int zero_discard(zero *z);                          /* forget the gradients since the last step; collective */
+
+/* Reading and writing state, element by element, by the ranks that own it. */
+enum zero_state { ZERO_STATE_PARAMS /* as stored: rounded to dtype */, ZERO_STATE_MASTER /* fp32 (FP32 builds: the parameters) */,
+                  ZERO_STATE_M, ZERO_STATE_V };
+
+/* Fill the master weights and from them the parameters: fn writes elements [begin, begin + count) of a tensor to out (fp32,
+   host). It is called for ascending (tensor, begin), for what this rank owns only; non-zero aborts. m and v become zero. Collective. */
+typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
+int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
+
+/* Visit what this rank owns of a state: fn gets fp32 values in host memory, in ascending (tensor, begin). Ranks own disjoint
+   ranges, in every stage (in stage 0 too, where all hold everything), and together all. Not collective. */
+typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t count, const float *values);
+int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
+
+/* 64-bit hashes of parameters and of optimizer state (master, m, v) in logical order: the same for every N and stage. Also
+   verifies that the replicas of the parameters agree on all ranks (ZERO_ERR_COMM if not). Collective. */
+int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
+
+/* What the books say beside what the formula says. */
+typedef struct zero_row {
+    const char *what;           /* "parameters" */
+    char formula[96];           /* "4 Psi" */
+    uint64_t expected, measured;/* bytes; memory: peak of this rank; wire: received by this rank in the last step */
+} zero_row;
+size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);    /* returns the number of rows, at most max */
+size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
