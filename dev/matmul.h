@@ -1,0 +1,46 @@
+/*
+Every matrix product of the trainer, behind one function with two implementations: dev/cuda/matmul.cu (cuBLASLt) and
+dev/cpu/matmul.cpp (OpenBLAS on fixed tiles). A build links exactly one of them.
+
+Both keep the promise the rest of the program is built on: the same inputs give the same bits, whatever the number of
+threads, the address of the buffers or the number of ranks. What may change the bits is the shape, the type and the machine.
+
+The three uses, for a linear layer with weights w[OC, C] over R rows:
+    forward  out[R, OC] = inp[R, C] w^T + bias       matmul(out,  inp,  w,   bias, dtype, R,  OC, C,  0, 1, 0, stream)
+    input    dinp[R, C] = dout[R, OC] w              matmul(dinp, dout, w,   NULL, dtype, R,  C,  OC, 0, 0, 0, stream)
+    weights  dw[OC, C] += dout^T inp                 matmul(dw,   dout, inp, NULL, dtype, OC, C,  R,  1, 0, 1, stream)
+*/
+#ifndef MATMUL_H
+#define MATMUL_H
+
+#include <stddef.h>
+
+#include "cuda_runtime_api.h" // cudaStream_t; the CPU build finds the one of dev/cpu
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MATMUL_F32 = 0, MATMUL_BF16 = 1 };
+
+/* c[m, n] = op(a) op(b) (+ bias[n] on every row) (+ the old c if accumulate). Row-major, no gaps.
+   a is m x k, or k x m if trans_a; b is k x n, or n x k if trans_b; bias is NULL or n long; all of them, and c, have type
+   dtype. c overlaps none of the others. Sums are fp32 and are rounded once, to nearest even, when c is stored.
+   k == 0 is an empty sum (c = bias, or zeros); m == 0 or n == 0 does nothing.
+   On a GPU the product is queued on stream; on the CPU it is done when the call returns, and stream is not looked at. Call it
+   from one host thread per process.
+   Returns 0 or a cudaError_t: cudaErrorInvalidValue (unknown dtype, a size above INT_MAX), cudaErrorMemoryAllocation (no room
+   for workspace), cudaErrorNotSupported (cuBLASLt knows no deterministic algorithm for the shape). On an error c is unspecified. */
+int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
+           int trans_b, int accumulate, cudaStream_t stream);
+
+/* Allows (1) or forbids (0, the default) TF32 tensor cores for fp32 products. A CPU has none and always computes in full fp32. */
+void matmul_set_tf32(int allow);
+
+/* Gives the workspace back (32 MiB per stream on a GPU; 1.7 MB per thread, for bf16, on the CPU). The next matmul takes a new one. */
+void matmul_destroy(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
