@@ -1,0 +1,82 @@
+/* layout.c: the layout's arithmetic (layout.h says the rules). */
+#include "zero/layout.h"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+void zero_layout_destroy(zero_layout *l)
+{
+    free(l->tensors);
+    free(l->tensor_offset);
+    free(l->unit_first);
+    free(l->unit_offset);
+    memset(l, 0, sizeof *l);
+}
+
+static int fail(zero_layout *l, const char **why, const char *message)
+{
+    zero_layout_destroy(l);
+    *why = message;
+    return -1;
+}
+
+int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why)
+{
+    memset(l, 0, sizeof *l);
+    if (!num_tensors || !ranks) return fail(l, why, "a layout needs at least one tensor and one rank");
+    if (ranks > SIZE_MAX / ZERO_ALIGN / 2) return fail(l, why, "too many ranks");
+    for (size_t t = 0; t < num_tensors; t++) {
+        const size_t previous = t ? tensors[t - 1].unit : 0;
+        if (t ? tensors[t].unit != previous && tensors[t].unit != previous + 1 : tensors[t].unit != 0)
+            return fail(l, why, "tensors must be listed unit by unit, units ascending from 0 without gaps");
+    }
+    l->ranks = ranks;
+    l->num_tensors = num_tensors;
+    l->num_units = tensors[num_tensors - 1].unit + 1;
+    l->tensors = malloc(num_tensors * sizeof *l->tensors);
+    l->tensor_offset = malloc(num_tensors * sizeof *l->tensor_offset);
+    l->unit_first = malloc((l->num_units + 1) * sizeof *l->unit_first);
+    l->unit_offset = malloc((l->num_units + 1) * sizeof *l->unit_offset);
+    if (!l->tensors || !l->tensor_offset || !l->unit_first || !l->unit_offset) return fail(l, why, "out of host memory for the layout's tables");
+    memcpy(l->tensors, tensors, num_tensors * sizeof *l->tensors);
+
+    const size_t limit = SIZE_MAX / 2;      /* nothing below can overflow if no sum passes it */
+    size_t t = 0, physical = 0;
+    for (size_t u = 0; u < l->num_units; u++) {
+        size_t in_unit = 0;
+        l->unit_first[u] = t;
+        l->unit_offset[u] = physical;
+        for (; t < num_tensors && tensors[t].unit == u; t++) {
+            if (tensors[t].numel > limit - ZERO_ALIGN - in_unit) return fail(l, why, "the sizes of the tensors overflow size_t");
+            l->tensor_offset[t] = in_unit;
+            l->numel += tensors[t].numel;
+            in_unit = round_up(in_unit + tensors[t].numel, ZERO_ALIGN);
+        }
+        if (in_unit > limit - ZERO_ALIGN * ranks - physical) return fail(l, why, "the sizes of the tensors overflow size_t");
+        physical += round_up(in_unit, ZERO_ALIGN * ranks);
+    }
+    l->unit_first[l->num_units] = num_tensors;
+    l->unit_offset[l->num_units] = physical;
+    l->numel_padded = physical;
+    return 0;
+}
+
+size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) { return l->unit_offset[unit + 1] - l->unit_offset[unit]; }
+size_t zero_layout_shard_numel(const zero_layout *l, size_t unit) { return zero_layout_unit_numel(l, unit) / l->ranks; }
+size_t zero_layout_shard_offset(const zero_layout *l, size_t unit) { return l->unit_offset[unit] / l->ranks; }
+
+int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor, zero_segment *out)
+{
+    for (size_t t = l->unit_first[unit] + *cursor; t < l->unit_first[unit + 1]; t++) {
+        const size_t tensor_begin = l->tensor_offset[t], tensor_end = tensor_begin + l->tensors[t].numel;
+        const size_t from = begin > tensor_begin ? begin : tensor_begin, to = end < tensor_end ? end : tensor_end;
+        if (from >= to) continue;
+        *out = (zero_segment){ .tensor = t, .tensor_begin = from - tensor_begin, .count = to - from, .unit_begin = from };
+        *cursor = t + 1 - l->unit_first[unit];
+        return 1;
+    }
+    *cursor = l->unit_first[unit + 1] - l->unit_first[unit];
+    return 0;
+}
