@@ -1,0 +1,207 @@
+# Makefile of zero.c: one source, three kinds of machine.
+#
+#   make                    builds ./train_gpt2_zero and a text to train on
+#   make run                trains: 8 ranks, ZeRO stage 2, real text (make run NP=4 ARGS="-x 100")
+#   make test               every test, both precisions
+#   make help               everything else
+#
+# The same .cu files are compiled by nvcc (DEVICE=cuda), or by g++ with dev/cpu first on the include path, where
+# cuda_runtime.h is a CUDA runtime for the CPU: DEVICE=cpu runs at the speed of hand-written loops, DEVICE=emulated runs warps and
+# blocks as a GPU does, slowly, under AddressSanitizer and UBSan. PRECISION is FP32 or BF16. What is not asked for is chosen by the
+# machine, and the first line of the build says what was chosen and why. Each pair (device, precision) has a directory of its own,
+# build/<device>-<precision>, so switching costs nothing and mixes nothing; ./train_gpt2_zero is a link to the one asked for last.
+#
+# There are two libraries, and each program is one source file linked with them: libzero.a is the module, zero/, as another program
+# would take it; libdev.a is what stands around it here. A library gives a program only what it calls, so a test of the layout
+# needs no MPI at run time. Everything depends on `setup` in order only: on a fresh machine it installs what is missing
+# first, elsewhere it takes a fraction of a second (SETUP=true leaves it out).
+
+NP        ?= 8
+PRECISION ?=
+MARCH     ?= native
+MPIRUN    ?= mpirun
+SETUP     ?= scripts/setup.sh
+RUN_DIR   ?= build/run
+JOBS      ?= $(shell nproc 2> /dev/null || echo 2)
+CC         = gcc
+CXX        = g++
+MAKEFLAGS += --no-builtin-rules
+Q          = $(if $(V),,@)
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+    MAKEFLAGS += -j$(JOBS)
+endif
+.DEFAULT_GOAL := train_gpt2_zero
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which device, which precision, and why
+
+NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_HOME := $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
+
+ifeq ($(DEVICE),)
+    GPU := $(if $(NVCC),$(shell nvidia-smi -L > /dev/null 2>&1 && echo yes))
+    override DEVICE := $(if $(GPU),cuda,cpu)
+    WHY := $(if $(GPU),found nvcc and a GPU,$(if $(NVCC),nvidia-smi finds no GPU,no nvcc))
+else
+    WHY := asked for
+endif
+ifeq ($(PRECISION),)
+    override PRECISION := $(if $(filter cuda,$(DEVICE)),BF16,FP32)
+    WHY_PRECISION := the default there
+else
+    WHY_PRECISION := asked for
+endif
+ifeq ($(filter cuda cpu emulated,$(DEVICE)),)
+    $(error DEVICE=$(DEVICE): use cuda, cpu or emulated)
+endif
+ifeq ($(filter FP32 BF16,$(PRECISION)),)
+    $(error PRECISION=$(PRECISION): use FP32 or BF16)
+endif
+ifeq ($(DEVICE)$(NVCC),cuda)
+    $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or use DEVICE=cpu)
+endif
+
+BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)
+
+ifneq ($(filter-out help setup data clean test cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
+    $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION)))
+endif
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Compilers. `mpicc` is asked in the recipe, not here: setup may have to install it first.
+
+MPI_CFLAGS = $$(mpicc --showme:compile)
+MPI_LIBS   = $$(mpicc --showme:link)
+DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16)
+WARNINGS   = -Wall -Wextra -Werror
+HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
+SANITIZE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -fopenmp
+
+ifeq ($(DEVICE),cuda)
+    # The architecture of the GPU that is here; without one, those of A100 and H100, and code that later ones can translate.
+    FOUND     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u)
+    CUDA_ARCH ?= $(or $(filter-out 0,$(FOUND)),80 90)
+    GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=[sm_$(a),compute_$(a)])
+    INCLUDE    = $(DEFINES) -isystem $(CUDA_HOME)/include
+    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS)
+    COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp $(DEFINES) $(MPI_CFLAGS)
+    LIBS       = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart
+    NO_FMA_CU  = -fmad=false
+    DEVICE_DIR = dev/cuda
+else
+    FLAGS      = $(if $(filter emulated,$(DEVICE)),$(SANITIZE) -DCUDA_ON_CPU_EMULATED,$(HOST_FAST))
+    INCLUDE    = -Idev/cpu $(DEFINES)
+    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
+    COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
+    LIBS       = -lopenblas
+    NO_FMA_CU  = -ffp-contract=off
+    DEVICE_DIR = dev/cpu
+endif
+LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp
+LIBS += -lxxhash -lcmocka $(MPI_LIBS) -lm
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sources: a file that is added to a directory is built, a program is what its name or directory says
+
+strip_suffix = $(basename $(wildcard $(1)))
+TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu)
+BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
+EXAMPLES := $(call strip_suffix,dev/examples/*.c)
+TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
+PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(BENCHES) $(EXAMPLES) $(TOOLS)
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu)
+DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp))
+BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
+
+# Objects are made anew when the commands that make them change, not only when the sources do.
+$(BUILD)/commands: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(COMPILE_C) / $(COMPILE_CU))' | cmp -s - $@ || \
+	    printf '%s\n' '$(subst ','\'',$(COMPILE_C) / $(COMPILE_CU))' > $@
+
+define COMPILE
+@mkdir -p $(@D)
+@echo "  compile $<"
+$(Q)$(1) -MMD -MP $(EXTRA) -c $< -o $@
+endef
+$(BUILD)/%.o: %.c $(BUILD)/commands | setup
+	$(call COMPILE,$(COMPILE_C))
+$(BUILD)/%.o: %.cu $(BUILD)/commands | setup
+	$(call COMPILE,$(COMPILE_CU))
+$(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
+	$(call COMPILE,$(COMPILE_CU))
+
+# The optimizer and the sums over ranks, and the baseline they are compared with, promise bits: a * b + c is two roundings there.
+$(BUILD)/zero/kernels.o: EXTRA = $(NO_FMA_CU)
+$(BUILD)/dev/test/baseline.o: EXTRA = -ffp-contract=off
+
+$(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
+$(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
+$(BUILD)/libzero.a $(BUILD)/libdev.a:
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+define PROGRAM
+$(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/libzero.a $(BUILD)/libdev.a
+	@echo "  link    $$@"
+	$$(Q)$$(LINK) $$< -o $$@ -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
+endef
+$(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
+
+.SECONDARY:
+-include $(patsubst %,$(BUILD)/%.d,$(ZERO) $(DEV) $(PROGRAMS))
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Goals
+
+TEXT = dev/data/text/default.txt
+
+.PHONY: help setup data all train_gpt2_zero test_gpt2_zero run test bench examples cuda clean FORCE
+FORCE:
+
+setup:
+	@$(SETUP)
+
+data: $(TEXT)
+$(TEXT): | setup
+	@sh dev/data/prepare_text.sh $@
+
+train_gpt2_zero: $(TEXT)
+train_gpt2_zero test_gpt2_zero: %: $(BUILD)/%
+	@[ "$$(readlink $@)" = $< ] || { ln -sfn $< $@ && echo "  $@ -> $<"; }
+
+all: $(call BINARIES,$(PROGRAMS))
+examples: $(call BINARIES,$(EXAMPLES))
+
+run: train_gpt2_zero
+	@mkdir -p $(RUN_DIR)
+	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o $(RUN_DIR) $(ARGS)
+
+test: setup $(TEXT)
+	+@bash dev/test/run_tests.sh $(DEVICE) $(TEST)
+
+bench: $(call BINARIES,$(BENCHES))
+	@for b in $^; do echo "== $$b"; $$b || exit 1; done
+
+cuda:
+	$(Q)$(MAKE) DEVICE=cuda PRECISION=FP32 CUDA_ARCH="80 90" all
+	$(Q)$(MAKE) DEVICE=cuda PRECISION=BF16 CUDA_ARCH="80 90" all
+
+clean:
+	rm -rf build
+	rm -f train_gpt2_zero test_gpt2_zero
+
+help:
+	@echo "make [goal] [DEVICE=cuda|cpu|emulated] [PRECISION=FP32|BF16] [V=1: show the commands]"
+	@echo
+	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
+	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
+	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
+	@echo "  test             every test in both precisions; TEST=word runs those whose names contain it"
+	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
+	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"
+	@echo "  setup            install what is missing (scripts/setup.sh)        data  the default text"
+	@echo "  clean            remove build/ and the links"
+	@echo
+	@echo "Here: DEVICE=$(DEVICE) ($(WHY)), PRECISION=$(PRECISION) ($(WHY_PRECISION)), MARCH=$(MARCH), NVCC=$(or $(NVCC),none)"
