@@ -174,7 +174,11 @@ struct cuda_on_cpu_call {
     int line;
 };
 
+#define CUDA_ON_CPU_SHARED_DEFAULT ((size_t)48 << 10)      /* dynamic shared memory without, and at most with, */
+#define CUDA_ON_CPU_SHARED_OPTIN ((size_t)163 << 10)       /* cudaFuncSetAttribute: of an A100, an H100 has more */
+
 cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);
+cudaError_t cuda_on_cpu_error(cudaError_t error);           // remembers it for cudaGetLastError, returns it
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
 
 template <class... E, class... A>

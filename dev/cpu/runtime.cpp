@@ -28,9 +28,9 @@ __thread uint3 blockIdx;
 __thread uint3 gridDim;
 static __thread cudaError_t last_error;
 
-static cudaError_t result(cudaError_t e) {
-    if (e != cudaSuccess) last_error = e;
-    return e;
+cudaError_t cuda_on_cpu_error(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
 }
 
 extern "C" {
@@ -43,7 +43,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) { return cuda_on_cpu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
 
 cudaError_t cudaGetDevice(int *device) {
     *device = 0;
@@ -54,7 +54,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     size_t total_kb = 0, available_kb = 0;
     char line[128];
     FILE *f = fopen("/proc/meminfo", "r");
-    if (!f) return result(cudaErrorUnknown);
+    if (!f) return cuda_on_cpu_error(cudaErrorUnknown);
     while (fgets(line, sizeof line, f)) {
         sscanf(line, "MemTotal: %zu", &total_kb);
         sscanf(line, "MemAvailable: %zu", &available_kb);
@@ -67,12 +67,12 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device) {
     size_t free_bytes = 0;
-    if (device != 0) return result(cudaErrorInvalidDevice);
+    if (device != 0) return cuda_on_cpu_error(cudaErrorInvalidDevice);
     memset(prop, 0, sizeof *prop);
     prop->warpSize = CUDA_ON_CPU_WARP;
     prop->maxThreadsPerBlock = CUDA_ON_CPU_WARP == 1 ? 1 : 1024;
-    prop->sharedMemPerBlock = (size_t)48 << 10;
-    prop->sharedMemPerBlockOptin = (size_t)227 << 10;
+    prop->sharedMemPerBlock = CUDA_ON_CPU_SHARED_DEFAULT;
+    prop->sharedMemPerBlockOptin = CUDA_ON_CPU_SHARED_OPTIN;
     prop->multiProcessorCount = omp_get_max_threads();
     snprintf(prop->name, sizeof prop->name, CUDA_ON_CPU_WARP == 1 ? "CPU" : "CPU, emulating a GPU");
     return cudaMemGetInfo(&free_bytes, &prop->totalGlobalMem);
@@ -86,7 +86,7 @@ cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 cudaError_t cudaMalloc(void **ptr, size_t bytes) {
     *ptr = nullptr;
     if (bytes == 0) return cudaSuccess;
-    if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) return result(cudaErrorMemoryAllocation);
+    if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     // Only advice: without huge pages everything works, slower. A refusal is not an error.
     if (bytes >= HUGE_PAGE) madvise(*ptr, bytes, MADV_HUGEPAGE);
 #ifdef CUDA_ON_CPU_EMULATED
@@ -102,7 +102,7 @@ cudaError_t cudaFree(void *ptr) {
 
 cudaError_t cudaMallocHost(void **ptr, size_t bytes) { return cudaMalloc(ptr, bytes); }
 cudaError_t cudaFreeHost(void *ptr) { return cudaFree(ptr); }
-cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) { return result(ptr && bytes ? cudaSuccess : cudaErrorInvalidValue); }
+cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) { return cuda_on_cpu_error(ptr && bytes ? cudaSuccess : cudaErrorInvalidValue); }
 cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t) {
@@ -116,7 +116,7 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind 
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                               cudaMemcpyKind, cudaStream_t) {
-    if (width > dst_pitch || width > src_pitch) return result(cudaErrorInvalidValue);
+    if (width > dst_pitch || width > src_pitch) return cuda_on_cpu_error(cudaErrorInvalidValue);
     for (size_t row = 0; width && row < height; row++) {
         memcpy(static_cast<char *>(dst) + row * dst_pitch, static_cast<const char *>(src) + row * src_pitch, width);
     }
@@ -135,7 +135,7 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes) { return cudaMemsetAs
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     *stream = static_cast<cudaStream_t>(calloc(1, sizeof **stream));
-    if (!*stream) return result(cudaErrorMemoryAllocation);
+    if (!*stream) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     (*stream)->flags = flags;
     return cudaSuccess;
 }
@@ -156,7 +156,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
-    return result(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
+    return cuda_on_cpu_error(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t fn, void *user_data) {
@@ -166,7 +166,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t fn, void *user_data) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
     *event = static_cast<cudaEvent_t>(calloc(1, sizeof **event));
-    return result(*event ? cudaSuccess : cudaErrorMemoryAllocation);
+    return cuda_on_cpu_error(*event ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
@@ -177,17 +177,17 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    if (!event) return result(cudaErrorInvalidResourceHandle);
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     event->recorded = true;
     clock_gettime(CLOCK_MONOTONIC, &event->when);
     return cudaSuccess;
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t event) { return result(event ? cudaSuccess : cudaErrorInvalidResourceHandle); }
+cudaError_t cudaEventQuery(cudaEvent_t event) { return cuda_on_cpu_error(event ? cudaSuccess : cudaErrorInvalidResourceHandle); }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start || !end || !start->recorded || !end->recorded) return result(cudaErrorInvalidResourceHandle);
+    if (!start || !end || !start->recorded || !end->recorded) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     const double seconds = static_cast<double>(end->when.tv_sec - start->when.tv_sec);
     const double nanoseconds = static_cast<double>(end->when.tv_nsec - start->when.tv_nsec);
     *ms = static_cast<float>(seconds * 1e3 + nanoseconds * 1e-6);
@@ -277,9 +277,9 @@ static void run_blocks(const cudaLaunchConfig_t *config, const cuda_on_cpu_call 
 cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
     const dim3 &g = config->gridDim, &b = config->blockDim;
     const size_t blocks = static_cast<size_t>(g.x) * g.y * g.z;
-    if (blocks == 0 || b.x != 1 || b.y != 1 || b.z != 1) return result(cudaErrorInvalidConfiguration);
+    if (blocks == 0 || b.x != 1 || b.y != 1 || b.z != 1) return cuda_on_cpu_error(cudaErrorInvalidConfiguration);
     if (blocks == 1) {
-        if (!reserve_shared(config->dynamicSmemBytes)) return result(cudaErrorMemoryAllocation);
+        if (!reserve_shared(config->dynamicSmemBytes)) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
         run_blocks(config, call, 0, 1);
         return cudaSuccess;
     }
@@ -298,7 +298,7 @@ cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_c
             ok = false;
         }
     }
-    return result(ok ? cudaSuccess : cudaErrorMemoryAllocation);
+    return cuda_on_cpu_error(ok ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 #endif

@@ -1,0 +1,242 @@
+/*
+ * Kernels with faults planted on purpose: the proof that the emulated GPU finds what it is there to find.
+ *
+ *     planted_faults FAULT clean|faulty
+ *
+ * runs one kernel, as it should be or with its fault, and prints a hash of its output. test_planted_faults.sh runs every one in both versions and
+ * several schedules, built with sanitizers. A fault counts as found when the program stops with the expected words, when the hash
+ * is not the clean version's, or when it depends on the schedule, as that script says for each.
+ */
+#include "zero/device.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { THREADS = 256, BLOCKS = 3, N = THREADS * PACK };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Out of bounds, misaligned, not initialised
+
+__global__ void __launch_bounds__(THREADS) global_overrun(float *out, const float *in, int faulty) {
+    const size_t end = N + (faulty ? PACK : 0);
+    for (size_t i = threadIdx.x * PACK; i < end; i += blockDim.x * PACK) st(out + i, ld(in + i) + 1.0f);
+}
+
+__global__ void __launch_bounds__(THREADS) shared_overrun(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    s[t] = in[t];
+    float *seven = s + (faulty ? THREADS : 7);      // through a pointer: UBSan checks indices of arrays by itself
+    if (t == 7) *seven = 1;
+    __syncthreads();
+    out[t] = s[THREADS - 1 - t];
+}
+
+__global__ void __launch_bounds__(THREADS) dynamic_overrun(float *out, const float *in, int faulty) {
+    DYNAMIC_SHARED(float, s);       // THREADS floats
+    const int t = threadIdx.x;
+    s[t + (faulty ? 1 : 0)] = in[t];
+    __syncthreads();
+    out[t] = s[THREADS - 1 - t];
+}
+
+__global__ void __launch_bounds__(THREADS) misaligned(float *out, const float *in, int faulty) {
+    const int i = threadIdx.x * PACK;
+    if (i + PACK < N) st(out + i, ld(in + i + (faulty ? 1 : 0)));
+}
+
+__global__ void __launch_bounds__(THREADS) unset_shared(float *out, const float *in, int faulty) {
+    __shared__ float sum[THREADS];
+    const int t = threadIdx.x;
+    if (!faulty) sum[t] = 0;
+    sum[t] += in[t];
+    out[t] = sum[t];
+}
+
+__global__ void __launch_bounds__(THREADS) unset_global(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    if (!faulty) out[t] = 0;
+    out[t] += in[t];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Barriers and warp operations
+
+__global__ void __launch_bounds__(THREADS) missing_barrier(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    s[t] = in[t];
+    if (!faulty) __syncthreads();
+    out[t] = s[THREADS - 1 - t];
+}
+
+// Every thread reads all partial sums, and the next round writes them again: the barrier between the two is missing.
+__global__ void __launch_bounds__(THREADS) missing_second_barrier(float *out, const float *in, int faulty) {
+    __shared__ float part[THREADS / 32];
+    const int t = threadIdx.x;
+    float v = in[t];
+    for (int round = 0; round < 2; round++) {
+        const float sum = warp_sum(v);
+        if (t % WARP == 0) part[t / WARP] = sum;
+        __syncthreads();
+        v = 0;
+        for (int w = 0; w < THREADS / WARP; w++) v += part[w];
+        if (!faulty) __syncthreads();
+    }
+    out[t] = v;
+}
+
+// A shuffle exchanges values between lanes, but it does not order memory: only __syncwarp does.
+__global__ void __launch_bounds__(THREADS) missing_syncwarp(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    s[t] = in[t];
+    if (!faulty) __syncwarp();
+    out[t] = s[t ^ 31];
+}
+
+__global__ void __launch_bounds__(THREADS) neighbour_race(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x, next = (t + 1) % THREADS;
+    s[t] = in[t];
+    __syncthreads();
+    const float v = s[next];
+    if (!faulty) __syncthreads();
+    s[t] += v;
+    __syncthreads();
+    out[t] = s[t];
+}
+
+__global__ void __launch_bounds__(THREADS) divergent_barrier(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    if (!faulty || t < 100) __syncthreads();
+    out[t] = in[t];
+}
+
+__global__ void __launch_bounds__(THREADS) two_barriers(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    if (faulty && t < 128) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+    out[t] = in[t];
+}
+
+__global__ void __launch_bounds__(THREADS) early_return(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    if (faulty && t >= 200) return;
+    __syncthreads();
+    out[t] = in[t];
+}
+
+__global__ void __launch_bounds__(THREADS) half_a_shuffle(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    float v = in[t];
+    if (!faulty || t < 40) v = warp_sum(v);
+    __syncthreads();
+    out[t] = v;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Order
+
+__global__ void __launch_bounds__(THREADS) block_race(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x, block = blockIdx.x;
+    out[t + (faulty ? 0 : block * THREADS)] = in[t] + static_cast<float>(block);
+}
+
+// A float atomic, made by hand since dev/cpu has none: the sum is in the order of arrival.
+__global__ void __launch_bounds__(THREADS) float_atomic(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    if (blockIdx.x > 0) return;
+    if (t == 0) out[0] = 0;
+    __syncthreads();
+    if (faulty) {
+        int *p = reinterpret_cast<int *>(out);
+        int seen = 0, old;
+        do {
+            old = seen;
+            seen = atomicCAS(p, old, __float_as_int(__int_as_float(old) + in[t]));
+        } while (seen != old);
+    } else {
+        const float sum = block_sum(in[t]);
+        if (t == 0) out[0] = sum;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launches over a limit
+
+__global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
+    DYNAMIC_SHARED(float, s);
+    s[threadIdx.x] = in[threadIdx.x % N];
+    out[threadIdx.x % N] = s[threadIdx.x];
+}
+
+typedef void (*kernel_fn)(float *, const float *, int);
+
+static const struct {
+    const char *name;
+    kernel_fn kernel;
+    unsigned threads, faulty_threads;
+    size_t shared, faulty_shared;
+} FAULTS[] = {
+    {"global_overrun", global_overrun, THREADS, THREADS, 0, 0},
+    {"shared_overrun", shared_overrun, THREADS, THREADS, 0, 0},
+    {"dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float)},
+    {"misaligned", misaligned, THREADS, THREADS, 0, 0},
+    {"unset_shared", unset_shared, THREADS, THREADS, 0, 0},
+    {"unset_global", unset_global, THREADS, THREADS, 0, 0},
+    {"missing_barrier", missing_barrier, THREADS, THREADS, 0, 0},
+    {"missing_second_barrier", missing_second_barrier, THREADS, THREADS, 0, 0},
+    {"missing_syncwarp", missing_syncwarp, THREADS, THREADS, 0, 0},
+    {"neighbour_race", neighbour_race, THREADS, THREADS, 0, 0},
+    {"divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0},
+    {"two_barriers", two_barriers, THREADS, THREADS, 0, 0},
+    {"early_return", early_return, THREADS, THREADS, 0, 0},
+    {"half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0},
+    {"block_race", block_race, THREADS, THREADS, 0, 0},
+    {"float_atomic", float_atomic, THREADS, THREADS, 0, 0},
+    {"too_many_threads", copy, 1024, 1056, 4096, 4224},
+    {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10},
+};
+
+static void check(cudaError_t e) {
+    if (e == cudaSuccess) return;
+    fprintf(stderr, "planted_faults: %s\n", cudaGetErrorString(e));
+    exit(1);
+}
+
+int main(int argc, char **argv) {
+    const bool faulty = argc == 3 && strcmp(argv[2], "faulty") == 0;
+    if (argc != 3 || (!faulty && strcmp(argv[2], "clean") != 0)) {
+        fprintf(stderr, "usage: planted_faults FAULT clean|faulty\n");
+        return 2;
+    }
+    for (const auto &f : FAULTS) {
+        if (strcmp(f.name, argv[1]) != 0) continue;
+        static float host[N];
+        float *in, *out;
+        for (int i = 0; i < N; i++) host[i] = 1.0f / static_cast<float>(i + 1);
+        check(cudaMalloc(reinterpret_cast<void **>(&in), sizeof host));
+        check(cudaMalloc(reinterpret_cast<void **>(&out), sizeof host));
+        check(cudaMemcpy(in, host, sizeof host, cudaMemcpyHostToDevice));
+
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1);
+        config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
+        config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
+        check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(in), static_cast<int>(faulty)));
+        check(cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost));
+        check(cudaFree(in));
+        check(cudaFree(out));
+
+        uint64_t hash = 0xcbf29ce484222325ull;
+        for (float v : host) hash = (hash ^ __float_as_uint(v)) * 0x100000001b3ull;
+        printf("%016llx\n", static_cast<unsigned long long>(hash));
+        return 0;
+    }
+    fprintf(stderr, "planted_faults: there is no fault named '%s'\n", argv[1]);
+    return 2;
+}
