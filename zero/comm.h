@@ -29,6 +29,7 @@ extern "C" {
 
 typedef struct zero_comm zero_comm;
 typedef uint64_t zero_ticket;          /* one begun operation; 0 = none, always finished and reusable */
+enum { ZERO_COMM_MAX_PENDING = 256 };  /* operations begun and not yet finished */
 
 /* Bytes that this rank has received from other ranks since the start, by purpose. */
 enum zero_wire { ZERO_WIRE_GRADS, ZERO_WIRE_PARAMS, ZERO_WIRE_SCALARS, ZERO_WIRE_KINDS };

@@ -10,6 +10,7 @@ extern "C" {
 typedef struct zero_comm_mpi_config {
     double timeout_s;       /* how long a rank may keep the others waiting; 0: 300 s */
     int no_shared_memory;   /* 1: send messages even between ranks of one host */
+    int ranks_per_host;     /* > 0: pretend that hosts hold this many ranks each, as tests do; 0: ask MPI */
     int staged;             /* 1: treat device memory as out of the host's reach (always so on a real GPU) */
 } zero_comm_mpi_config;
 

@@ -1,0 +1,50 @@
+/* comm.c: what all transports share: the dispatch, the books of wire bytes, the words of an error. */
+#include "zero/comm.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include "zero/comm_transport.h"
+
+int zero_comm_rank(const zero_comm *c) { return c->rank; }
+int zero_comm_size(const zero_comm *c) { return c->size; }
+const char *zero_comm_name(const zero_comm *c) { return c->name; }
+const char *zero_comm_error(const zero_comm *c) { return c->error; }
+uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
+
+void zero_comm_phase(zero_comm *c, const char *phase, size_t unit)
+{
+    c->phase = phase;
+    c->phase_unit = unit;
+}
+
+int zero_comm_fail(zero_comm *c, int code, const char *format, ...)
+{
+    char words[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(words, sizeof words, format, args);
+    va_end(args);
+    snprintf(c->error, sizeof c->error, "rank %d of %d, in %s (unit %zu): %s", c->rank, c->size, c->phase ? c->phase : "start-up", c->phase_unit, words);
+    return code;
+}
+
+int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes) { return c->ops->alloc(c, mem, category, ptr, bytes); }
+int zero_comm_free(zero_comm *c, void *ptr) { return ptr ? c->ops->free(c, ptr) : ZERO_OK; }
+int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) { return c->ops->exchange_begin(c, buf, piece_bytes, stream, ticket); }
+int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) { return c->ops->exchange_finish(c, ticket, stream, pieces); }
+int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return c->ops->exchange_done(c, ticket, stream); }
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket) { return c->ops->allgather_begin(c, buf, piece_bytes, kind, stream, ticket); }
+int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return c->ops->allgather_finish(c, ticket, stream); }
+int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? c->ops->reusable(c, ticket) : ZERO_OK; }
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return c->ops->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
+int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return c->ops->allgather_host(c, mine, bytes, all); }
+
+int zero_comm_barrier(zero_comm *c)
+{
+    char mine = 0, all[c->size];
+    return zero_comm_allgather_host(c, &mine, 1, all);
+}
+
+void zero_comm_destroy(zero_comm *c)
+{
+    if (c) c->ops->destroy(c);
+}

@@ -1,0 +1,627 @@
+/* comm_mpi.c: the MPI transport. MPI introduces the ranks to each other and carries messages between hosts; ranks of one host
+   read each other's memory.
+
+   Shared memory. A symmetric buffer is a memfd that every other rank of the host maps through /proc/<pid>/fd/<n>: nothing to
+   clean up after a crash, and no /dev/shm limit. Each rank also has a control block with two counters, *ready* (the last
+   ticket that it has begun) and *done* (the last one that it has finished reading), on which the others wait with a futex, so
+   that ranks that wait leave the core to those that compute (8 ranks on 2 cores is a normal case here). Since all ranks begin
+   the same operations in the same order, "peer's ready >= ticket" is all there is to know; what was begun stands beside it in
+   a ring, and a peer that began something else is reported. Because peers read in place, reducing N buffers costs one pass
+   over them, about what copying them costs.
+
+   Messages. To ranks of other hosts pieces go by MPI_Isend/Irecv, posted in finish, into a scratch of one unit.
+
+   Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies the
+   buffer to a shared staging buffer of one unit, and the peers' pieces from theirs to the device.
+
+   Time-outs. Every wait has a deadline, and says which rank did not come. */
+#include "zero/comm_mpi.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "zero/comm_transport.h"
+
+enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 64 };
+#define MAX_MESSAGE ((size_t)1 << 30)       /* MPI counts are ints */
+
+/* What was begun under a ticket. The offset is into the symmetric buffer, so all ranks must have the same. */
+struct call { uint64_t kind, buffer, offset, bytes; };
+enum call_kind { CALL_EXCHANGE = 1, CALL_ALLGATHER, CALL_SMALL };
+
+struct control {                            /* one per rank, written by its owner, read by the ranks of its host */
+    _Atomic uint32_t ready;
+    char pad1[60];
+    _Atomic uint32_t done;
+    char pad2[60];
+    struct call ring[RING];
+    char small[2][SMALL_BYTES];
+};
+
+struct shared { char **peer; size_t bytes; };                               /* peer[r]: rank r's memory as mapped here, or NULL */
+struct buffer { char *ptr; size_t bytes; struct shared map; zero_memory *mem; enum zero_category category; };
+
+struct pending { struct call call; char *buf; enum zero_wire wire; };
+
+typedef struct comm_mpi {
+    zero_comm base;
+    MPI_Comm comm;
+    double timeout_s;
+    int staged, spin;
+    int *on_host;                           /* [size] 1: rank r shares this host's memory (this rank included) */
+    int num_remote;
+    struct shared control;
+    zero_memory *memory;
+    struct buffer buffers[MAX_BUFFERS];
+    zero_ticket begun, finished;
+    struct pending pending[RING];
+    zero_ticket small_ticket[2], staging_ticket;
+    size_t small_count;
+    struct shared staging;                  /* staged: one unit of host memory that the peers read */
+    char *received;                         /* pieces from remote ranks (host) */
+    size_t received_bytes;
+    char *device_scratch;                   /* staged: the peers' pieces on the device */
+    size_t device_scratch_bytes;
+    const void **pieces, **pieces_device;   /* [size] */
+    MPI_Request *requests;
+    int *request_peer;
+    size_t max_requests;
+} comm_mpi;
+
+static comm_mpi *self(zero_comm *c) { return (comm_mpi *)c; }
+static struct control *control_of(comm_mpi *m, int rank) { return (struct control *)m->control.peer[rank]; }
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int device_check(comm_mpi *m, cudaError_t e)
+{
+    return e == cudaSuccess ? ZERO_OK : zero_comm_fail(&m->base, ZERO_ERR_DEVICE, "%s", cudaGetErrorString(e));
+}
+
+/* ---- counters in shared memory ------------------------------------------------------------------------------------- */
+
+static void publish(_Atomic uint32_t *word, zero_ticket ticket)
+{
+    atomic_store_explicit(word, (uint32_t)ticket, memory_order_release);
+    syscall(SYS_futex, word, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+}
+
+/* Wait until a peer's counter has reached the ticket. Counters wrap; a signed difference does not mind. */
+static int wait_for(comm_mpi *m, int peer, int for_done, zero_ticket ticket)
+{
+    struct control *p = control_of(m, peer);
+    _Atomic uint32_t *word = for_done ? &p->done : &p->ready;
+    double deadline = 0;
+    for (int i = 0;; i++) {
+        const uint32_t value = atomic_load_explicit(word, memory_order_acquire);
+        if ((int32_t)(value - (uint32_t)ticket) >= 0) return ZERO_OK;
+        if (i < m->spin) { __builtin_ia32_pause(); continue; }
+        const double now = now_s();
+        if (deadline == 0) deadline = now + m->timeout_s;
+        if (now > deadline)
+            return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s operation %u, this rank waits for %u): "
+                                  "it died, stopped, or took another path; see its own output, or allow more time with --timeout",
+                                  peer, m->timeout_s, for_done ? "has read" : "has begun", value, (uint32_t)ticket);
+        const struct timespec slice = { 0, 200 * 1000 * 1000 };
+        syscall(SYS_futex, word, FUTEX_WAIT, value, &slice, NULL, 0);
+    }
+}
+
+static const char *call_name(uint64_t kind)
+{
+    return kind == CALL_EXCHANGE ? "exchange" : kind == CALL_ALLGATHER ? "all-gather" : kind == CALL_SMALL ? "all-gather of numbers" : "nothing";
+}
+
+/* Wait until the peer has begun this ticket, and see that it is the same operation. */
+static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket)
+{
+    const int e = wait_for(m, peer, 0, ticket);
+    if (e) return e;
+    const struct call *mine = &control_of(m, m->base.rank)->ring[ticket % RING], *theirs = &control_of(m, peer)->ring[ticket % RING];
+    if (memcmp(mine, theirs, sizeof *mine))
+        return zero_comm_fail(&m->base, ZERO_ERR_COMM, "the ranks disagree about operation %llu: this rank calls %s (buffer %llu, offset %llu, %llu bytes), "
+                              "rank %d calls %s (buffer %llu, offset %llu, %llu bytes)", (unsigned long long)ticket,
+                              call_name(mine->kind), (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes, peer,
+                              call_name(theirs->kind), (unsigned long long)theirs->buffer, (unsigned long long)theirs->offset, (unsigned long long)theirs->bytes);
+    return ZERO_OK;
+}
+
+/* ---- messages ------------------------------------------------------------------------------------------------------- */
+
+static int wait_messages(comm_mpi *m, int count)
+{
+    const double deadline = now_s() + m->timeout_s;
+    for (size_t i = 0;; i++) {
+        int all = 0;
+        if (MPI_Testall(count, m->requests, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
+            return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message failed: the ranks sent pieces of different sizes, or the network is down");
+        if (all) return ZERO_OK;
+        if (now_s() > deadline)
+            for (int r = 0; r < count; r++) {
+                int flag = 1;
+                if (m->requests[r] != MPI_REQUEST_NULL) MPI_Test(&m->requests[r], &flag, MPI_STATUS_IGNORE);
+                if (!flag)
+                    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "no message from or to rank %d within %.0f s: it died, stopped, or took another path; "
+                                          "see its own output, or allow more time with --timeout", m->request_peer[r], m->timeout_s);
+            }
+        if (i > 100) nanosleep(&(struct timespec){ 0, 20 * 1000 }, NULL);
+    }
+}
+
+static int post(comm_mpi *m, int *count, int peer, int is_send, char *at, size_t bytes, int tag)
+{
+    for (size_t sent = 0; sent < bytes; sent += MAX_MESSAGE) {
+        const int n = (int)(bytes - sent < MAX_MESSAGE ? bytes - sent : MAX_MESSAGE);
+        if ((size_t)*count == m->max_requests) {
+            const size_t more = 2 * m->max_requests + 64;
+            MPI_Request *requests = realloc(m->requests, more * sizeof *requests);
+            if (requests) m->requests = requests;
+            int *peers = realloc(m->request_peer, more * sizeof *peers);
+            if (peers) m->request_peer = peers;
+            if (!requests || !peers) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory for %zu MPI requests", more);
+            m->max_requests = more;
+        }
+        m->request_peer[*count] = peer;
+        MPI_Request *q = &m->requests[*count];
+        const int e = is_send ? MPI_Isend(at + sent, n, MPI_BYTE, peer, tag, m->comm, q) : MPI_Irecv(at + sent, n, MPI_BYTE, peer, tag, m->comm, q);
+        if (e != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI refused a message of %d bytes with rank %d", n, peer);
+        ++*count;
+    }
+    return ZERO_OK;
+}
+
+/* To every rank of another host: bytes from send + r * send_stride; from it: to receive + r * receive_stride. */
+static int exchange_messages(comm_mpi *m, zero_ticket ticket, char *send, size_t send_stride, char *receive, size_t receive_stride, size_t bytes)
+{
+    int count = 0, e = ZERO_OK;
+    const int tag = (int)(ticket % 32768);
+    for (int is_send = 0; is_send <= 1; is_send++)
+        for (int r = 0; r < m->base.size && !e; r++)
+            if (!m->on_host[r])
+                e = post(m, &count, r, is_send, is_send ? send + (size_t)r * send_stride : receive + (size_t)r * receive_stride, bytes, tag);
+    return e ? e : wait_messages(m, count);
+}
+
+/* ---- symmetric memory ----------------------------------------------------------------------------------------------- */
+
+struct card { long pid; int fd, ok; uint64_t device, inode; };       /* how the others find this rank's memfd */
+
+static void unmap(comm_mpi *m, struct shared *s)
+{
+    if (!s->peer) return;
+    for (int r = 0; r < m->base.size; r++)
+        if (s->peer[r]) munmap(s->peer[r], s->bytes);
+    free(s->peer);
+    s->peer = NULL;
+    s->bytes = 0;
+}
+
+static char *map_peer(const struct card *card, size_t bytes)
+{
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", card->pid, card->fd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    char *p = MAP_FAILED;
+    if (!fstat(fd, &st) && st.st_dev == card->device && st.st_ino == card->inode)      /* another container may have another pid of this number */
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* Collective: memory of every rank of this host, mapped here. All ranks return the same verdict. */
+static int map_shared(comm_mpi *m, struct shared *s, size_t bytes)
+{
+    const int size = m->base.size, rank = m->base.rank;
+    struct card mine = { .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC), .ok = 1 }, *cards = calloc((size_t)size, sizeof *cards);
+    struct stat st;
+    s->bytes = bytes;
+    s->peer = calloc((size_t)size, sizeof *s->peer);
+    if (!cards || !s->peer || mine.fd < 0 || ftruncate(mine.fd, (off_t)bytes) || fstat(mine.fd, &st)) mine.ok = 0;
+    if (mine.ok) {
+        mine.device = st.st_dev;
+        mine.inode = st.st_ino;
+        char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd, 0);
+        if (p == MAP_FAILED) mine.ok = 0;
+        else s->peer[rank] = p;
+    }
+    int ok = mine.ok && MPI_Allgather(&mine, sizeof mine, MPI_BYTE, cards, sizeof mine, MPI_BYTE, m->comm) == MPI_SUCCESS;
+    for (int r = 0; ok && r < size; r++) {
+        if (!cards[r].ok) ok = 0;
+        else if (r != rank && m->on_host[r] && !(s->peer[r] = map_peer(&cards[r], bytes))) ok = 0;
+    }
+    int all = 0;
+    if (MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, m->comm) != MPI_SUCCESS) all = 0;
+    if (mine.fd >= 0) close(mine.fd);
+    free(cards);
+    if (!all) unmap(m, s);
+    return all ? ZERO_OK : ZERO_ERR_MEMORY;
+}
+
+static int mpi_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)
+{
+    comm_mpi *m = self(c);
+    struct buffer *b = NULL;
+    *ptr = NULL;
+    for (int i = 0; i < MAX_BUFFERS && !b; i++)
+        if (!m->buffers[i].ptr) b = &m->buffers[i];
+    if (!b) return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", MAX_BUFFERS);
+    *b = (struct buffer){ .bytes = bytes, .mem = mem, .category = category };
+    if (c->size == 1 || m->staged || m->num_remote == c->size - 1) {
+        b->ptr = zero_memory_alloc(mem, category, bytes);
+    } else if (map_shared(m, &b->map, bytes ? bytes : 1) == ZERO_OK) {
+        b->ptr = b->map.peer[c->rank];
+        zero_memory_book(mem, category, bytes, 0);
+    }
+    if (!b->ptr) return zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes, zero_category_name(category));
+    *ptr = b->ptr;
+    return ZERO_OK;
+}
+
+static int mpi_free(zero_comm *c, void *ptr)
+{
+    comm_mpi *m = self(c);
+    for (int i = 0; i < MAX_BUFFERS; i++) {
+        struct buffer *b = &m->buffers[i];
+        if (b->ptr != ptr) continue;
+        if (b->map.peer) {
+            unmap(m, &b->map);
+            zero_memory_book(b->mem, b->category, 0, b->bytes);
+        } else {
+            zero_memory_free(b->mem, b->category, b->ptr, b->bytes);
+        }
+        b->ptr = NULL;
+        return ZERO_OK;
+    }
+    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not give");
+}
+
+static int find_buffer(comm_mpi *m, const char *at, size_t bytes)
+{
+    for (int i = 0; i < MAX_BUFFERS; i++) {
+        const struct buffer *b = &m->buffers[i];
+        if (b->ptr && at >= b->ptr && bytes <= b->bytes && at <= b->ptr + b->bytes - bytes) return i;
+    }
+    return -1;
+}
+
+/* A scratch that only grows; its old contents are of no use. Pinned host memory, or device memory. */
+static int grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device)
+{
+    if (*have >= need) return ZERO_OK;
+    if (*scratch) {
+        if (on_device) cudaFree(*scratch);
+        else cudaFreeHost(*scratch);
+        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, *have);
+    }
+    *scratch = NULL;
+    *have = 0;
+    void *p = NULL;
+    if ((on_device ? cudaMalloc(&p, need) : cudaMallocHost(&p, need)) != cudaSuccess)
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of transport scratch", need);
+    *scratch = p;
+    *have = need;
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, need, 0);
+    return ZERO_OK;
+}
+
+/* ---- operations ------------------------------------------------------------------------------------------------------ */
+
+/* Give the next ticket to a call. Where peers read the buffer in place it is published at once; staged, in finish. */
+static int begin(comm_mpi *m, struct call call, char *buf, enum zero_wire wire, cudaStream_t stream, zero_ticket *ticket)
+{
+    if (m->begun - m->finished >= ZERO_COMM_MAX_PENDING) return zero_comm_fail(&m->base, ZERO_ERR_ARG, "more than %d operations pending", ZERO_COMM_MAX_PENDING);
+    *ticket = ++m->begun;
+    m->pending[*ticket % RING] = (struct pending){ call, buf, wire };
+    if (m->base.size == 1) return ZERO_OK;
+    struct control *mine = control_of(m, m->base.rank);
+    mine->ring[*ticket % RING] = call;
+    if (m->staged && call.kind != CALL_SMALL) return ZERO_OK;
+    const int e = call.kind == CALL_SMALL ? ZERO_OK : device_check(m, cudaStreamSynchronize(stream));
+    if (!e) publish(&mine->ready, *ticket);
+    return e;
+}
+
+static int begin_on_buffer(comm_mpi *m, enum call_kind kind, void *buf, size_t piece_bytes, enum zero_wire wire, cudaStream_t stream, zero_ticket *ticket)
+{
+    const int b = find_buffer(m, buf, piece_bytes * (size_t)m->base.size);
+    if (b < 0) return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", call_name(kind));
+    const struct call call = { kind, (uint64_t)b, (uint64_t)((char *)buf - m->buffers[b].ptr), piece_bytes };
+    return begin(m, call, buf, wire, stream, ticket);
+}
+
+static int mpi_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket)
+{
+    return begin_on_buffer(self(c), CALL_EXCHANGE, buf, piece_bytes, ZERO_WIRE_GRADS, stream, ticket);
+}
+
+static int mpi_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket)
+{
+    return begin_on_buffer(self(c), CALL_ALLGATHER, buf, piece_bytes, kind, stream, ticket);
+}
+
+static int mpi_reusable(zero_comm *c, zero_ticket ticket)
+{
+    comm_mpi *m = self(c);
+    int e = ZERO_OK;
+    for (int r = 0; r < c->size && !e; r++)
+        if (r != c->rank && m->on_host[r]) e = wait_for(m, r, 1, ticket);
+    return e;
+}
+
+/* Staged: copy `bytes` from the device to the staging buffer, at the same offset in it, and publish. */
+static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes, size_t whole, zero_ticket ticket, cudaStream_t stream)
+{
+    int e = mpi_reusable(&m->base, m->staging_ticket);
+    if (!e && m->staging.bytes < whole) {
+        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, whole, m->staging.bytes);
+        unmap(m, &m->staging);
+        if (map_shared(m, &m->staging, whole) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
+    }
+    if (!e) e = device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
+    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (e) return e;
+    m->staging_ticket = ticket;
+    publish(&control_of(m, m->base.rank)->ready, ticket);
+    return ZERO_OK;
+}
+
+static int next_to_finish(comm_mpi *m, zero_ticket ticket, enum call_kind kind)
+{
+    if (ticket == m->finished + 1 && ticket <= m->begun && m->pending[ticket % RING].call.kind == kind) return ZERO_OK;
+    return zero_comm_fail(&m->base, ZERO_ERR_ARG, "operations must be finished in the order in which they were begun");
+}
+
+static void finished(comm_mpi *m, zero_ticket ticket)
+{
+    m->finished = ticket;
+    if (m->base.size > 1) publish(&control_of(m, m->base.rank)->done, ticket);
+}
+
+static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces)
+{
+    comm_mpi *m = self(c);
+    int e = next_to_finish(m, ticket, CALL_EXCHANGE);
+    if (e) return e;
+    const struct pending *p = &m->pending[ticket % RING];
+    const size_t bytes = p->call.bytes, whole = bytes * (size_t)c->size;
+    const int remote = m->num_remote > 0, size = c->size;
+    if (m->staged && size > 1) {
+        e = stage_out(m, p->buf, 0, whole, whole, ticket, stream);
+        if (!e) e = grow(m, &m->device_scratch, &m->device_scratch_bytes, whole, 1);
+    }
+    if (remote && !e) {
+        e = grow(m, &m->received, &m->received_bytes, whole, 0);
+        if (!e) e = exchange_messages(m, ticket, m->staged ? m->staging.peer[c->rank] : p->buf, bytes, m->received, bytes, bytes);
+    }
+    for (int r = 0; r < size && !e; r++) {
+        const char *from = m->received + (size_t)r * bytes;
+        if (r == c->rank) {
+            m->pieces[r] = p->buf + (size_t)r * bytes;
+            continue;
+        }
+        if (m->on_host[r]) {
+            e = wait_ready(m, r, ticket);
+            from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)c->rank * bytes;
+        }
+        if (m->staged && !e) {
+            char *to = m->device_scratch + (size_t)r * bytes;
+            e = device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+            from = to;
+        }
+        m->pieces[r] = from;
+        c->received[ZERO_WIRE_GRADS] += bytes;
+    }
+    if (!e) e = device_check(m, cudaMemcpyAsync(m->pieces_device, m->pieces, (size_t)size * sizeof *m->pieces, cudaMemcpyHostToDevice, stream));
+    *pieces = m->pieces_device;
+    return e;
+}
+
+static int mpi_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream)
+{
+    const int e = device_check(self(c), cudaStreamSynchronize(stream));
+    if (!e) finished(self(c), ticket);
+    return e;
+}
+
+static int mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream)
+{
+    comm_mpi *m = self(c);
+    int e = next_to_finish(m, ticket, CALL_ALLGATHER);
+    if (e) return e;
+    const struct pending *p = &m->pending[ticket % RING];
+    const size_t bytes = p->call.bytes, own = (size_t)c->rank * bytes;
+    const int remote = m->num_remote > 0, size = c->size;
+    char *arrived = p->buf;             /* where messages arrive: in place unless staged */
+    if (m->staged && size > 1) e = stage_out(m, p->buf + own, own, bytes, bytes * (size_t)size, ticket, stream);
+    if (remote && !e && m->staged) {
+        e = grow(m, &m->received, &m->received_bytes, bytes * (size_t)size, 0);
+        arrived = m->received;
+    }
+    if (remote && !e) e = exchange_messages(m, ticket, m->staged ? m->staging.peer[c->rank] + own : p->buf + own, 0, arrived, bytes, bytes);
+    for (int r = 0; r < size && !e; r++) {
+        if (r == c->rank) continue;
+        const char *from = arrived + (size_t)r * bytes;
+        if (m->on_host[r]) {
+            e = wait_ready(m, r, ticket);
+            from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)r * bytes;
+        }
+        char *to = p->buf + (size_t)r * bytes;
+        if (from != to && !e) e = device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+        c->received[p->wire] += bytes;
+    }
+    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (!e) finished(m, ticket);
+    return e;
+}
+
+static int mpi_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all)
+{
+    comm_mpi *m = self(c);
+    const size_t stride = bytes;
+    int e = ZERO_OK;
+    memcpy((char *)all + (size_t)c->rank * stride, mine, bytes);
+    if (m->begun != m->finished) return zero_comm_fail(c, ZERO_ERR_ARG, "numbers can be gathered only when no other operation is pending");
+    for (size_t at = 0; at < bytes && c->size > 1 && !e; at += SMALL_BYTES) {
+        const size_t n = bytes - at < SMALL_BYTES ? bytes - at : SMALL_BYTES;
+        const size_t slot = m->small_count++ & 1;       /* two slots: a peer may still read the last one */
+        zero_ticket ticket;
+        e = mpi_reusable(c, m->small_ticket[slot]);
+        if (!e) {
+            memcpy(control_of(m, c->rank)->small[slot], (const char *)mine + at, n);
+            e = begin(m, (struct call){ CALL_SMALL, slot, 0, n }, NULL, ZERO_WIRE_SCALARS, NULL, &ticket);
+        }
+        if (!e && m->num_remote) e = exchange_messages(m, ticket, control_of(m, c->rank)->small[slot], 0, (char *)all + at, stride, n);
+        for (int r = 0; r < c->size && !e; r++) {
+            if (r == c->rank) continue;
+            c->received[ZERO_WIRE_SCALARS] += n;
+            if (!m->on_host[r]) continue;
+            e = wait_ready(m, r, ticket);
+            if (!e) memcpy((char *)all + (size_t)r * stride + at, control_of(m, r)->small[slot], n);
+        }
+        if (!e) finished(m, ticket);
+        m->small_ticket[slot] = m->begun;
+    }
+    return e;
+}
+
+static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream)
+{
+    comm_mpi *m = self(c);
+    const size_t n = piece_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
+    if (piece_numel > 0x7fffffff) return zero_comm_fail(c, ZERO_ERR_ARG, "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements a rank: use --reduce exact");
+    int e = grow(m, &m->received, &m->received_bytes, (n + piece_numel) * sizeof(float), 0);      /* all in fp32, then the sum */
+    if (e) return e;
+    float *all = (float *)m->received, *sum = all + n;
+    if (!e) e = device_check(m, cudaMemcpyAsync(all, buf, bytes, cudaMemcpyDeviceToHost, stream));
+    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (e) return e;
+    if (dtype == ZERO_BF16)             /* widen in place, from the end */
+        for (size_t i = n; i-- > 0;) {
+            const uint32_t word = (uint32_t)((const uint16_t *)m->received)[i] << 16;
+            memcpy(all + i, &word, sizeof word);
+        }
+    if (!m->requests && !(m->requests = malloc((m->max_requests = 64) * sizeof *m->requests))) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
+    if (!m->request_peer && !(m->request_peer = calloc(m->max_requests, sizeof *m->request_peer))) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
+    if (MPI_Ireduce_scatter_block(all, sum, (int)piece_numel, MPI_FLOAT, MPI_SUM, m->comm, &m->requests[0]) != MPI_SUCCESS)
+        return zero_comm_fail(c, ZERO_ERR_COMM, "MPI_Ireduce_scatter_block failed");
+    m->request_peer[0] = (c->rank + 1) % c->size;
+    e = wait_messages(m, 1);
+    c->received[ZERO_WIRE_GRADS] += (size_t)(c->size - 1) * piece_numel * sizeof(float);
+    if (!e) e = device_check(m, cudaMemcpyAsync(out, sum, piece_numel * sizeof(float), cudaMemcpyHostToDevice, stream));
+    return e ? e : device_check(m, cudaStreamSynchronize(stream));
+}
+
+static void mpi_destroy(zero_comm *c)
+{
+    comm_mpi *m = self(c);
+    for (int i = 0; i < MAX_BUFFERS; i++)
+        if (m->buffers[i].ptr) mpi_free(c, m->buffers[i].ptr);
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->staging.bytes + m->received_bytes + m->device_scratch_bytes);
+    unmap(m, &m->staging);
+    unmap(m, &m->control);
+    cudaFreeHost(m->received);
+    cudaFree(m->device_scratch);
+    cudaFree(m->pieces_device);
+    free(m->pieces);
+    free(m->requests);
+    free(m->request_peer);
+    free(m->on_host);
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized && m->comm != MPI_COMM_NULL) MPI_Comm_free(&m->comm);
+    free(m);
+}
+
+static const zero_comm_ops ops = {
+    .alloc = mpi_alloc, .free = mpi_free,
+    .exchange_begin = mpi_exchange_begin, .exchange_finish = mpi_exchange_finish, .exchange_done = mpi_exchange_done,
+    .allgather_begin = mpi_allgather_begin, .allgather_finish = mpi_allgather_finish,
+    .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host, .destroy = mpi_destroy,
+};
+
+/* Which ranks live on this rank's host: those that MPI could give shared memory with. */
+static int find_host(comm_mpi *m, const zero_comm_mpi_config *config)
+{
+    MPI_Comm host;
+    int leader = m->base.rank, size = m->base.size, *leaders = malloc((size_t)size * sizeof *leaders);
+    if (!leaders) return ZERO_ERR_MEMORY;
+    if (config->ranks_per_host > 0) {
+        leader = m->base.rank / config->ranks_per_host;
+    } else {
+        MPI_Comm_split_type(m->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+        MPI_Bcast(&leader, 1, MPI_INT, 0, host);
+        MPI_Comm_free(&host);
+    }
+    MPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, m->comm);
+    for (int r = 0; r < size; r++) m->on_host[r] = r == m->base.rank || leaders[r] == leader;
+    free(leaders);
+    return ZERO_OK;
+}
+
+static void only_messages(comm_mpi *m)
+{
+    for (int r = 0; r < m->base.size; r++) m->on_host[r] = r == m->base.rank;
+}
+
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_memory *memory)
+{
+    comm_mpi *m = calloc(1, sizeof *m);
+    *out = (zero_comm *)m;
+    if (!m) return ZERO_ERR_MEMORY;
+    m->base.ops = &ops;
+    m->memory = memory;
+    m->comm = MPI_COMM_NULL;
+    if (MPI_Comm_dup(comm, &m->comm) != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Comm_dup failed");
+    MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(m->comm, &m->base.rank);
+    MPI_Comm_size(m->comm, &m->base.size);
+    const int size = m->base.size;
+    m->timeout_s = config->timeout_s > 0 ? config->timeout_s : 300;
+#ifdef CUDA_ON_CPU
+    m->staged = config->staged;
+#else
+    m->staged = 1;
+#endif
+    m->on_host = calloc((size_t)size, sizeof *m->on_host);
+    m->pieces = calloc((size_t)size, sizeof *m->pieces);
+    void *pieces_device = NULL;
+    if (!m->on_host || !m->pieces || cudaMalloc(&pieces_device, (size_t)size * sizeof *m->pieces) != cudaSuccess)
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
+    m->pieces_device = pieces_device;
+    if (size == 1) {
+        m->on_host[0] = 1;
+        snprintf(m->base.name, sizeof m->base.name, "none: one rank");
+        return ZERO_OK;
+    }
+    if (find_host(m, config) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
+    const char *note = "";
+    if (config->no_shared_memory) only_messages(m);
+    if (map_shared(m, &m->control, sizeof(struct control)) != ZERO_OK) {    /* never silent: the name says so */
+        note = " (ranks of this host cannot map each other's memory)";
+        only_messages(m);
+        if (map_shared(m, &m->control, sizeof(struct control)) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "memfd_create failed: %s", strerror(errno));
+    }
+    zero_memory_book(memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);
+    int on_host = 0;
+    for (int r = 0; r < size; r++) on_host += m->on_host[r];
+    m->num_remote = size - on_host;
+    m->spin = on_host <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
+    snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s", m->num_remote == 0 ? "shared memory" : on_host == 1 ? "messages" : "shared memory and messages",
+             m->staged ? ", staged through the host" : "", note);
+    return ZERO_OK;
+}

@@ -1,0 +1,33 @@
+/* comm_transport.h: for transports only. A transport's own struct begins with a zero_comm and fills in the table. comm.c holds
+   what all of them share. */
+#ifndef ZERO_COMM_TRANSPORT_H
+#define ZERO_COMM_TRANSPORT_H
+#include "zero/comm.h"
+
+typedef struct zero_comm_ops {
+    int (*alloc)(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);
+    int (*free)(zero_comm *c, void *ptr);
+    int (*exchange_begin)(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
+    int (*exchange_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
+    int (*exchange_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+    int (*allgather_begin)(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket);
+    int (*allgather_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+    int (*reusable)(zero_comm *c, zero_ticket ticket);
+    int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);
+    int (*allgather_host)(zero_comm *c, const void *mine, size_t bytes, void *all);
+    void (*destroy)(zero_comm *c);
+} zero_comm_ops;
+
+struct zero_comm {
+    const zero_comm_ops *ops;
+    int rank, size;
+    const char *phase;              /* for messages: what the ranks are doing, and to which unit */
+    size_t phase_unit;
+    uint64_t received[ZERO_WIRE_KINDS];
+    char name[160], error[640];
+};
+
+/* Record an error (printf style, "rank R of N, <phase> of unit U: " in front) and return code. */
+int zero_comm_fail(zero_comm *c, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#endif

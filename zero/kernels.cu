@@ -1,0 +1,203 @@
+/* kernels.cu: ordered sum, exact sum of squares, fused AdamW (kernels.h says what they compute, to the bit).
+
+   Compiled without contraction into fused multiply-add (-ffp-contract=off, -fmad=false), so that a plain C loop gives the same
+   bits: that is what the unsharded baseline of the tests is. All three are bound by memory bandwidth, and read and write each
+   byte once. */
+#include "zero/kernels.h"
+#include "zero/device.cuh"
+
+static cudaLaunchConfig_t launch(size_t blocks, int threads, cudaStream_t stream)
+{
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3((unsigned)blocks);
+    c.blockDim = dim3((unsigned)threads);
+    c.stream = stream;
+    return c;
+}
+
+/* ---- ordered sum ---------------------------------------------------------------------------------------------------- */
+
+static constexpr __host__ __device__ int below(int n)      /* the largest power of two below n */
+{
+    int p = 1;
+    while (2 * p < n) p *= 2;
+    return p;
+}
+
+template <class T, int LO, int N>
+DEV fvec tree(const void *const *pieces, size_t i)
+{
+    if constexpr (N == 1) {
+        return ld(static_cast<const T *>(pieces[LO]) + i);
+    } else {
+        const fvec older = tree<T, LO, below(N)>(pieces, i);
+        const fvec newer = tree<T, LO + below(N), N - below(N)>(pieces, i);
+        return older + newer;
+    }
+}
+
+/* The same sum for any number of pieces: groups of 8 are pushed on a stack that is merged as a binary counter carries. */
+template <class T>
+DEV fvec tree_any(const void *const *pieces, int n, size_t i)
+{
+    fvec stack[28];
+    int depth = 0;
+    for (int group = 0; 8 * group < n; group++) {
+        const void *const *p = pieces + 8 * group;
+        fvec x;
+        switch (n - 8 * group) {
+        case 1: x = tree<T, 0, 1>(p, i); break;
+        case 2: x = tree<T, 0, 2>(p, i); break;
+        case 3: x = tree<T, 0, 3>(p, i); break;
+        case 4: x = tree<T, 0, 4>(p, i); break;
+        case 5: x = tree<T, 0, 5>(p, i); break;
+        case 6: x = tree<T, 0, 6>(p, i); break;
+        case 7: x = tree<T, 0, 7>(p, i); break;
+        default: x = tree<T, 0, 8>(p, i); break;
+        }
+        for (int carry = group; carry & 1; carry >>= 1) x = stack[--depth] + x;
+        stack[depth++] = x;
+    }
+    while (depth > 1) {
+        depth--;
+        stack[depth - 1] = stack[depth - 1] + stack[depth];
+    }
+    return stack[0];
+}
+
+template <class T, int N>       /* N: the number of pieces; -1: num_pieces; 0: none */
+__global__ void __launch_bounds__(256) sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n)
+{
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        fvec x;
+        int slots = older.count;
+        if constexpr (N == 0) x = ld(older.slot[--slots] + i);
+        else if constexpr (N < 0) x = tree_any<T>(pieces, num_pieces, i);
+        else x = tree<T, 0, N>(pieces, i);
+        while (slots > 0) x = ld(older.slot[--slots] + i) + x;
+        st(out + i, x);
+    }
+}
+
+template <class T>
+static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n, cudaStream_t stream)
+{
+    const size_t packs = n / PACK;
+    const size_t per_block = 4 * (size_t)block_threads(256);
+    size_t blocks = (packs + per_block - 1) / per_block;
+    blocks = blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks;
+    const cudaLaunchConfig_t c = launch(blocks, block_threads(256), stream);
+    switch (num_pieces) {
+    case 0: return cudaLaunchKernelEx(&c, sum_kernel<T, 0>, out, pieces, num_pieces, older, n);
+    case 1: return cudaLaunchKernelEx(&c, sum_kernel<T, 1>, out, pieces, num_pieces, older, n);
+    case 2: return cudaLaunchKernelEx(&c, sum_kernel<T, 2>, out, pieces, num_pieces, older, n);
+    case 3: return cudaLaunchKernelEx(&c, sum_kernel<T, 3>, out, pieces, num_pieces, older, n);
+    case 4: return cudaLaunchKernelEx(&c, sum_kernel<T, 4>, out, pieces, num_pieces, older, n);
+    case 8: return cudaLaunchKernelEx(&c, sum_kernel<T, 8>, out, pieces, num_pieces, older, n);
+    case 16: return cudaLaunchKernelEx(&c, sum_kernel<T, 16>, out, pieces, num_pieces, older, n);
+    default: return cudaLaunchKernelEx(&c, sum_kernel<T, -1>, out, pieces, num_pieces, older, n);
+    }
+}
+
+cudaError_t zero_kernel_sum(float *out, const void *const *pieces, int num_pieces, enum zero_dtype dtype, zero_slots older, size_t n, cudaStream_t stream)
+{
+    return dtype == ZERO_F32 ? sum<float>(out, pieces, num_pieces, older, n, stream) : sum<bf16>(out, pieces, num_pieces, older, n, stream);
+}
+
+/* ---- exact sum of squares ------------------------------------------------------------------------------------------- */
+
+/* Add a non-negative double to a wide integer: its 53-bit mantissa, shifted, touches at most three digits. */
+DEV void wide_add(unsigned long long *wide, double s)
+{
+    unsigned long long bits;
+    memcpy(&bits, &s, sizeof bits);
+    const int exponent = (int)(bits >> 52 & 0x7ff);
+    unsigned long long mantissa = bits & 0xfffffffffffffull;
+    if (exponent == 0x7ff) {
+        atomicAdd(&wide[mantissa ? ZERO_WIDE_NAN : ZERO_WIDE_INF], 1ull);
+        return;
+    }
+    if (exponent == 0) return;      /* zero: squares of fp32 are at least 2^-298, far above double's subnormals */
+    mantissa |= 1ull << 52;
+    int at = exponent - 1075 + ZERO_WIDE_BIAS;      /* s = mantissa * 2^(exponent - 1075) */
+    if (at < 0) {                   /* exact: all terms are multiples of 2^-298, so the low bits are zero */
+        mantissa >>= -at;
+        at = 0;
+    }
+    const int digit = at / 32, shift = at % 32;
+    const unsigned long long low = (mantissa & 0xffffffffull) << shift, high = (mantissa >> 32) << shift;
+    atomicAdd(&wide[digit], low & 0xffffffffull);
+    atomicAdd(&wide[digit + 1], (low >> 32) + (high & 0xffffffffull));
+    atomicAdd(&wide[digit + 2], high >> 32);
+}
+
+__global__ void __launch_bounds__(256) square_sum_kernel(unsigned long long *out, const float *x, size_t n)
+{
+    __shared__ unsigned long long wide[ZERO_WIDE_WORDS];
+    for (int d = (int)threadIdx.x; d < ZERO_WIDE_WORDS; d += (int)blockDim.x) wide[d] = 0;
+    __syncthreads();
+    const size_t blocks = n / 64, stride = (size_t)gridDim.x * blockDim.x;
+    for (size_t b = (size_t)blockIdx.x * blockDim.x + threadIdx.x; b < blocks; b += stride) {
+        double lane[PACK] = {};
+        UNROLL
+        for (int i = 0; i < 64; i += PACK) {
+            const fvec v = ld(x + 64 * b + i);
+            UNROLL
+            for (int k = 0; k < PACK; k++) lane[k] += (double)v[k] * (double)v[k];
+        }
+        UNROLL
+        for (int w = PACK / 2; w > 0; w /= 2) {
+            UNROLL
+            for (int k = 0; k < w; k++) lane[k] += lane[k + w];
+        }
+        wide_add(wide, lane[0]);
+    }
+    __syncthreads();
+    for (int d = (int)threadIdx.x; d < ZERO_WIDE_WORDS; d += (int)blockDim.x) out[blockIdx.x * ZERO_WIDE_WORDS + d] = wide[d];
+}
+
+cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream)
+{
+    static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "CUDA's atomics are on unsigned long long");
+    const cudaLaunchConfig_t c = launch(ZERO_SQUARE_PARTS, block_threads(256), stream);
+    return cudaLaunchKernelEx(&c, square_sum_kernel, reinterpret_cast<unsigned long long *>(out), x, n);
+}
+
+/* ---- AdamW ---------------------------------------------------------------------------------------------------------- */
+
+DEV float *master_of(float *params, size_t param, float *, size_t) { return params + param; }
+DEV float *master_of(bf16 *, size_t, float *master, size_t state) { return master + state; }
+DEV void store_rounded(float *, const fvec &) {}        /* the fp32 parameter is its own master, already written */
+DEV void store_rounded(bf16 *p, const fvec &w) { st(p, w); }
+
+template <class P>
+__global__ void __launch_bounds__(256) adamw_kernel(P *params, float *master, float *m, float *v, const float *grads, const zero_tile *tiles, zero_adamw_args a)
+{
+    const zero_tile t = tiles[blockIdx.x];
+    const float decay = t.decay ? a.weight_decay : 0.0f;
+    P *p = params + t.param;
+    float *ws = master_of(params, t.param, master, t.state), *ms = m + t.state, *vs = v + t.state;
+    const float *gs = grads + t.grad;
+    for (size_t i = threadIdx.x * PACK; i < t.count; i += (size_t)blockDim.x * PACK) {
+        const fvec g = ld(gs + i) * a.scale;
+        const fvec mi = a.beta1 * ld(ms + i) + (1.0f - a.beta1) * g;
+        const fvec vi = a.beta2 * ld(vs + i) + ((1.0f - a.beta2) * g) * g;
+        fvec w = ld(ws + i);
+        w = w - a.lr * ((mi / a.correction1) / (vsqrt(vi / a.correction2) + a.eps) + decay * w);
+        st(ms + i, mi);
+        st(vs + i, vi);
+        st(ws + i, w);
+        store_rounded(p + i, w);
+    }
+}
+
+cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, float *master, float *m, float *v, const float *grads,
+                              const zero_tile *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream)
+{
+    if (!num_tiles) return cudaSuccess;
+    const cudaLaunchConfig_t c = launch(num_tiles, block_threads(256), stream);
+    return dtype == ZERO_F32 ? cudaLaunchKernelEx(&c, adamw_kernel<float>, static_cast<float *>(params), master, m, v, grads, tiles, a)
+                             : cudaLaunchKernelEx(&c, adamw_kernel<bf16>, static_cast<bf16 *>(params), master, m, v, grads, tiles, a);
+}
