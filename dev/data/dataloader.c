@@ -107,7 +107,7 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
                     name, (int)header[1]);
     }
     size_t count = header[2] > 0 ? (size_t)header[2] : 0;
-    if (size != HEADER_BYTES + 2 * count) {
+    if (count == 0 || size != HEADER_BYTES + 2 * count) {
         return FAIL("%.200s has %zu bytes; its header promises %d tokens, hence %zu bytes. The file is truncated or damaged: "
                     "copy or tokenize it again.", name, size, (int)header[2], HEADER_BYTES + 2 * count);
     }

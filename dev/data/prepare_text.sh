@@ -46,19 +46,21 @@ bible_text() {
     }'
 }
 
-# Licences, documentation, manual pages, each in the order of their names, until there is enough (then gzip is ended by a signal).
-# Lines of markup (in manual pages those that begin with a dot or a quote) and escapes are dropped; so are lines without a letter.
+# Licences, documentation, manual pages and, as a last resort, the comments of C headers, each in the order of their names, until
+# there is enough (then gzip is ended by a signal). Lines of markup (in manual pages those that begin with a dot or a quote),
+# preprocessor lines and escapes are dropped; so are lines without a letter.
 found_text() {
     {
-        find /usr/share/common-licenses -type f 2> /dev/null | sort
-        find /usr/share/doc -type f \( -name 'README*' -o -name '*.txt' -o -name '*.txt.gz' -o -name '*.md.gz' \) 2> /dev/null | sort
-        find /usr/share/man/man* -type f -name '*.gz' 2> /dev/null | sort
-        find /usr/share/perl /usr/lib/python3* -type f \( -name '*.pod' -o -name '*.txt' -o -name 'topics.py' \) 2> /dev/null | sort
-    } | while IFS= read -r file; do
+        find /usr/share/common-licenses -type f | sort
+        find /usr/share/doc -type f \( -name 'README*' -o -name '*.txt' -o -name '*.txt.gz' -o -name '*.md.gz' \) | sort
+        find /usr/share/man/man* -type f -name '*.gz' | sort
+        find /usr/share/perl /usr/lib/python3* -type f \( -name '*.pod' -o -name '*.txt' -o -name 'topics.py' \) | sort
+        find /usr/include -type f -name '*.h' | sort
+    } 2> /dev/null | while IFS= read -r file; do
         status=0
         gzip -cdf < "$file" 2> /dev/null || status=$?
         [ $status -lt 128 ] || break
-    done | sed -e "/^[.']/d" -e 's/\\f[A-Z]//g' -e 's/\\-/-/g' -e '/^..*$/{/[A-Za-z]/!d;}' | head -c $MAX
+    done | sed -e "/^[.'#]/d" -e 's/\\f[A-Z]//g' -e 's/\\-/-/g' -e '/^..*$/{/[A-Za-z]/!d;}' | head -c $MAX
 }
 
 source="the King James Bible (bible-kjv)"
@@ -66,7 +68,7 @@ if command -v bible > /dev/null 2>&1; then
     bible_text | plain > "$tmp"
 fi
 if [ ! -s "$tmp" ] || [ "$(size "$tmp")" -lt $MIN ]; then
-    source="licences, documentation and manual pages of this machine"
+    source="licences, documentation, manual pages and headers of this machine"
     echo "$0: no program 'bible' (Debian package bible-kjv): using $source" >&2
     found_text | plain > "$tmp"
 fi

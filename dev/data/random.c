@@ -11,8 +11,8 @@ of a Box-Muller pair, cosine to slot k, sine to slot k + 8. If n is not a multip
 at the end: so a tensor costs n draws, or n + 16. Smaller tensors take another path: pairs of doubles from 53 bits each, with the
 sine kept in the generator for the next element, even if that belongs to another tensor.
 
-The arithmetic is in float where torch's is, with libm's functions. torch itself has two variants (with AVX2 it uses a
-polynomial), which differ in the last bit of some elements; the one here is the scalar one, which llm.c has too.
+The arithmetic is in float where torch's is, with libm's functions. torch itself has two variants (with AVX2 it uses
+polynomials), which differ by a few 1e-7; the one here is the scalar one, bit for bit what llm.c's initial weights are.
 */
 #include <assert.h>
 #include <math.h>
