@@ -6,8 +6,8 @@
 #   make help               everything else
 #
 # The same .cu files are compiled by nvcc (DEVICE=cuda), or by g++ with dev/cpu first on the include path, where
-# cuda_runtime.h is a CUDA runtime for the CPU: DEVICE=cpu runs at the speed of hand-written loops, DEVICE=emulated runs warps and
-# blocks as a GPU does, slowly, under AddressSanitizer and UBSan. PRECISION is FP32 or BF16. What is not asked for is chosen by the
+# cuda_runtime.h is a CUDA runtime for the CPU: DEVICE=cpu runs at the speed of hand-written loops; DEVICE=emulated runs warps and
+# blocks as a GPU does, slowly, under AddressSanitizer and UBSan (emulated-tsan: under ThreadSanitizer). PRECISION is FP32 or BF16. What is not asked for is chosen by the
 # machine, and the first line of the build says what was chosen and why. Each pair (device, precision) has a directory of its own,
 # build/<device>-<precision>, so switching costs nothing and mixes nothing; ./train_gpt2_zero is a link to the one asked for last.
 #
@@ -53,8 +53,8 @@ ifeq ($(PRECISION),)
 else
     WHY_PRECISION := asked for
 endif
-ifeq ($(filter cuda cpu emulated,$(DEVICE)),)
-    $(error DEVICE=$(DEVICE): use cuda, cpu or emulated)
+ifeq ($(filter cuda cpu emulated emulated-tsan,$(DEVICE)),)
+    $(error DEVICE=$(DEVICE): use cuda, cpu, emulated or emulated-tsan)
 endif
 ifeq ($(filter FP32 BF16,$(PRECISION)),)
     $(error PRECISION=$(PRECISION): use FP32 or BF16)
@@ -77,7 +77,9 @@ MPI_LIBS   = $$(mpicc --showme:link)
 DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16)
 WARNINGS   = -Wall -Wextra -Werror
 HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
-SANITIZE   = -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -fopenmp
+EMULATED   = -O1 -g -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
+ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
+TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
 
 ifeq ($(DEVICE),cuda)
     # The architecture of the GPU that is here; without one, those of A100 and H100, and code that later ones can translate.
@@ -91,7 +93,10 @@ ifeq ($(DEVICE),cuda)
     NO_FMA_CU  = -fmad=false
     DEVICE_DIR = dev/cuda
 else
-    FLAGS      = $(if $(filter emulated,$(DEVICE)),$(SANITIZE) -DCUDA_ON_CPU_EMULATED,$(HOST_FAST))
+    FLAGS_cpu           = $(HOST_FAST)
+    FLAGS_emulated      = $(EMULATED) $(ASAN)
+    FLAGS_emulated-tsan = $(EMULATED) $(TSAN)
+    FLAGS      = $(FLAGS_$(DEVICE))
     INCLUDE    = -Idev/cpu $(DEFINES)
     COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
     COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
@@ -106,7 +111,7 @@ LIBS += -lxxhash -lcmocka $(MPI_LIBS) -lm
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
 
 strip_suffix = $(basename $(wildcard $(1)))
-TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu)
+TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/planted_faults.cu))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
@@ -136,6 +141,8 @@ $(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
 # The optimizer and the sums over ranks, and the baseline they are compared with, promise bits: a * b + c is two roundings there.
 $(BUILD)/zero/kernels.o: EXTRA = $(NO_FMA_CU)
 $(BUILD)/dev/test/baseline.o: EXTRA = -ffp-contract=off
+# ThreadSanitizer cannot instrument the switch from one fiber to another.
+build/emulated-tsan-fp32/dev/cpu/emulated.o build/emulated-tsan-bf16/dev/cpu/emulated.o: EXTRA = -fno-sanitize=thread
 
 $(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
@@ -157,7 +164,7 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 TEXT = dev/data/text/default.txt
 
-.PHONY: help setup data all train_gpt2_zero test_gpt2_zero run test bench examples cuda clean FORCE
+.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test bench examples cuda clean FORCE
 FORCE:
 
 setup:
@@ -172,6 +179,7 @@ train_gpt2_zero test_gpt2_zero: %: $(BUILD)/%
 	@[ "$$(readlink $@)" = $< ] || { ln -sfn $< $@ && echo "  $@ -> $<"; }
 
 all: $(call BINARIES,$(PROGRAMS))
+test_programs: $(call BINARIES,test_gpt2_zero $(TESTS))
 examples: $(call BINARIES,$(EXAMPLES))
 
 run: train_gpt2_zero
@@ -193,7 +201,7 @@ clean:
 	rm -f train_gpt2_zero test_gpt2_zero
 
 help:
-	@echo "make [goal] [DEVICE=cuda|cpu|emulated] [PRECISION=FP32|BF16] [V=1: show the commands]"
+	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [V=1: show the commands]"
 	@echo
 	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# Builds and runs every test: one line for each program with its own counts, then `N passed, N failed`, the sum of the cases.
+#
+#     dev/test/run_tests.sh [DEVICE [WORD]]       DEVICE: cpu (default) or cuda; WORD: only tests whose line contains it
+#
+# The list at the end is explicit: what is not in it is not run, and what is in it but missing has failed. Nothing is skipped. A test program reports
+# by its exit status and by either cmocka's summary or a line `N passed, N failed`, the last of which counts; one without such a line, or with no
+# case in it, has failed, as has one that takes longer than its time-out. Full output is in build/test-logs, and here when a test fails.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+
+device=${1:-cpu}
+word=${2:-}
+logs=build/test-logs
+passed=0
+failed=0
+failures=()
+began=$SECONDS
+mkdir -p $logs
+
+# Sanitizers stop at the first fault. Leaks are not looked for: MPI and OpenBLAS keep what they allocated until the end.
+export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
+
+# count PASSED FAILED NAME WHAT: books one line of the table
+count() {
+    passed=$((passed + $1))
+    failed=$((failed + $2))
+    local verdict=ok
+    if [ "$2" != 0 ]; then
+        verdict=FAILED
+        failures+=("$3")
+    fi
+    printf '%-6s  %-52s %5d passed, %d failed  %s\n' $verdict "$3" "$1" "$2" "$4"
+}
+
+# summary LOG: "PASSED FAILED" of a test program, empty if it has not reported. cmocka's skipped tests have not passed.
+summary() {
+    awk '/^[0-9]+ passed, [0-9]+ failed/ { ours = $1 " " $3 }
+         /^\[  PASSED +\] [0-9]+ test\(s\)/ { cmocka = 1; passed += $4 }
+         /^\[  (FAILED|SKIPPED) +\] [0-9]+ test\(s\)/ { cmocka = 1; failed += $4 }
+         END { if (ours != "") print ours; else if (cmocka) print passed + 0, failed + 0 }' "$1"
+}
+
+wanted() {
+    [ -z "$word" ] || [[ $* == *$word* ]]
+}
+
+# launch RANKS TIMEOUT LOG PROGRAM ARGUMENTS...: RANKS 0 starts the program by itself, otherwise mpirun does
+launch() {
+    (
+        NP=$(($1 ? $1 : 1))
+        . scripts/env.sh
+        mpirun=()
+        [ "$1" = 0 ] || mpirun=("${MPIRUN:-mpirun}" -np "$1")
+        exec timeout -k 10 "$2" "${mpirun[@]}" "${@:4}"
+    ) > "$3" 2>&1 < /dev/null
+}
+
+# run RANKS TIMEOUT NAME PROGRAM ARGUMENTS...: every case that the program reports
+run() {
+    local ranks=$1 limit=$2 name=$3 program=$4
+    shift 3
+    wanted "$name" || return 0
+    local log="$logs/${name//[ \/]/_}.log" start=$SECONDS rc p f
+    if [ ! -e "$program" ]; then
+        count 0 1 "$name" "$program is missing"
+        return
+    fi
+    launch "$ranks" "$limit" "$log" "$@"
+    rc=$?
+    read -r p f <<< "$(summary "$log")"
+    local what="$((SECONDS - start)) s"
+    if [ -z "$p" ]; then
+        p=0 f=1 what="$what, it printed no summary (exit status $rc)"
+    elif [ "$f" = 0 ] && [ $rc != 0 ]; then
+        f=1 what="$what, exit status $rc"
+    elif [ "$f" = 0 ] && [ "$p" = 0 ]; then
+        f=1 what="$what, no case was run"
+    fi
+    [ $rc != 124 ] && [ $rc != 137 ] || what="$what: stopped after its time-out of $limit s"
+    count "$p" "$f" "$name" "$what"
+    [ "$f" = 0 ] || tail -n 30 "$log" | sed 's/^/    | /'
+}
+
+# must_fail RANKS TIMEOUT NAME WORDS PROGRAM ARGUMENTS...: one case, passed if the program ends non-zero, in time, and says WORDS
+must_fail() {
+    local ranks=$1 limit=$2 name=$3 words=$4 program=$5
+    shift 4
+    wanted "$name" || return 0
+    local log="$logs/${name//[ \/]/_}.log" rc
+    if [ ! -e "$program" ]; then
+        count 0 1 "$name" "$program is missing"
+        return
+    fi
+    launch "$ranks" "$limit" "$log" "$@"
+    rc=$?
+    if [ $rc = 0 ] || [ $rc = 124 ] || [ $rc = 137 ]; then
+        count 0 1 "$name" "it must fail, but its exit status is $rc"
+    elif ! grep -q -- "$words" "$log"; then
+        count 0 1 "$name" "it failed, as it must, but did not say \"$words\""
+    else
+        count 1 0 "$name" "failed, as it must"
+    fi
+}
+
+# build DEVICE PRECISION GOALS...: a build that fails is a failed test; what could be built is run all the same
+build() {
+    local config="DEVICE=$1 PRECISION=$2"
+    shift 2
+    local log="$logs/build_${config//[ =]/_}.log"
+    if ! make --no-print-directory -k SETUP=true $config "$@" > "$log" 2>&1; then
+        count 0 1 "build $config" "does not build"
+        grep -v '^  compile\|^  link' "$log" | tail -n 30 | sed 's/^/    | /'
+    fi
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The list
+
+build "$device" FP32 all
+build "$device" BF16 all
+
+fp32=build/$device-fp32
+bf16=build/$device-bf16
+
+run 0 60 "layout" $fp32/test_layout
+run 0 60 "data" $fp32/test_data
+run 0 60 "options" $fp32/test_options
+run 0 120 "matmul" $fp32/test_matmul
+run 0 180 "model fp32" $fp32/test_model
+run 0 180 "model bf16" $bf16/test_model
+for ranks in 1 2 3 4; do
+    run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
+done
+for ranks in 1 3 4; do
+    run $ranks 120 "engine, $ranks ranks" $fp32/test_engine
+done
+for ranks in 1 2 3 4 8; do
+    run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
+    run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero
+done
+must_fail 2 120 "the test itself: a wrong order of sums is seen" "FAIL" $fp32/test_gpt2_zero --break order
+must_fail 2 120 "the test itself: a wrong shard is seen" "FAIL" $fp32/test_gpt2_zero --break shard
+run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
+run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
+
+# The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
+build emulated FP32 test_programs
+build emulated-tsan FP32 build/emulated-tsan-fp32/planted_faults
+run 0 120 "faults planted for the emulated GPU" dev/test/test_planted_faults.sh \
+    build/emulated-fp32/planted_faults build/emulated-tsan-fp32/planted_faults
+run 0 300 "model fp32, emulated GPU" build/emulated-fp32/test_model
+run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" build/emulated-fp32/test_gpt2_zero --quick
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+if [ ${#failures[@]} != 0 ]; then
+    echo
+    echo "Failed (full output in $logs):"
+    printf '  %s\n' "${failures[@]}"
+fi
+echo
+echo "$device: $((SECONDS - began)) s"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ] && [ $passed != 0 ]
