@@ -1,0 +1,185 @@
+/* check.h: checks that print what they compared, and arrays on both sides of the bus, for tests of kernels.
+
+   A test is a function named after the fault that it prevents. Its checks are counted; run_tests prints a line for each test, and
+   for each group of comparisons in it how many there were, the worst error, and what was allowed. A failed check says where and
+   the test goes on: one run shows all that is wrong.
+
+   "Norm" errors are |got - want| / |want| over a tensor; "max" errors are the largest difference over the largest element
+   wanted. Host tensors are in double, in which float and bf16 are exact. */
+#ifndef CHECK_H
+#define CHECK_H
+#include "zero/device.cuh"
+
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <string>
+#include <vector>
+
+typedef std::vector<double> Values;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checks.
+
+typedef struct Comparison {
+    std::string what;
+    double worst, allowed;
+    int count;
+} Comparison;
+
+static int checks, failures;
+static std::vector<Comparison> comparisons;     // of the current test
+
+__attribute__((format(printf, 3, 4)))
+static inline void check(int ok, int line, const char *format, ...) {
+    checks++;
+    if (ok) return;
+    failures++;
+    va_list args;
+    va_start(args, format);
+    printf("    FAILED, line %d: ", line);
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+}
+#define CHECK(condition, ...) check(condition, __LINE__, __VA_ARGS__)
+
+/* A CUDA call without which the test cannot go on. */
+#define must(call) must_succeed(call, #call, __LINE__)
+static inline void must_succeed(cudaError_t error, const char *call, int line) {
+    if (error == cudaSuccess) return;
+    printf("line %d: %s: %s\n", line, call, cudaGetErrorString(error));
+    exit(1);
+}
+
+static inline int same_bits(const Values &a, const Values &b) {
+    return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * sizeof(double));
+}
+#define CHECK_BITS(got, want, ...) CHECK(same_bits(got, want), __VA_ARGS__)
+
+/* error <= allowed; NaN is not. `what` groups the comparisons in the summary, `where` names this one. */
+static inline void check_error(double error, double allowed, int line, const char *what, const char *where) {
+    size_t i = 0;
+    while (i < comparisons.size() && comparisons[i].what != what) i++;
+    if (i == comparisons.size()) comparisons.push_back(Comparison{what, 0, allowed, 0});
+    comparisons[i].count++;
+    if (isnan(error) || error > comparisons[i].worst) comparisons[i].worst = error;
+    check(error <= allowed, line, "%s, %s: error %.2e, allowed %.1e", what, where, error, allowed);
+}
+
+static inline double norm_error(const double *got, const double *want, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    return difference == 0 ? 0 : sqrt(difference / norm);
+}
+
+static inline double max_error(const Values &got, const Values &want) {
+    double difference = 0, largest = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        const double d = fabs(got[i] - want[i]);
+        if (isnan(d) || d > difference) difference = d;
+        largest = fmax(largest, fabs(want[i]));
+    }
+    return difference == 0 ? 0 : difference / largest;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Numbers, here and on the device.
+
+static uint64_t rng_state = 88172645463325252ull;
+
+static inline double uniform(void) {       // [-1, 1)
+    rng_state ^= rng_state << 13;
+    rng_state ^= rng_state >> 7;
+    rng_state ^= rng_state << 17;
+    return (double)(rng_state >> 11) * 0x1p-52 - 1;
+}
+
+static inline int random_below(size_t n) { return (int)((uniform() + 1) / 2 * (double)n); }
+
+static inline double widen(float x) { return x; }
+static inline double widen(bf16 x) { return __bfloat162float(x); }
+static inline void narrow(float *out, double x) { *out = (float)x; }
+static inline void narrow(bf16 *out, double x) { *out = __float2bfloat16_rn((float)x); }
+
+template <class T> static inline double rounded(double x) {
+    T t;
+    narrow(&t, x);
+    return widen(t);
+}
+
+/* n values of type T around `center`. */
+template <class T> static inline Values random_values(size_t n, double scale, double center = 0) {
+    Values x(n);
+    for (double &v : x) v = rounded<T>(center + scale * uniform());
+    return x;
+}
+
+static inline std::vector<int> random_ids(size_t n, size_t below) {
+    std::vector<int> ids(n);
+    for (int &i : ids) i = random_below(below);
+    return ids;
+}
+
+template <class T> static inline void write_device(T *to, const Values &from) {
+    std::vector<T> host(from.size());
+    for (size_t i = 0; i < from.size(); i++) narrow(&host[i], from[i]);
+    must(cudaMemcpy(to, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+}
+
+template <class T> static inline Values read_device(const T *from, size_t n) {
+    std::vector<T> host(n);
+    must(cudaDeviceSynchronize());
+    must(cudaMemcpy(host.data(), from, n * sizeof(T), cudaMemcpyDeviceToHost));
+    Values to(n);
+    for (size_t i = 0; i < n; i++) to[i] = widen(host[i]);
+    return to;
+}
+
+/* An array on the device, freed at the end of its scope. */
+template <class T> struct Device {
+    T *p;
+    size_t n;
+    explicit Device(size_t n) : p(NULL), n(n) { must(cudaMalloc((void **)&p, n * sizeof(T))); }
+    explicit Device(const Values &v) : Device(v.size()) { write_device(p, v); }
+    ~Device() { cudaFree(p); }
+    Device(const Device &) = delete;
+    Device &operator=(const Device &) = delete;
+    Values read() const { return read_device<T>(p, n); }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Running.
+
+typedef struct Test {
+    const char *name;
+    void (*run)(void);
+} Test;
+#define TEST(function) {#function, function}
+
+/* Runs them all; the exit status of the program. */
+static inline int run_tests(const Test *tests, size_t n) {
+    int passed = 0, failed = 0;
+    for (size_t i = 0; i < n; i++) {
+        const int checks_before = checks, failures_before = failures;
+        comparisons.clear();
+        tests[i].run();
+        const int ok = failures == failures_before && checks > checks_before;
+        *(ok ? &passed : &failed) += 1;
+        printf("%-4s %s (%d checks)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before);
+        for (const Comparison &c : comparisons) {
+            printf("     %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst, c.allowed);
+        }
+        fflush(stdout);
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
+
+#endif
