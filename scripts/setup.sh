@@ -24,7 +24,7 @@ can_build() {
 
 C_HEADERS="stdarg.h stddef.h stdint.h setjmp.h"     # cmocka.h wants these before it
 
-complete() {
+all_there() {
     have make && have g++ && have mpicc && have mpirun && mpi=$(mpicc --showme 2> /dev/null) &&
         can_build "$C_HEADERS mpi.h cblas.h xxhash.h cmocka.h" ${mpi#* } -lopenblas -lxxhash -lcmocka
 }
@@ -57,7 +57,6 @@ apt_install() {
     as_root apt-get install -y -q --no-install-recommends "$@"
 }
 
-# Where the system says no, say so before apt-get does it in many lines.
 can_install() {
     have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
 }
@@ -68,13 +67,13 @@ update_once() {
     updated=yes
 }
 
-if ! complete; then
+if ! all_there; then
     have apt-get || give_up "no apt-get here. Please install with the system's own package manager:"
     can_install || give_up "installing needs root: run scripts/setup.sh as root, install sudo, or install:"
     echo "setup: installing $PACKAGES"
     update_once
     apt_install $PACKAGES || give_up "apt-get could not install everything. Missing still:"
-    complete || give_up "the packages are installed, but these cannot be used:"
+    all_there || give_up "the packages are installed, but these cannot be used:"
 fi
 
 # The text to train on is a convenience: dev/data/prepare_text.sh finds other prose where there is none.

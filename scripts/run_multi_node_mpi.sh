@@ -1,0 +1,53 @@
+#!/bin/bash
+# GPT-2 124M on several machines, started by mpirun over ssh.
+#
+#     HOSTS=node1:8,node2:8 scripts/run_multi_node_mpi.sh
+#
+# HOSTS names the machines and how many ranks each gets (its GPUs). From the one where this is started, ssh to the others
+# must work without a password, all must have the same MPI, and the data must be at the same place on each: a shared file system, or copies. The
+# program is copied; where the file system is shared that changes nothing. Ranks of one machine exchange through shared memory, ranks of
+# different machines through MPI (on GPUs by way of pinned host memory).
+#
+# Untested between machines: it has been run with several ranks on localhost only, not over a network.
+set -eu
+cd "$(dirname "$0")/.."
+
+HOSTS=${HOSTS:?set HOSTS=name:ranks,name:ranks}
+DATA=${DATA:-$PWD/dev/data/fineweb10B}
+OUT=${OUT:-$PWD/log_gpt2_124M_multi}        # rank 0 writes main.log here, and every rank its part of the model: a shared directory
+NETWORK=${NETWORK:-}                        # the interface between the machines, for example eth0; empty: MPI chooses
+
+make train_gpt2_zero
+program=$(readlink -f ./train_gpt2_zero)
+mkdir -p "$OUT"
+
+np=0
+here=$(hostname)
+for host in ${HOSTS//,/ }; do
+    name=${host%%:*}
+    ranks=${host##*:}
+    [ "$ranks" != "$host" ] || { echo "HOSTS: $host has no number of ranks; write $host:8" >&2; exit 1; }
+    np=$((np + ranks))
+    if [ "$name" != "$here" ] && [ "$name" != localhost ]; then
+        ssh "$name" "mkdir -p '$(dirname "$program")'"
+        scp -q "$program" "$name:$program.new"
+        ssh "$name" "mv '$program.new' '$program'"
+    fi
+done
+
+# Open MPI forwards OMPI_MCA_* itself; the rest of the environment only if it is told to.
+forward=()
+[ -z "${OMP_NUM_THREADS:-}" ] || forward+=(-x OMP_NUM_THREADS)
+[ -z "$NETWORK" ] || forward+=(--mca btl_tcp_if_include "$NETWORK" --mca oob_tcp_if_include "$NETWORK")
+
+"${MPIRUN:-mpirun}" -np "$np" --host "$HOSTS" --bind-to none ${forward[@]+"${forward[@]}"} "$program" \
+    -i "$DATA/fineweb_train_*.bin" \
+    -j "$DATA/fineweb_val_*.bin" \
+    -o "$OUT" \
+    -e d12 \
+    -z 2 \
+    -b 64 -t 1024 -d $((64 * 1024 * np)) \
+    -l 0.0006 -q 0.1 -u 700 -c 0.1 \
+    -v 250 -m 20 -s 20000 -g 144 \
+    -n 1000 \
+    "$@"
