@@ -22,6 +22,7 @@
  *
  * Stricter than a GPU on purpose: a thread that has returned may not be missing at a later barrier, and blocks are whole warps.
  */
+#ifdef CUDA_ON_CPU_EMULATED
 #include "cuda_runtime.h"
 
 #include <algorithm>
@@ -440,3 +441,5 @@ cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_c
     free(E.shared);
     return cudaSuccess;
 }
+
+#endif

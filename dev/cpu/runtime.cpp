@@ -12,6 +12,7 @@
 #include <ctime>
 #include <omp.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 struct CUstream_st {
     unsigned flags;
@@ -86,6 +87,9 @@ cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 cudaError_t cudaMalloc(void **ptr, size_t bytes) {
     *ptr = nullptr;
     if (bytes == 0) return cudaSuccess;
+    // Linux promises memory that it does not have, and kills whoever comes to use it.
+    static const size_t installed = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    if (bytes > installed) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     // Only advice: without huge pages everything works, slower. A refusal is not an error.
     if (bytes >= HUGE_PAGE) madvise(*ptr, bytes, MADV_HUGEPAGE);
