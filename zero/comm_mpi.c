@@ -409,13 +409,14 @@ static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
         if (!e) e = exchange_messages(m, ticket, m->staged ? m->staging.peer[c->rank] : p->buf, bytes, m->received, bytes, bytes);
     }
     for (int r = 0; r < size && !e; r++) {
-        const char *from = m->received + (size_t)r * bytes;
+        const char *from = NULL;
         if (r == c->rank) {
             m->pieces[r] = p->buf + (size_t)r * bytes;
             continue;
         }
-        if (m->on_host[r]) {
-            e = wait_ready(m, r, ticket);
+        if (!m->on_host[r]) {
+            from = m->received + (size_t)r * bytes;
+        } else if ((e = wait_ready(m, r, ticket)) == ZERO_OK) {
             from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)c->rank * bytes;
         }
         if (m->staged && !e) {
@@ -479,7 +480,7 @@ static int mpi_allgather_host(zero_comm *c, const void *mine, size_t bytes, void
     for (size_t at = 0; at < bytes && c->size > 1 && !e; at += SMALL_BYTES) {
         const size_t n = bytes - at < SMALL_BYTES ? bytes - at : SMALL_BYTES;
         const size_t slot = m->small_count++ & 1;       /* two slots: a peer may still read the last one */
-        zero_ticket ticket;
+        zero_ticket ticket = 0;
         e = mpi_reusable(c, m->small_ticket[slot]);
         if (!e) {
             memcpy(control_of(m, c->rank)->small[slot], (const char *)mine + at, n);
@@ -526,6 +527,16 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
     return e ? e : device_check(m, cudaStreamSynchronize(stream));
 }
 
+static size_t mpi_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes)
+{
+    const comm_mpi *m = (const comm_mpi *)c;
+    const size_t larger = exchange_bytes > gather_bytes ? exchange_bytes : gather_bytes;
+    size_t bytes = (size_t)c->size * sizeof *m->pieces + m->control.bytes;
+    if (m->staged && c->size > 1) bytes += larger + exchange_bytes;        /* staging; the pieces on the device */
+    if (m->num_remote) bytes += m->staged ? larger : exchange_bytes;       /* what arrives */
+    return bytes;
+}
+
 static void mpi_destroy(zero_comm *c)
 {
     comm_mpi *m = self(c);
@@ -536,7 +547,7 @@ static void mpi_destroy(zero_comm *c)
     unmap(m, &m->control);
     cudaFreeHost(m->received);
     cudaFree(m->device_scratch);
-    cudaFree(m->pieces_device);
+    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
     free(m->pieces);
     free(m->requests);
     free(m->request_peer);
@@ -551,7 +562,8 @@ static const zero_comm_ops ops = {
     .alloc = mpi_alloc, .free = mpi_free,
     .exchange_begin = mpi_exchange_begin, .exchange_finish = mpi_exchange_finish, .exchange_done = mpi_exchange_done,
     .allgather_begin = mpi_allgather_begin, .allgather_finish = mpi_allgather_finish,
-    .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host, .destroy = mpi_destroy,
+    .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host,
+    .scratch_bytes = mpi_scratch_bytes, .destroy = mpi_destroy,
 };
 
 /* Which ranks live on this rank's host: those that MPI could give shared memory with. */
@@ -599,10 +611,8 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
 #endif
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->pieces = calloc((size_t)size, sizeof *m->pieces);
-    void *pieces_device = NULL;
-    if (!m->on_host || !m->pieces || cudaMalloc(&pieces_device, (size_t)size * sizeof *m->pieces) != cudaSuccess)
-        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
-    m->pieces_device = pieces_device;
+    m->pieces_device = zero_memory_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
+    if (!m->on_host || !m->pieces || !m->pieces_device) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
     if (size == 1) {
         m->on_host[0] = 1;
         snprintf(m->base.name, sizeof m->base.name, "none: one rank");

@@ -89,7 +89,8 @@ enum zero_state { ZERO_STATE_PARAMS /* as stored: rounded to dtype */, ZERO_STAT
                   ZERO_STATE_M, ZERO_STATE_V };
 
 /* Fill the master weights and from them the parameters: fn writes elements [begin, begin + count) of a tensor to out (fp32,
-   host). It is called for ascending (tensor, begin), for what this rank owns only; non-zero aborts. m and v become zero. Collective. */
+   host). It is called for ascending (tensor, begin), for what this rank has optimizer state of (its shard; in
+   stage 0 everything); non-zero aborts. m and v become zero. Collective. */
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
