@@ -1,0 +1,1229 @@
+/*
+GPT-2, trained from scratch in one readable file, with its parameters, gradients and optimizer state sharded over the ranks (zero/).
+
+The first part is the model: kernels, configuration, tensors, forward, backward. It knows nothing about ranks or stages. Where its
+parameters are, and where its gradients go, it asks a GPT2Units (the engine, or plain buffers in a test), one unit at a time:
+    unit 0         the embeddings wte (which is also the head) and wpe, and the final layernorm
+    unit 1 + l     the twelve tensors of layer l
+A unit is acquired just before it is used and released just after, so that a sharded run never has to hold more than a few.
+
+The same source runs on a GPU and on a CPU (zero/device.cuh says how). Kernels work on packs of 8 elements, compute in fp32
+and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial sums are always fp32.
+
+Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of the problem, never by
+the number of threads, and chunks are added in ascending order. So the same input gives the same bits in every run, and recomputing
+an activation in the backward, to save memory, changes nothing.
+
+Names: B sequences of T tokens, R = B * T rows; C channels, NH heads of size HS; L layers; V words, Vp with padding. All arrays are
+row-major. A "d" before a name means the gradient of the loss with respect to it.
+*/
+#define OMPI_SKIP_MPICXX 1      // only the C interface of Open MPI: the C++ one does not compile without warnings
+#include <mpi.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dev/matmul.h"         // every matrix product: cuBLASLt or OpenBLAS
+#include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
+#include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
+#include "zero/memory.h"        // accounted device memory
+#include "zero/mesh.h"          // hooks of tensor and pipeline parallelism
+#include "zero/types.h"
+
+#ifdef PRECISION_BF16
+typedef bf16 floatX;
+static const enum zero_dtype FLOATX = ZERO_BF16;
+#else
+typedef float floatX;
+static const enum zero_dtype FLOATX = ZERO_F32;
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors that nobody can handle, and launches.
+
+// Says what happened and ends all ranks.
+__attribute__((format(printf, 3, 4), noreturn))
+static void fatal(const char *file, int line, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "%s:%d: ", file, line);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    fflush(NULL);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    abort();
+}
+
+static void check_cuda(cudaError_t e, const char *what, const char *file, int line) {
+    if (e != cudaSuccess) fatal(file, line, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+}
+#define cudaCheck(call) check_cuda((call), #call, __FILE__, __LINE__)
+
+static void check_zero(int status, const char *what, const char *file, int line) {
+    if (status != ZERO_OK) fatal(file, line, "%s: error %d", what, status);
+}
+#define zeroCheck(call) check_zero((call), #call, __FILE__, __LINE__)
+
+static size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+static cudaLaunchConfig_t launch_config(size_t blocks, int threads, size_t shared_bytes, cudaStream_t stream) {
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3((unsigned)blocks);
+    c.blockDim = dim3((unsigned)block_threads(threads));
+    c.dynamicSmemBytes = shared_bytes;
+    c.stream = stream;
+    return c;
+}
+
+// A macro, so that a failure shows the launch as it is written, and its line. Above 48 KB a GPU wants to be asked first.
+#define LAUNCH(blocks, threads, shared_bytes, stream, kernel, ...) do { \
+        const cudaLaunchConfig_t launch_ = launch_config(blocks, threads, shared_bytes, stream); \
+        if (launch_.dynamicSmemBytes > 48 << 10) \
+            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch_.dynamicSmemBytes)); \
+        cudaCheck(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__)); \
+    } while (0)
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Elementwise: residual, GELU. A block owns a contiguous range.
+
+#define ELEMENTWISE_THREADS 256
+
+static size_t elementwise_blocks(size_t n) {
+    const size_t blocks = ceil_div(n, (size_t)ELEMENTWISE_THREADS * PACK * 2);
+    return blocks < 8192 ? blocks : 8192;
+}
+
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) residual_kernel(floatX *__restrict__ out, const floatX *__restrict__ a,
+                                                                       const floatX *__restrict__ b, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, ld(a + i) + ld(b + i));
+}
+
+static void residual(floatX *out, const floatX *a, const floatX *b, size_t n, cudaStream_t stream) {
+    LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, residual_kernel, out, a, b, n);
+}
+
+// GELU with tanh: x/2 (1 + tanh(s (x + c x^3))) = x sigmoid(2 s (x + c x^3)), s = sqrt(2 / pi), c = 0.044715.
+constexpr float GELU_CUBIC = 0.044715f, GELU_SLOPE = 1.5957691216057308f;       // 2 s
+
+DEV fvec gelu_sigmoid(fvec x) { return 1.0f / (1.0f + vexp(-GELU_SLOPE * (x + GELU_CUBIC * x * x * x))); }
+
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        const fvec x = ld(inp + i);
+        st(out + i, x * gelu_sigmoid(x));
+    }
+}
+
+static void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
+    LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, gelu_forward_kernel, out, inp, n);
+}
+
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS) gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        const fvec x = ld(inp + i), s = gelu_sigmoid(x);
+        const fvec slope = GELU_SLOPE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+        st(dinout + i, ld(dinout + i) * (s + x * s * (1.0f - s) * slope));
+    }
+}
+
+// In place: dinout is the gradient of GELU's output before, of its input inp after.
+static void gelu_backward(floatX *dinout, const floatX *inp, size_t n, cudaStream_t stream) {
+    LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, gelu_backward_kernel, dinout, inp, n);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sums over rows, in two steps: a block adds the rows of a chunk to an fp32 partial sum, then the partial sums are added.
+// The chunks depend on the number of rows alone.
+
+#define MIN_CHUNK_ROWS 16
+#define MAX_CHUNKS 256
+#define SUM_THREADS 256
+
+static size_t chunk_rows(size_t rows) {
+    const size_t n = ceil_div(rows, MAX_CHUNKS);
+    return n > MIN_CHUNK_ROWS ? n : MIN_CHUNK_ROWS;
+}
+
+// An upper bound of the number of chunks of up to `rows` rows.
+static size_t max_chunks(size_t rows) {
+    const size_t n = ceil_div(rows, MIN_CHUNK_ROWS);
+    return n < MAX_CHUNKS ? n : MAX_CHUNKS;
+}
+
+__global__ void __launch_bounds__(32) add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial, int chunks, size_t stride, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t c = begin + threadIdx.x * PACK; c < end; c += blockDim.x * PACK) {
+        fvec sum = splat(0);
+        for (int i = 0; i < chunks; i++) sum += ld(partial + i * stride + c);
+        st(out + c, sum);
+    }
+}
+
+// out[n] = the sum of partial[chunk * stride + ...] over the chunks.
+static void add_partials(floatX *out, const float *partial, size_t chunks, size_t stride, size_t n, cudaStream_t stream) {
+    LAUNCH(ceil_div(n, 32 * PACK), 32, 0, stream, add_partials_kernel, out, partial, (int)chunks, stride, n);
+}
+
+__global__ void __launch_bounds__(SUM_THREADS) bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout,
+                                                                   size_t rows, size_t per_chunk, size_t n) {
+    const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
+    float *sum = partial + blockIdx.x * n;
+    for (size_t r = begin; r < end; r++) {      // a thread always has the same columns: nothing to wait for
+        for (size_t c = threadIdx.x * PACK; c < n; c += blockDim.x * PACK) {
+            const fvec before = r == begin ? splat(0) : ld(sum + c);
+            st(sum + c, before + ld(dout + r * n + c));
+        }
+    }
+}
+
+// dbias[n] = the column sums of dout[rows, n]. partial: max_chunks(rows) * n.
+static void bias_backward(floatX *dbias, float *partial, const floatX *dout, size_t rows, size_t n, cudaStream_t stream) {
+    const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
+    LAUNCH(chunks, SUM_THREADS, 0, stream, bias_partial_kernel, partial, dout, rows, per_chunk, n);
+    add_partials(dbias, partial, chunks, n, n, stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layernorm: a warp per row.
+
+constexpr float LAYERNORM_EPSILON = 1e-5f;
+
+__global__ void __launch_bounds__(SUM_THREADS) layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
+                                                                        const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                                                                        const floatX *__restrict__ bias, size_t rows, int C) {
+    const int lane = threadIdx.x % WARP;
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= rows) return;    // the whole warp
+    const floatX *x = inp + row * C;
+    fvec sum = splat(0), squares = splat(0);
+    for (int c = lane * PACK; c < C; c += WARP * PACK) sum += ld(x + c);
+    const float m = warp_sum(pack_sum(sum)) / C;
+    for (int c = lane * PACK; c < C; c += WARP * PACK) {
+        const fvec d = ld(x + c) - m;
+        squares += d * d;
+    }
+    const float s = 1.0f / sqrtf(warp_sum(pack_sum(squares)) / C + LAYERNORM_EPSILON);
+    for (int c = lane * PACK; c < C; c += WARP * PACK) st(out + row * C + c, (ld(x + c) - m) * s * ld(weight + c) + ld(bias + c));
+    if (lane == 0) {
+        mean[row] = m;
+        rstd[row] = s;
+    }
+}
+
+static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight, const floatX *bias,
+                              size_t rows, size_t C, cudaStream_t stream) {
+    const size_t rows_per_block = block_threads(SUM_THREADS) / WARP;
+    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp, weight, bias, rows, (int)C);
+}
+
+// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row, then the threads
+// share out the columns, each adding the rows to its own part of the partial sums of dweight and dbias.
+__global__ void __launch_bounds__(SUM_THREADS) layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial,
+                                                                         const floatX *__restrict__ dout, const floatX *__restrict__ inp,
+                                                                         const floatX *__restrict__ weight, const float *__restrict__ mean,
+                                                                         const float *__restrict__ rstd, size_t rows, size_t per_chunk, int C) {
+    __shared__ float mean_d[SUM_THREADS / WARP], mean_dn[SUM_THREADS / WARP];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
+    float *dweight = partial + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
+    for (size_t first = begin; first < end; first += warps) {
+        const size_t last = min(first + warps, end);
+        if (first + warp < last) {
+            const size_t row = first + warp;
+            const float m = mean[row], s = rstd[row];
+            fvec sum_d = splat(0), sum_dn = splat(0);
+            for (int c = lane * PACK; c < C; c += WARP * PACK) {
+                const fvec d = ld(dout + row * C + c) * ld(weight + c);
+                sum_d += d;
+                sum_dn += d * ((ld(inp + row * C + c) - m) * s);
+            }
+            const float a = warp_sum(pack_sum(sum_d)) / C, b = warp_sum(pack_sum(sum_dn)) / C;
+            if (lane == 0) {
+                mean_d[warp] = a;
+                mean_dn[warp] = b;
+            }
+        }
+        __syncthreads();
+        for (size_t row = first; row < last; row++) {
+            const float m = mean[row], s = rstd[row], a = mean_d[row - first], b = mean_dn[row - first];
+            for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+                const fvec d = ld(dout + row * C + c), n = (ld(inp + row * C + c) - m) * s;
+                const fvec w = row == begin ? splat(0) : ld(dweight + c), v = row == begin ? splat(0) : ld(dbias + c);
+                st(dweight + c, w + d * n);
+                st(dbias + c, v + d);
+                st(dinp + row * C + c, ld(dinp + row * C + c) + (d * ld(weight + c) - a - n * b) * s);
+            }
+        }
+        __syncthreads();    // mean_d and mean_dn are written again
+    }
+}
+
+// Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows) * 2 C.
+static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
+                               const floatX *weight, const float *mean, const float *rstd, size_t rows, size_t C, cudaStream_t stream) {
+    const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
+    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd, rows, per_chunk, (int)C);
+    add_partials(dweight, partial, chunks, 2 * C, C, stream);
+    add_partials(dbias, partial + C, chunks, 2 * C, C, stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Encoder: token and position embeddings.
+
+#define ENCODER_THREADS 128
+
+__global__ void __launch_bounds__(ENCODER_THREADS) encoder_forward_kernel(floatX *__restrict__ out, const int *__restrict__ inputs,
+                                                                          const floatX *__restrict__ wte, const floatX *__restrict__ wpe, int T, int C) {
+    const size_t row = blockIdx.x;
+    const floatX *token = wte + (size_t)inputs[row] * C, *position = wpe + row % T * C;
+    for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) st(out + row * C + c, ld(token + c) + ld(position + c));
+}
+
+static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, const floatX *wpe, size_t B, size_t T, size_t C, cudaStream_t stream) {
+    LAUNCH(B * T, ENCODER_THREADS, 0, stream, encoder_forward_kernel, out, inputs, wte, wpe, (int)T, (int)C);
+}
+
+// The rows of each distinct token, in ascending order: token[i] occurs in rows position[start[i]] ... position[start[i+1] - 1].
+typedef struct TokenRows {
+    int *token, *start, *position;      // [R], [R + 1], [R]
+} TokenRows;
+
+// A block per distinct token: no two blocks write the same row of dwte.
+__global__ void __launch_bounds__(ENCODER_THREADS) wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
+    floatX *out = dwte + (size_t)rows.token[blockIdx.x] * C;
+    const int begin = rows.start[blockIdx.x], end = rows.start[blockIdx.x + 1];
+    for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+        fvec sum = ld(out + c);
+        for (int i = begin; i < end; i++) sum += ld(dout + (size_t)rows.position[i] * C + c);
+        st(out + c, sum);
+    }
+}
+
+// A block per position.
+__global__ void __launch_bounds__(ENCODER_THREADS) wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
+    const size_t t = blockIdx.x;
+    for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+        fvec sum = splat(0);
+        for (int b = 0; b < B; b++) sum += ld(dout + ((size_t)b * T + t) * C + c);
+        st(dwpe + t * C + c, sum);
+    }
+}
+
+// Adds to dwte, which already holds the gradient of the head. Rows of dwpe from T on keep their zeros.
+static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B, size_t T, size_t C,
+                             cudaStream_t stream) {
+    LAUNCH(distinct, ENCODER_THREADS, 0, stream, wte_backward_kernel, dwte, dout, rows, (int)C);
+    LAUNCH(T, ENCODER_THREADS, 0, stream, wpe_backward_kernel, dwpe, dout, (int)B, (int)T, (int)C);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Classifier: softmax, cross-entropy and its gradient; a block per row.
+
+#define CLASSIFIER_THREADS 1024
+
+DEV float one_logit(float x) { return x; }
+DEV float one_logit(bf16 x) { return __bfloat162float(x); }
+
+// The columns from V on are padding and count as -infinity.
+DEV fvec ld_logits(const floatX *row, int c, int V) {
+    fvec x = ld(row + c);
+    if (c + PACK > V) {
+        UNROLL for (int k = 0; k < PACK; k++) x[k] = c + k < V ? x[k] : -INFINITY;
+    }
+    return x;
+}
+
+// Two sweeps over the row: its maximum, then the sum of exp. If train, a third writes the gradient over the logits. In fp32 the
+// second leaves its exponentials there for the third; bf16 would round them, so there they are computed again.
+__global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses,
+                                                                        const int *__restrict__ targets, float dloss, int V, int Vp, int train) {
+    constexpr bool EXACT = sizeof(floatX) == sizeof(float);
+    const size_t row = blockIdx.x;
+    floatX *x = logits + row * Vp;
+    const int target = targets[row];
+    fvec largest = splat(-INFINITY), sums = splat(0);
+    for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) largest = vmax(largest, ld_logits(x, c, V));
+    const float top = block_max(pack_max(largest));
+    const float target_logit = one_logit(x[target]);
+    __syncthreads();    // the logit of the target is read before the exponentials overwrite it
+    for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) {
+        const fvec e = vexp(ld_logits(x, c, V) - top);
+        sums += e;
+        if (EXACT && train) st(x + c, e);
+    }
+    const float sum = block_sum(pack_sum(sums)), scale = dloss / sum;
+    if (threadIdx.x == 0) losses[row] = logf(sum) - (target_logit - top);
+    if (!train) return;
+    for (int c = threadIdx.x * PACK; c < Vp; c += blockDim.x * PACK) {
+        fvec d = splat(0);
+        if (c < V) d = (EXACT ? ld(x + c) : vexp(ld_logits(x, c, V) - top)) * scale;
+        if (c / PACK == target / PACK) {
+            UNROLL for (int k = 0; k < PACK; k++) d[k] = c + k == target ? d[k] - dloss : d[k];
+        }
+        st(x + c, d);
+    }
+}
+
+// losses[R] = -log softmax(logits)[target]; if train, the logits[R, Vp] become dloss times the gradient of their loss.
+static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp, int train, cudaStream_t stream) {
+    LAUNCH(R, CLASSIFIER_THREADS, 0, stream, classifier_kernel, logits, losses, targets, dloss, (int)V, (int)Vp, train);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory.
+//
+// A block has `rows` rows of one head to itself (queries; in the backward of keys and values, keys) and walks along the other
+// side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then have one form,
+// product(): a row-major matrix times a row-major matrix, MICRO x PACK of the result per thread. The tiles that causality empties
+// are skipped, and of those it cuts, the empty micro-tiles. Backward: dq by query rows, dk and dv by key rows; each
+// has one writer and a fixed order of sums.
+
+#define ATTENTION_THREADS 128
+constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU wants 8 sums in flight, a GPU more threads
+
+typedef struct Attention {
+    int B, T, NH, HS, rows, cols;
+} Attention;
+
+static Attention attention_shape(size_t B, size_t T, size_t C, size_t NH) {
+    Attention a = {(int)B, (int)T, (int)NH, (int)(C / NH), 0, 0};
+    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows * HS is at most 4096: the tiles fit in the 100 KB of any GPU
+    a.cols = a.rows / 2;
+    return a;
+}
+
+static size_t attention_blocks(const Attention *a) { return (size_t)a->B * a->NH * ceil_div(a->T, a->rows); }
+
+// acc[i] += a[i, 0..n) b[0..n, 0..PACK), where rows are lda and ldb apart.
+DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int ldb, int n) {
+    for (int k = 0; k < n; k++) {
+        const fvec x = ld(b + k * ldb);
+        UNROLL for (int i = 0; i < MICRO; i++) acc[i] += a[i * lda + k] * x;
+    }
+}
+
+// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from `valid` on are zeros.
+DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS, float scale) {
+    const int packs = HS / PACK, row_step = blockDim.x / packs, pack_step = blockDim.x % packs;
+    for (int r = threadIdx.x / packs, p = threadIdx.x % packs; r < n;) {
+        const fvec x = r < valid ? ld(from + r * stride + p * PACK) * scale : splat(0);
+        if (tile) st(tile + r * HS + p * PACK, x);
+        if (turned) {
+            UNROLL for (int k = 0; k < PACK; k++) turned[(p * PACK + k) * n + r] = x[k];
+        }
+        r += row_step;
+        p += pack_step;
+        if (p >= packs) {
+            p -= packs;
+            r++;
+        }
+    }
+}
+
+DEV void clear(float *x, int n) {
+    for (int i = threadIdx.x * PACK; i < n; i += blockDim.x * PACK) st(x + i, splat(0));
+}
+
+// Of the keys k0 ... k0 + cols - 1, how many the MICRO queries from q on have to look at, in whole packs.
+DEV int visible_keys(int q, int k0, int cols) {
+    const int n = (q + MICRO - k0 + PACK - 1) / PACK * PACK;
+    return n < 0 ? 0 : min(n, cols);
+}
+
+static size_t attention_forward_shared(const Attention *a) {
+    return sizeof(float) * (2 * (size_t)a->rows * a->HS + 2 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 3 * (size_t)a->rows);
+}
+
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse,
+                                                                              const floatX *__restrict__ qkv, Attention a, float scale) {
+    const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
+    DYNAMIC_SHARED(float, q);
+    float *o = q + rows * HS, *k = o + rows * HS, *v = k + cols * HS, *p = v + cols * HS;
+    float *top = p + rows * cols, *sum = top + rows, *shrink = sum + rows;     // running maximum and sum of exp; what the last maximum costs
+    const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
+    const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;      // the longest first
+    const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
+    const floatX *in = qkv + first * 3 * C + h * HS;
+
+    load_tile(q, NULL, in + q0 * 3 * C, 3 * C, rows, T - q0, HS, scale);
+    clear(o, rows * HS);
+    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
+        top[r] = -INFINITY;
+        sum[r] = 0;
+    }
+    for (int k0 = 0; k0 < min(q0 + rows, T); k0 += cols) {
+        __syncthreads();
+        load_tile(NULL, k, in + k0 * 3 * C + C, 3 * C, cols, T - k0, HS, 1.0f);
+        load_tile(v, NULL, in + k0 * 3 * C + 2 * C, 3 * C, cols, T - k0, HS, 1.0f);
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * (cols / PACK); i += blockDim.x) {
+            const int r = i / (cols / PACK) * MICRO, c = i % (cols / PACK) * PACK;
+            if (c >= visible_keys(q0 + r, k0, cols)) continue;
+            fvec acc[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
+            product(acc, q + r * HS, HS, k + c, cols, HS);
+            UNROLL for (int j = 0; j < MICRO; j++) st(p + (r + j) * cols + c, acc[j]);
+        }
+        __syncthreads();
+        for (int r = threadIdx.x; r < rows; r += blockDim.x) {      // scores to probabilities, up to a factor
+            const int n = visible_keys(q0 + r / MICRO * MICRO, k0, cols);
+            fvec largest = splat(top[r]), sums = splat(0);
+            for (int c = 0; c < n; c += PACK) {
+                fvec x = ld(p + r * cols + c);
+                if (k0 + c + PACK - 1 > q0 + r) {
+                    UNROLL for (int j = 0; j < PACK; j++) x[j] = k0 + c + j > q0 + r ? -INFINITY : x[j];
+                    st(p + r * cols + c, x);
+                }
+                largest = vmax(largest, x);
+            }
+            const float m = pack_max(largest);      // finite: every query sees key 0, which is in the first tile
+            for (int c = 0; c < n; c += PACK) {
+                const fvec e = vexp(ld(p + r * cols + c) - m);
+                st(p + r * cols + c, e);
+                sums += e;
+            }
+            shrink[r] = expf(top[r] - m);
+            sum[r] = sum[r] * shrink[r] + pack_sum(sums);
+            top[r] = m;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * packs; i += blockDim.x) {
+            const int r = i / packs * MICRO, c = i % packs * PACK, n = visible_keys(q0 + r, k0, cols);
+            fvec acc[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = ld(o + (r + j) * HS + c) * shrink[r + j];
+            product(acc, p + r * cols, cols, v + c, HS, n);
+            UNROLL for (int j = 0; j < MICRO; j++) st(o + (r + j) * HS + c, acc[j]);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < min(rows, T - q0) * packs; i += blockDim.x) {
+        const int r = i / packs, c = i % packs * PACK;
+        st(out + (first + q0 + r) * C + h * HS + c, ld(o + r * HS + c) / sum[r]);
+    }
+    for (int r = threadIdx.x; r < min(rows, T - q0); r += blockDim.x) lse[(size_t)head * T + q0 + r] = top[r] + logf(sum[r]);
+}
+
+// out[B, T, C] from qkv[B, T, 3C]; lse[B, NH, T] is the log of the sum of exp(scores), for the backward.
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    const Attention a = attention_shape(B, T, C, NH);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_forward_shared(&a), stream, attention_forward_kernel, out, lse, qkv, a,
+           1.0f / sqrtf((float)a.HS));
+}
+
+static size_t attention_dq_shared(const Attention *a) {
+    return sizeof(float) * (3 * (size_t)a->rows * a->HS + 3 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 2 * (size_t)a->rows);
+}
+
+// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs.
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta,
+                                                                         const floatX *__restrict__ dout, const floatX *__restrict__ out,
+                                                                         const floatX *__restrict__ qkv, const float *__restrict__ lse,
+                                                                         Attention a, float scale) {
+    const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
+    DYNAMIC_SHARED(float, q);
+    float *d = q + rows * HS, *dq = d + rows * HS, *k = dq + rows * HS, *kt = k + cols * HS, *vt = kt + cols * HS, *ds = vt + cols * HS;
+    float *row_lse = ds + rows * cols, *row_delta = row_lse + rows;
+    const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
+    const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;
+    const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
+    const floatX *in = qkv + first * 3 * C + h * HS, *o = out + (first + q0) * C + h * HS;
+
+    load_tile(q, NULL, in + q0 * 3 * C, 3 * C, rows, T - q0, HS, scale);
+    load_tile(d, NULL, dout + (first + q0) * C + h * HS, C, rows, T - q0, HS, 1.0f);
+    clear(dq, rows * HS);
+    __syncthreads();
+    for (int r = threadIdx.x; r < rows; r += blockDim.x) {
+        row_lse[r] = INFINITY;      // beyond T: probability 0
+        row_delta[r] = 0;
+        if (q0 + r >= T) continue;
+        fvec sums = splat(0);
+        for (int c = 0; c < HS; c += PACK) sums += ld(d + r * HS + c) * ld(o + r * C + c);
+        row_lse[r] = lse[(size_t)head * T + q0 + r];
+        row_delta[r] = pack_sum(sums);
+        delta[(size_t)head * T + q0 + r] = row_delta[r];
+    }
+    for (int k0 = 0; k0 < min(q0 + rows, T); k0 += cols) {
+        __syncthreads();
+        load_tile(k, kt, in + k0 * 3 * C + C, 3 * C, cols, T - k0, HS, 1.0f);
+        load_tile(NULL, vt, in + k0 * 3 * C + 2 * C, 3 * C, cols, T - k0, HS, 1.0f);
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * (cols / PACK); i += blockDim.x) {
+            const int r = i / (cols / PACK) * MICRO, c = i % (cols / PACK) * PACK;
+            if (c >= visible_keys(q0 + r, k0, cols)) continue;
+            fvec s[MICRO], dp[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) s[j] = dp[j] = splat(0);
+            product(s, q + r * HS, HS, kt + c, cols, HS);
+            product(dp, d + r * HS, HS, vt + c, cols, HS);
+            UNROLL for (int j = 0; j < MICRO; j++) {
+                fvec x = vexp(s[j] - row_lse[r + j]) * (dp[j] - row_delta[r + j]);
+                if (k0 + c + PACK - 1 > q0 + r + j) {
+                    UNROLL for (int e = 0; e < PACK; e++) x[e] = k0 + c + e > q0 + r + j ? 0.0f : x[e];
+                }
+                st(ds + (r + j) * cols + c, x);
+            }
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * packs; i += blockDim.x) {
+            const int r = i / packs * MICRO, c = i % packs * PACK;
+            fvec acc[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = ld(dq + (r + j) * HS + c);
+            product(acc, ds + r * cols, cols, k + c, HS, visible_keys(q0 + r, k0, cols));
+            UNROLL for (int j = 0; j < MICRO; j++) st(dq + (r + j) * HS + c, acc[j]);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < min(rows, T - q0) * packs; i += blockDim.x) {
+        const int r = i / packs, c = i % packs * PACK;
+        st(dqkv + (first + q0 + r) * 3 * C + h * HS + c, ld(dq + r * HS + c) * scale);
+    }
+}
+
+static size_t attention_dkv_shared(const Attention *a) {
+    return sizeof(float) * (4 * (size_t)a->rows * a->HS + 4 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 2 * (size_t)a->cols);
+}
+
+// Of the queries q0 ... q0 + cols - 1, the first that sees one of the MICRO keys from k on, rounded down to whole packs.
+DEV int first_query(int k, int q0) { return k < q0 ? 0 : (k - q0) / PACK * PACK; }
+
+// dk and dv, by rows of keys. Everything is transposed: p and ds are rows (keys) x cols (queries).
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
+                                                                          const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
+                                                                          const float *__restrict__ lse, Attention a, float scale) {
+    const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
+    DYNAMIC_SHARED(float, k);
+    float *v = k + rows * HS, *dk = v + rows * HS, *dv = dk + rows * HS;
+    float *q = dv + rows * HS, *qt = q + cols * HS, *d = qt + cols * HS, *dt = d + cols * HS, *p = dt + cols * HS;
+    float *col_lse = p + rows * cols, *col_delta = col_lse + cols;
+    const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
+    const int k0 = blockIdx.x / (a.B * a.NH) * rows;        // the longest first
+    const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
+    const floatX *in = qkv + first * 3 * C + h * HS;
+
+    load_tile(k, NULL, in + k0 * 3 * C + C, 3 * C, rows, T - k0, HS, 1.0f);
+    load_tile(v, NULL, in + k0 * 3 * C + 2 * C, 3 * C, rows, T - k0, HS, 1.0f);
+    clear(dk, 2 * rows * HS);
+    for (int q0 = k0; q0 < T; q0 += cols) {
+        __syncthreads();
+        load_tile(q, qt, in + q0 * 3 * C, 3 * C, cols, T - q0, HS, scale);
+        load_tile(d, dt, dout + (first + q0) * C + h * HS, C, cols, T - q0, HS, 1.0f);
+        for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+            col_lse[c] = q0 + c < T ? lse[(size_t)head * T + q0 + c] : INFINITY;       // beyond T: probability 0
+            col_delta[c] = q0 + c < T ? delta[(size_t)head * T + q0 + c] : 0.0f;
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * (cols / PACK); i += blockDim.x) {
+            const int r = i / (cols / PACK) * MICRO, c = i % (cols / PACK) * PACK;
+            if (c < first_query(k0 + r, q0)) continue;
+            fvec s[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) s[j] = splat(0);
+            product(s, k + r * HS, HS, qt + c, cols, HS);
+            UNROLL for (int j = 0; j < MICRO; j++) {
+                fvec x = vexp(s[j] - ld(col_lse + c));
+                if (q0 + c < k0 + r + j) {
+                    UNROLL for (int e = 0; e < PACK; e++) x[e] = q0 + c + e < k0 + r + j ? 0.0f : x[e];
+                }
+                st(p + (r + j) * cols + c, x);
+            }
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * packs; i += blockDim.x) {
+            const int r = i / packs * MICRO, c = i % packs * PACK, n0 = min(first_query(k0 + r, q0), cols);
+            fvec acc[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = ld(dv + (r + j) * HS + c);
+            product(acc, p + r * cols + n0, cols, d + n0 * HS + c, HS, cols - n0);
+            UNROLL for (int j = 0; j < MICRO; j++) st(dv + (r + j) * HS + c, acc[j]);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * (cols / PACK); i += blockDim.x) {      // p becomes ds
+            const int r = i / (cols / PACK) * MICRO, c = i % (cols / PACK) * PACK;
+            if (c < first_query(k0 + r, q0)) continue;
+            fvec dp[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) dp[j] = splat(0);
+            product(dp, v + r * HS, HS, dt + c, cols, HS);
+            UNROLL for (int j = 0; j < MICRO; j++) {
+                st(p + (r + j) * cols + c, ld(p + (r + j) * cols + c) * (dp[j] - ld(col_delta + c)));
+            }
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < rows / MICRO * packs; i += blockDim.x) {
+            const int r = i / packs * MICRO, c = i % packs * PACK, n0 = min(first_query(k0 + r, q0), cols);
+            fvec acc[MICRO];
+            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = ld(dk + (r + j) * HS + c);
+            product(acc, p + r * cols + n0, cols, q + n0 * HS + c, HS, cols - n0);
+            UNROLL for (int j = 0; j < MICRO; j++) st(dk + (r + j) * HS + c, acc[j]);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < min(rows, T - k0) * packs; i += blockDim.x) {
+        const int r = i / packs, c = i % packs * PACK;
+        floatX *row = dqkv + (first + k0 + r) * 3 * C + h * HS + c;
+        st(row + C, ld(dk + r * HS + c));
+        st(row + 2 * C, ld(dv + r * HS + c));
+    }
+}
+
+// Writes dqkv[B, T, 3C]. delta: scratch, B * NH * T.
+static void attention_backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,
+                               size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    const Attention a = attention_shape(B, T, C, NH);
+    const float scale = 1.0f / sqrtf((float)a.HS);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_dq_shared(&a), stream, attention_dq_kernel, dqkv, delta, dout, out, qkv, lse, a, scale);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_dkv_shared(&a), stream, attention_dkv_kernel, dqkv, delta, dout, qkv, lse, a, scale);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/matmul.h explains the three products.
+
+static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C, size_t OC, cudaStream_t stream) {
+    cudaCheck((cudaError_t)matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream));
+}
+
+// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias may be NULL.
+static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
+                            const floatX *weight, size_t R, size_t C, size_t OC, cudaStream_t stream) {
+    if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
+    cudaCheck((cudaError_t)matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream));
+    cudaCheck((cudaError_t)matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Configuration.
+
+typedef struct GPT2Config {
+    size_t max_seq_len;             // maxT
+    size_t vocab_size;              // V
+    size_t padded_vocab_size;       // Vp: rows of wte; the rows from V on are zero and stay so
+    size_t num_layers, num_heads, channels;
+} GPT2Config;
+
+#define VOCAB_MULTIPLE 128          // a vocabulary is padded to a multiple of this
+#define MAX_HEAD_SIZE 256
+
+__attribute__((format(printf, 3, 4)))
+static int config_error(char *err, size_t err_bytes, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, err_bytes, format, args);
+    va_end(args);
+    return -1;
+}
+
+// 0 if the kernels can run this model; else -1, and err says what is wrong. Not collective.
+int gpt2_config_check(const GPT2Config *c, char *err, size_t err_bytes) {
+    const size_t limit = (size_t)1 << 24;       // of each size; keeps every index of a row in an int
+    if (!c->max_seq_len || !c->vocab_size || !c->num_layers || !c->num_heads || !c->channels)
+        return config_error(err, err_bytes, "a model needs at least 1 layer, head, channel, word and position");
+    if (c->max_seq_len > limit || c->padded_vocab_size > limit || c->num_layers > limit || c->channels > limit)
+        return config_error(err, err_bytes, "no size of a model may be above %zu", limit);
+    if (c->channels % c->num_heads)
+        return config_error(err, err_bytes, "%zu channels cannot be divided among %zu heads: choose channels that are a multiple of the heads",
+                            c->channels, c->num_heads);
+    const size_t head_size = c->channels / c->num_heads;
+    if (head_size % PACK || head_size > MAX_HEAD_SIZE)
+        return config_error(err, err_bytes, "%zu channels in %zu heads make heads of %zu: the size of a head must be a multiple of %d, at most %d",
+                            c->channels, c->num_heads, head_size, PACK, MAX_HEAD_SIZE);
+    if (c->padded_vocab_size % PACK || c->padded_vocab_size < c->vocab_size)
+        return config_error(err, err_bytes, "the padded vocabulary, %zu, must be a multiple of %d and at least the vocabulary, %zu",
+                            c->padded_vocab_size, PACK, c->vocab_size);
+    return 0;
+}
+
+// The number after `prefix`, if s is the prefix and a number and nothing else up to a comma or the end; *rest is what follows it.
+static int parse_number(const char *s, const char *prefix, size_t *number, const char **rest) {
+    const size_t n = strlen(prefix);
+    if (strncmp(s, prefix, n) || s[n] < '0' || s[n] > '9') return 0;
+    size_t value = 0;
+    for (s += n; *s >= '0' && *s <= '9'; s++) {
+        if (value > ((size_t)1 << 32)) return 0;
+        value = value * 10 + (size_t)(*s - '0');
+    }
+    *number = value;
+    *rest = s;
+    return *s == '\0' || *s == ',';
+}
+
+// custom:l4,h4,c128,v256,t128, in any order.
+static int parse_custom(GPT2Config *c, const char *s) {
+    const struct { const char *prefix; size_t *number; } fields[] = {
+        {"l", &c->num_layers}, {"h", &c->num_heads}, {"c", &c->channels}, {"v", &c->vocab_size}, {"t", &c->max_seq_len}};
+    const size_t num_fields = sizeof fields / sizeof fields[0];
+    unsigned seen = 0;
+    for (;;) {
+        const char *rest = NULL;
+        size_t i = 0;
+        while (i < num_fields && !parse_number(s, fields[i].prefix, fields[i].number, &rest)) i++;
+        if (i == num_fields || seen >> i & 1) return 0;
+        seen |= 1u << i;
+        if (*rest == '\0') return seen == (1u << num_fields) - 1;
+        s = rest + 1;
+    }
+}
+
+// "d12", "gpt2:d12", "gpt3:c768", "custom:l4,h4,c128,v256,t128" (layers, heads, channels, vocabulary, longest sequence).
+// Returns 0, or -1 with a message in err. Not collective.
+int gpt2_config_from_descriptor(GPT2Config *c, const char *descriptor, char *err, size_t err_bytes) {
+    static const struct { size_t depth, channels, heads; } gpt2[] = {
+        {6, 384, 6}, {12, 768, 12}, {24, 1024, 16}, {36, 1280, 20}, {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
+    static const struct { size_t channels, layers, head_size; } gpt3[] = {
+        {384, 6, 64}, {768, 12, 64}, {1024, 24, 64}, {1536, 24, 96}, {2048, 24, 128}, {2560, 32, 80}, {4096, 32, 128}, {5140, 40, 128},
+        {12288, 96, 128}};
+    const char *rest = "";
+    size_t size = 0;
+    memset(c, 0, sizeof *c);
+    if ((parse_number(descriptor, "d", &size, &rest) || parse_number(descriptor, "gpt2:d", &size, &rest)) && !*rest) {
+        for (const auto &m : gpt2) {
+            if (m.depth == size) *c = GPT2Config{1024, 50257, 0, m.depth, m.heads, m.channels};
+        }
+        if (!c->channels) return config_error(err, err_bytes, "\"%s\": GPT-2 comes in depths 6 12 24 36 48 60 72 84; for others use custom:...", descriptor);
+    } else if (parse_number(descriptor, "gpt3:c", &size, &rest) && !*rest) {
+        for (const auto &m : gpt3) {
+            if (m.channels == size) *c = GPT2Config{2048, 50257, 0, m.layers, m.channels / m.head_size, m.channels};
+        }
+        if (!c->channels) {
+            return config_error(err, err_bytes, "\"%s\": GPT-3 comes in channels 384 768 1024 1536 2048 2560 4096 12288; for others use custom:...",
+                                descriptor);
+        }
+    } else if (strncmp(descriptor, "custom:", 7) || !parse_custom(c, descriptor + 7)) {
+        return config_error(err, err_bytes, "\"%s\" describes no model: write d12, gpt2:d12, gpt3:c768 or custom:l4,h4,c128,v256,t128 "
+                            "(layers, heads, channels, vocabulary, longest sequence)", descriptor);
+    }
+    c->padded_vocab_size = ceil_div(c->vocab_size, VOCAB_MULTIPLE) * VOCAB_MULTIPLE;
+    char why[256];
+    if (gpt2_config_check(c, why, sizeof why)) return config_error(err, err_bytes, "\"%s\": %s", descriptor, why);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tensors.
+
+enum { WTE, WPE, LNFW, LNFB, EMBEDDING_TENSORS };      // of unit 0
+enum { LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LAYER_TENSORS };      // of unit 1 + layer
+
+typedef struct TensorKind {
+    const char *name;
+    size_t numel;
+    int decay;
+} TensorKind;
+
+static void embedding_kinds(const GPT2Config *c, TensorKind kinds[EMBEDDING_TENSORS]) {
+    const size_t C = c->channels;
+    const TensorKind k[EMBEDDING_TENSORS] = {{"wte", c->padded_vocab_size * C, 1}, {"wpe", c->max_seq_len * C, 1}, {"lnfw", C, 0}, {"lnfb", C, 0}};
+    memcpy(kinds, k, sizeof k);
+}
+
+static void layer_kinds(const GPT2Config *c, TensorKind kinds[LAYER_TENSORS]) {
+    const size_t C = c->channels;
+    const TensorKind k[LAYER_TENSORS] = {
+        {"ln1w", C, 0}, {"ln1b", C, 0}, {"qkvw", 3 * C * C, 1}, {"qkvb", 3 * C, 0}, {"attprojw", C * C, 1}, {"attprojb", C, 0},
+        {"ln2w", C, 0}, {"ln2b", C, 0}, {"fcw", 4 * C * C, 1}, {"fcb", 4 * C, 0}, {"fcprojw", 4 * C * C, 1}, {"fcprojb", C, 0}};
+    memcpy(kinds, k, sizeof k);
+}
+
+size_t gpt2_num_tensors(const GPT2Config *c) { return EMBEDDING_TENSORS + LAYER_TENSORS * c->num_layers; }
+
+// With the padding of wte.
+size_t gpt2_num_parameters(const GPT2Config *c) {
+    const size_t C = c->channels;
+    return c->padded_vocab_size * C + c->max_seq_len * C + c->num_layers * (12 * C * C + 13 * C) + 2 * C;
+}
+
+// Describes the tensors, unit by unit, to out[gpt2_num_tensors(c)]. `logical` is the place in llm.c's model file, where each
+// kind of layer tensor lies for all layers together, between the embeddings and the final layernorm.
+void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
+    TensorKind embedding[EMBEDDING_TENSORS], layer[LAYER_TENSORS];
+    embedding_kinds(c, embedding);
+    layer_kinds(c, layer);
+    size_t logical = 0;
+    for (size_t k = 0; k < EMBEDDING_TENSORS; k++) {
+        if (k == LNFW) logical = gpt2_num_parameters(c) - 2 * c->channels;
+        out[k] = zero_tensor{embedding[k].name, embedding[k].numel, 0, logical, embedding[k].decay};
+        logical += embedding[k].numel;
+    }
+    logical = embedding[WTE].numel + embedding[WPE].numel;
+    for (size_t k = 0; k < LAYER_TENSORS; k++) {
+        for (size_t l = 0; l < c->num_layers; l++) {
+            out[EMBEDDING_TENSORS + l * LAYER_TENSORS + k] = zero_tensor{layer[k].name, layer[k].numel, 1 + l, logical, layer[k].decay};
+            logical += layer[k].numel;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model.
+
+// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at element tensor_offset[t]
+// of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider ends the job itself.
+typedef struct GPT2Units {
+    void *ctx;
+    void *(*acquire_params)(void *ctx, size_t unit);
+    void (*release_params)(void *ctx, size_t unit);
+    void *(*acquire_grads)(void *ctx, size_t unit);
+    void (*release_grads)(void *ctx, size_t unit);
+} GPT2Units;
+
+// All in one allocation. What exists per layer begins with layer 0's; strides are those of the largest R.
+typedef struct Activations {
+    floatX *residual;               // [L + 1, R, C]: the input of each layer, and the output of the last
+    floatX *normed;                 // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, and of lnf. One slot for all if recomputed
+    floatX *qkv, *atty;             // [L, R, 3C], [L, R, C]
+    floatX *attended;               // [L, R, C]: residual stream after the attention
+    floatX *fch, *fch_gelu;         // [L, R, 4C], before and after GELU; one slot of the second if recomputed
+    floatX *logits;                 // [R, Vp], then their gradients
+    float *mean, *rstd;             // [2 L + 1, R], as normed
+    float *lse;                     // [L, B, NH, T]
+    float *losses;                  // [R]
+    floatX *dresidual;              // [R, C]
+    floatX *dnarrow;                // [R, C]: the gradient of a layernorm's output, or of atty
+    floatX *dwide;                  // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
+    float *delta;                   // [B, NH, T]: attention_backward's
+    float *partial;                 // [max_chunks(R), 4C]: sums over rows
+    int *inputs, *targets;          // [R]
+    TokenRows rows;                 // of inputs, for the encoder's backward
+} Activations;
+
+typedef struct GPT2 {
+    GPT2Config config;
+    size_t B, T;                    // of the last forward
+    size_t max_B, max_T;            // of gpt2_create
+    int recompute;
+    GPT2Units units;
+    zero_mesh mesh;
+    zero_memory *memory;
+    cudaStream_t stream;
+    size_t first_layer, last_layer;                     // [first, last) of this stage of the pipeline
+    size_t embedding_offset[EMBEDDING_TENSORS];         // of the tensors in unit 0, in elements
+    size_t layer_offset[LAYER_TENSORS];                 // of the tensors in a layer's unit
+    Activations acts;
+    void *arena;                    // where acts point to
+    size_t arena_bytes;
+    floatX *logits;                 // [B * T, Vp], device; after a forward with train they are gradients
+    float *host_losses;             // [R]
+    int *host_rows;                 // [3 R + 1]: TokenRows while they are built
+    int *host_counts;               // [V + 1]
+    size_t distinct;                // tokens in the last inputs
+} GPT2;
+
+// Takes count elements from the arena, or, with arena NULL, only counts their bytes. 256: CUDA's own alignment.
+template <class T> static void take(T **ptr, size_t count, void *arena, size_t *used) {
+    *ptr = arena ? (T *)((char *)arena + *used) : NULL;
+    *used += ceil_div(count * sizeof(T), 256) * 256;
+}
+
+// Lays the activations out in the arena and returns its bytes.
+static size_t place_activations(Activations *a, const GPT2Config *c, size_t B, size_t T, int recompute, void *arena) {
+    const size_t R = B * T, L = c->num_layers, C = c->channels, norms = 2 * L + 1;
+    size_t used = 0;
+    take(&a->residual, (L + 1) * R * C, arena, &used);
+    take(&a->normed, (recompute < 2 ? norms : 1) * R * C, arena, &used);
+    take(&a->qkv, L * R * 3 * C, arena, &used);
+    take(&a->atty, L * R * C, arena, &used);
+    take(&a->attended, L * R * C, arena, &used);
+    take(&a->fch, L * R * 4 * C, arena, &used);
+    take(&a->fch_gelu, (recompute < 1 ? L : 1) * R * 4 * C, arena, &used);
+    take(&a->logits, R * c->padded_vocab_size, arena, &used);
+    take(&a->mean, norms * R, arena, &used);
+    take(&a->rstd, norms * R, arena, &used);
+    take(&a->lse, L * R * c->num_heads, arena, &used);
+    take(&a->losses, R, arena, &used);
+    take(&a->dresidual, R * C, arena, &used);
+    take(&a->dnarrow, R * C, arena, &used);
+    take(&a->dwide, R * 4 * C, arena, &used);
+    take(&a->delta, R * c->num_heads, arena, &used);
+    take(&a->partial, max_chunks(R) * 4 * C, arena, &used);
+    take(&a->inputs, R, arena, &used);
+    take(&a->targets, R, arena, &used);
+    take(&a->rows.token, R, arena, &used);
+    take(&a->rows.start, R + 1, arena, &used);
+    take(&a->rows.position, R, arena, &used);
+    return used;
+}
+
+// What gpt2_create books under ZERO_MEM_ACTIVATIONS.
+size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute) {
+    Activations a;
+    return place_activations(&a, c, B, T, recompute, NULL);
+}
+
+// Frees what gpt2_create took; a GPT2 that is all zeros, or from a gpt2_create that failed, is fine.
+void gpt2_destroy(GPT2 *m) {
+    if (m->arena) zero_memory_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
+    free(m->host_losses);
+    free(m->host_rows);
+    free(m->host_counts);
+    memset(m, 0, sizeof *m);
+}
+
+// Offsets of the tensors in their units do not depend on the number of ranks, so a layout for one rank knows them.
+static int find_offsets(GPT2 *m, char *err, size_t err_bytes) {
+    const size_t n = gpt2_num_tensors(&m->config);
+    const char *why = "out of host memory";
+    zero_layout layout;
+    zero_tensor *tensors = (zero_tensor *)malloc(n * sizeof *tensors);
+    if (tensors) gpt2_tensors(&m->config, tensors);
+    const int status = tensors ? zero_layout_create(&layout, tensors, n, 1, &why) : -1;
+    free(tensors);
+    if (status) return config_error(err, err_bytes, "no layout for this model: %s", why);
+    memcpy(m->embedding_offset, layout.tensor_offset, sizeof m->embedding_offset);
+    memcpy(m->layer_offset, layout.tensor_offset + EMBEDDING_TENSORS, sizeof m->layer_offset);
+    zero_layout_destroy(&layout);
+    return 0;
+}
+
+// For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2 layernorms
+// too; the results are the same bits. units and mesh are copied; memory must outlive the model. All work is queued on stream.
+// Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
+int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units, const zero_mesh *mesh,
+                zero_memory *memory, cudaStream_t stream, char *err, size_t err_bytes) {
+    const size_t R = B * T;
+    memset(m, 0, sizeof *m);
+    if (gpt2_config_check(c, err, err_bytes)) return -1;
+    if (!B || !T || B > (1u << 30) / T) return config_error(err, err_bytes, "-b %zu -t %zu: both must be at least 1, and at most 2^30 tokens", B, T);
+    if (T > c->max_seq_len) return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T, c->max_seq_len);
+    if (recompute < 0 || recompute > 2) return config_error(err, err_bytes, "-r %d: must be 0, 1 (GELU) or 2 (GELU and layernorms)", recompute);
+    m->config = *c;
+    m->max_B = B;
+    m->max_T = T;
+    m->recompute = recompute;
+    m->units = *units;
+    m->mesh = *mesh;
+    m->memory = memory;
+    m->stream = stream;
+    zero_pp_units(mesh, c->num_layers, &m->first_layer, &m->last_layer);
+    if (find_offsets(m, err, err_bytes)) {
+        gpt2_destroy(m);
+        return -1;
+    }
+    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute);
+    m->arena = zero_memory_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
+    m->host_losses = (float *)malloc(R * sizeof(float));
+    m->host_rows = (int *)malloc((3 * R + 1) * sizeof(int));
+    m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
+    if (!m->arena || !m->host_losses || !m->host_rows || !m->host_counts) {
+        const double mib = (double)m->arena_bytes / (1 << 20);
+        gpt2_destroy(m);
+        return config_error(err, err_bytes, "no memory for %.0f MiB of activations: use a smaller -b or -t, or -r 2", mib);
+    }
+    place_activations(&m->acts, c, B, T, recompute, m->arena);
+    m->logits = m->acts.logits;
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward.
+
+// Where layer l's activations are.
+typedef struct LayerActivations {
+    floatX *residual, *ln1, *qkv, *atty, *attended, *ln2, *fch, *fch_gelu, *out;
+    float *ln1_mean, *ln1_rstd, *lse, *ln2_mean, *ln2_rstd;
+} LayerActivations;
+
+static LayerActivations layer_activations(const GPT2 *m, size_t l) {
+    const size_t R = m->max_B * m->max_T, RC = R * m->config.channels;
+    const Activations *a = &m->acts;
+    LayerActivations x;
+    x.residual = a->residual + l * RC;
+    x.ln1 = a->normed + (m->recompute < 2 ? 2 * l * RC : 0);
+    x.ln1_mean = a->mean + 2 * l * R;
+    x.ln1_rstd = a->rstd + 2 * l * R;
+    x.qkv = a->qkv + l * 3 * RC;
+    x.lse = a->lse + l * R * m->config.num_heads;
+    x.atty = a->atty + l * RC;
+    x.attended = a->attended + l * RC;
+    x.ln2 = a->normed + (m->recompute < 2 ? (2 * l + 1) * RC : 0);
+    x.ln2_mean = x.ln1_mean + R;
+    x.ln2_rstd = x.ln1_rstd + R;
+    x.fch = a->fch + l * 4 * RC;
+    x.fch_gelu = a->fch_gelu + (m->recompute < 1 ? l * 4 * RC : 0);
+    x.out = x.residual + RC;
+    return x;
+}
+
+// The final layernorm.
+typedef struct FinalActivations {
+    floatX *inp, *out;
+    float *mean, *rstd;
+} FinalActivations;
+
+static FinalActivations final_activations(const GPT2 *m) {
+    const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = m->config.num_layers;
+    const Activations *a = &m->acts;
+    return FinalActivations{a->residual + L * RC, a->normed + (m->recompute < 2 ? 2 * L * RC : 0), a->mean + 2 * L * R, a->rstd + 2 * L * R};
+}
+
+static floatX *acquire_params(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_params(m->units.ctx, unit); }
+static floatX *acquire_grads(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_grads(m->units.ctx, unit); }
+static void release_params(GPT2 *m, size_t unit) { m->units.release_params(m->units.ctx, unit); }
+static void release_grads(GPT2 *m, size_t unit) { m->units.release_grads(m->units.ctx, unit); }
+
+static void check_tokens(const GPT2 *m, const int *tokens, size_t n, const char *what) {
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || (size_t)tokens[i] >= m->config.vocab_size)
+            fatal(__FILE__, __LINE__, "%s: token %d is not in the vocabulary of %zu: wrong data files for this model?", what, tokens[i], m->config.vocab_size);
+    }
+}
+
+static void upload(const GPT2 *m, int *to, const int *from, size_t n) {
+    cudaCheck(cudaMemcpyAsync(to, from, n * sizeof(int), cudaMemcpyHostToDevice, m->stream));
+}
+
+// Sorts the rows by their token, by counting, so that the encoder's backward has one writer for each row of dwte.
+static void upload_token_rows(GPT2 *m, const int *inputs) {
+    const size_t V = m->config.vocab_size;
+    const int R = (int)(m->B * m->T);
+    int *token = m->host_rows, *position = token + R, *start = position + R, *place = m->host_counts;
+    memset(place, 0, (V + 1) * sizeof(int));
+    for (int r = 0; r < R; r++) place[inputs[r] + 1]++;
+    m->distinct = 0;
+    for (size_t v = 0; v < V; v++) {
+        if (place[v + 1]) {
+            token[m->distinct] = (int)v;
+            start[m->distinct++] = place[v];
+        }
+        place[v + 1] += place[v];
+    }
+    start[m->distinct] = R;
+    for (int r = 0; r < R; r++) position[place[inputs[r]]++] = r;
+    upload(m, m->acts.rows.token, token, m->distinct);
+    upload(m, m->acts.rows.start, start, m->distinct + 1);
+    upload(m, m->acts.rows.position, position, R);
+}
+
+// A bias of a row-parallel product is added by one of the tensor-parallel ranks, before the sum.
+static const floatX *bias_once(const GPT2 *m, const floatX *bias) { return m->mesh.tensor_rank == 0 ? bias : NULL; }
+
+static void layer_forward(GPT2 *m, size_t l) {
+    const size_t B = m->B, T = m->T, C = m->config.channels, NH = m->config.num_heads, R = B * T;
+    const size_t *offset = m->layer_offset;
+    const LayerActivations x = layer_activations(m, l);
+    cudaStream_t s = m->stream;
+    floatX *branch = m->acts.dnarrow;       // free until the backward
+    const floatX *p = acquire_params(m, 1 + l);
+
+    layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
+    zeroCheck(zero_tp_copy(&m->mesh, x.ln1, FLOATX, R * C, s));
+    linear_forward(x.qkv, x.ln1, p + offset[QKVW], p + offset[QKVB], R, C, 3 * C, s);
+    attention_forward(x.atty, x.lse, x.qkv, B, T, C, NH, s);
+    linear_forward(branch, x.atty, p + offset[ATTPROJW], bias_once(m, p + offset[ATTPROJB]), R, C, C, s);
+    zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
+    residual(x.attended, x.residual, branch, R * C, s);
+
+    layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
+    zeroCheck(zero_tp_copy(&m->mesh, x.ln2, FLOATX, R * C, s));
+    linear_forward(x.fch, x.ln2, p + offset[FCW], p + offset[FCB], R, C, 4 * C, s);
+    gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
+    linear_forward(branch, x.fch_gelu, p + offset[FCPROJW], bias_once(m, p + offset[FCPROJB]), R, 4 * C, C, s);
+    zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
+    residual(x.out, x.attended, branch, R * C, s);
+    release_params(m, 1 + l);
+}
+
+// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share the units must call.
+// targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are computed, for gpt2_loss; and if train, the
+// logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow.
+void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
+    const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = B * T;
+    const Activations *a = &m->acts;
+    const FinalActivations f = final_activations(m);
+    cudaStream_t s = m->stream;
+    if (!B || !T || B > m->max_B || T > m->max_T || (train && !targets))
+        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T, train, m->max_B, m->max_T);
+    check_tokens(m, inputs, R, "inputs");
+    if (targets) check_tokens(m, targets, R, "targets");
+    m->B = B;
+    m->T = T;
+    upload(m, a->inputs, inputs, R);
+    if (targets) upload(m, a->targets, targets, R);
+    if (train) upload_token_rows(m, inputs);
+
+    const floatX *p = acquire_params(m, 0);
+    encoder_forward(a->residual, a->inputs, p + m->embedding_offset[WTE], p + m->embedding_offset[WPE], B, T, C, s);
+    release_params(m, 0);
+
+    zeroCheck(zero_pp_recv(&m->mesh, layer_activations(m, m->first_layer).residual, FLOATX, R * C, s));
+    for (size_t l = m->first_layer; l < m->last_layer; l++) layer_forward(m, l);
+    zeroCheck(zero_pp_send(&m->mesh, layer_activations(m, m->last_layer).residual, FLOATX, R * C, s));
+
+    p = acquire_params(m, 0);
+    layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C, s);
+    linear_forward(m->logits, f.out, p + m->embedding_offset[WTE], NULL, R, C, Vp, s);
+    release_params(m, 0);
+    if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
+}
+
+// The mean loss of the last forward, which had targets: fp32 losses, added in double, in order. Waits for the stream. Not collective.
+double gpt2_loss(GPT2 *m) {
+    const size_t R = m->B * m->T;
+    double sum = 0;
+    cudaCheck(cudaMemcpyAsync(m->host_losses, m->acts.losses, R * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
+    cudaCheck(cudaStreamSynchronize(m->stream));
+    for (size_t r = 0; r < R; r++) sum += m->host_losses[r];
+    return sum / (double)R;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward. dresidual is the gradient of the residual stream, on its way from the head to the embeddings.
+
+static void layer_backward(GPT2 *m, size_t l) {
+    const size_t B = m->B, T = m->T, C = m->config.channels, NH = m->config.num_heads, R = B * T;
+    const size_t *offset = m->layer_offset;
+    const LayerActivations x = layer_activations(m, l);
+    const Activations *a = &m->acts;
+    floatX *dresidual = a->dresidual, *dnarrow = a->dnarrow, *dwide = a->dwide;
+    cudaStream_t s = m->stream;
+    const floatX *p = acquire_params(m, 1 + l);
+    floatX *g = acquire_grads(m, 1 + l);
+
+    if (m->recompute >= 1) gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
+    linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, p + offset[FCPROJW], R, 4 * C, C, s);
+    gelu_backward(dwide, x.fch, R * 4 * C, s);
+    if (m->recompute >= 2) layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
+    linear_backward(dnarrow, g + offset[FCW], g + offset[FCB], a->partial, dwide, x.ln2, p + offset[FCW], R, C, 4 * C, s);
+    zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
+    layernorm_backward(dresidual, g + offset[LN2W], g + offset[LN2B], a->partial, dnarrow, x.attended, p + offset[LN2W], x.ln2_mean, x.ln2_rstd, R, C, s);
+
+    linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty, p + offset[ATTPROJW], R, C, C, s);
+    attention_backward(dwide, a->delta, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
+    if (m->recompute >= 2) layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
+    linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C, 3 * C, s);
+    zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
+    layernorm_backward(dresidual, g + offset[LN1W], g + offset[LN1B], a->partial, dnarrow, x.residual, p + offset[LN1W], x.ln1_mean, x.ln1_rstd, R, C, s);
+    release_grads(m, 1 + l);
+    release_params(m, 1 + l);
+}
+
+// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so the gradients of
+// unit 0 are held from the head to the encoder. All ranks that share the units must call.
+void gpt2_backward(GPT2 *m) {
+    const size_t B = m->B, T = m->T, C = m->config.channels, R = B * T;
+    const size_t *offset = m->embedding_offset;
+    const Activations *a = &m->acts;
+    const FinalActivations f = final_activations(m);
+    cudaStream_t s = m->stream;
+    const floatX *p = acquire_params(m, 0);
+    floatX *g = acquire_grads(m, 0);
+
+    linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C, m->config.padded_vocab_size, s);
+    cudaCheck(cudaMemsetAsync(a->dresidual, 0, R * C * sizeof(floatX), s));
+    layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp, p + offset[LNFW], f.mean, f.rstd, R, C, s);
+    release_params(m, 0);
+
+    zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
+    for (size_t l = m->last_layer; l-- > m->first_layer;) layer_backward(m, l);
+    zeroCheck(zero_pp_send(&m->mesh, a->dresidual, FLOATX, R * C, s));
+
+    encoder_backward(g + offset[WTE], g + offset[WPE], a->dresidual, a->rows, m->distinct, B, T, C, s);
+    release_grads(m, 0);
+}
+
+// =====================================================================================================================
+// The model ends here; what follows trains it.
