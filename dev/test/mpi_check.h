@@ -1,0 +1,49 @@
+/* mpi_check.h: cases that all ranks run together. A case passes if it does on every rank; rank 0 prints and counts. */
+#ifndef MPI_CHECK_H
+#define MPI_CHECK_H
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+static int case_failures, cases_passed, cases_failed;
+
+__attribute__((format(printf, 3, 4)))
+static void expect(int ok, int line, const char *format, ...)
+{
+    if (ok || case_failures++) return;      /* the first failure of a case says enough */
+    int rank;
+    va_list args;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    printf("    rank %d, line %d: ", rank, line);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    printf("\n");
+    fflush(stdout);
+}
+#define EXPECT(condition, ...) expect(condition, __LINE__, __VA_ARGS__)
+
+/* Ends a case; all ranks must call. */
+static void case_done(const char *name)
+{
+    int rank, worst = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Allreduce(&case_failures, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    *(worst ? &cases_failed : &cases_passed) += 1;
+    if (rank == 0) printf("%s %s\n", worst ? "FAIL" : "ok  ", name);
+    fflush(stdout);
+    case_failures = 0;
+}
+
+/* Ends the program; returns its exit status. */
+static int cases_done(void)
+{
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0) printf("%d passed, %d failed\n", cases_passed, cases_failed);
+    fflush(stdout);
+    MPI_Finalize();
+    return cases_failed != 0;
+}
+
+#endif

@@ -1,0 +1,258 @@
+/* test_engine.c: the engine by itself, with made-up tensors and gradients: what its caller may rely on, in every stage, precision
+   and way of moving bytes. (That its numbers are those of unsharded training is test_gpt2_zero's business.) Run under mpirun. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "dev/test/mpi_check.h"
+#include "zero/comm_mpi.h"
+#include "zero/zero.h"
+
+static int rank, ranks;
+static zero_memory memory;
+
+/* Units of equal and of different size, tensors around the alignment, an empty one. Logical order is not registration order. */
+static const zero_tensor tensors[] = {
+    { "embedding", 5003, 0, 900, 1 }, { "bias", 65, 0, 0, 0 },
+    { "a.weight", 640, 1, 70, 1 }, { "a.bias", 63, 1, 710, 0 }, { "a.empty", 0, 1, 773, 0 },
+    { "b.weight", 640, 2, 6000, 1 }, { "b.bias", 63, 2, 6640, 0 },
+    { "c.weight", 640, 3, 7000, 1 }, { "c.bias", 63, 3, 7640, 0 },
+    { "d.weight", 640, 4, 8000, 1 }, { "d.bias", 1, 4, 8640, 0 },
+};
+enum { TENSORS = sizeof tensors / sizeof *tensors, UNITS = 5 };
+
+static float initial(size_t logical) { return (float)(int)(logical % 251) / 125.0f - 1.0f; }
+static float gradient(size_t logical, size_t j, size_t step)    /* of micro-batch j, exact in bf16 */
+{
+    return (float)((int)((logical * 7 + j * 31 + step * 13) % 127) - 63) / 64.0f * (j % 3 ? 1.0f : 0x1p-9f);
+}
+
+static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
+{
+    (void)ctx;
+    for (size_t i = 0; i < count; i++) out[i] = initial(tensors[tensor].logical + begin + i);
+    return 0;
+}
+
+static void put(const zero *z, void *buffer, size_t element, float x)
+{
+    const zero_layout *l = zero_get_layout(z);
+    (void)l;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if (memory.peak[ZERO_MEM_MASTER]) ((uint16_t *)buffer)[element] = (uint16_t)(u >> 16);
+    else ((float *)buffer)[element] = x;
+}
+
+/* One micro-batch, units from last to first, poison in one element of one rank if asked for. */
+static int micro_batch(zero *z, size_t j, size_t step, float poison)
+{
+    int e = ZERO_OK;
+    for (size_t u = UNITS; u-- > 0 && !e;) {
+        char *g = zero_acquire_grads(z, u);
+        if (!g || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+        for (size_t t = 0; t < TENSORS; t++)
+            if (tensors[t].unit == u)
+                for (size_t i = 0; i < tensors[t].numel; i++) put(z, g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
+        if (u == 2 && poison != 0 && rank == ranks - 1) put(z, g, 5, poison);
+        e = zero_release_grads(z, u);
+        if (!e) e = zero_release_params(z, u);
+    }
+    return e ? e : zero_finish_backward(z);
+}
+
+static int one_step(zero *z, size_t step, size_t micro_batches, double *norm)
+{
+    const zero_adamw a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1 };
+    int e = ZERO_OK;
+    for (size_t g = 0; g < micro_batches && !e; g++) e = micro_batch(z, g * (size_t)ranks + (size_t)rank, step, 0);
+    if (!e) e = zero_grad_norm(z, norm);
+    return e ? e : zero_step(z, &a);
+}
+
+static double norm_in_double(size_t step, size_t micro_batches)
+{
+    double squares = 0;
+    for (size_t t = 0; t < TENSORS; t++)
+        for (size_t i = 0; i < tensors[t].numel; i++) {
+            double sum = 0;
+            for (size_t j = 0; j < micro_batches * (size_t)ranks; j++) sum += gradient(tensors[t].logical + i, j, step);
+            squares += sum * sum;
+        }
+    return sqrt(squares) / (double)(micro_batches * (size_t)ranks);
+}
+
+static void reports_agree(const zero *z, const char *when)
+{
+    zero_row rows[16];
+    size_t n = zero_report_memory(z, rows, 16);
+    for (size_t i = 0; i < n; i++)
+        EXPECT(rows[i].expected == rows[i].measured, "%s, memory of %s: %llu bytes by formula (%s), %llu measured", when, rows[i].what,
+               (unsigned long long)rows[i].expected, rows[i].formula, (unsigned long long)rows[i].measured);
+    n = zero_report_wire(z, rows, 16);
+    for (size_t i = 0; i < n; i++)
+        EXPECT(rows[i].expected == rows[i].measured, "%s, wire bytes of %s: %llu by formula (%s), %llu measured", when, rows[i].what,
+               (unsigned long long)rows[i].expected, rows[i].formula, (unsigned long long)rows[i].measured);
+}
+
+static void padding_is_zero(zero *z)
+{
+    const zero_layout *l = zero_get_layout(z);
+    const size_t b = memory.peak[ZERO_MEM_MASTER] ? 2 : 4;
+    for (size_t u = 0; u < UNITS; u++) {
+        const char *p = zero_acquire_params(z, u);
+        char *real = calloc(zero_layout_unit_numel(l, u), 1);
+        for (size_t t = 0; t < TENSORS; t++)
+            if (tensors[t].unit == u) memset(real + zero_tensor_offset(z, t), 1, tensors[t].numel);
+        for (size_t i = 0; i < zero_layout_unit_numel(l, u); i++)
+            EXPECT(real[i] || !memcmp(p + i * b, "\0\0\0\0", b), "padding element %zu of unit %zu is not zero", i, u);
+        free(real);
+        zero_release_params(z, u);
+    }
+}
+
+static zero *make(zero_comm *c, int stage, enum zero_dtype dtype, enum zero_reduction reduction)
+{
+    zero *z;
+    const zero_config config = { .stage = stage, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
+    EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+    return z;
+}
+
+/* Steps with a changing number of micro-batches; returns the hashes. Norms are those of one process in double. */
+static void train(zero *z, uint64_t hash[2])
+{
+    static const size_t micro_batches[] = { 1, 3, 2, 7, 1, 4 };
+    for (size_t s = 0; s < sizeof micro_batches / sizeof *micro_batches; s++) {
+        double norm = -1, want = norm_in_double(s, micro_batches[s]);
+        EXPECT(one_step(z, s, micro_batches[s], &norm) == ZERO_OK, "step %zu: %s", s, zero_error(z));
+        EXPECT(fabs(norm - want) <= 1e-6 * want, "step %zu: norm %.9f, in double %.9f", s, norm, want);
+        reports_agree(z, "after a step");
+    }
+    EXPECT(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+}
+
+static void nothing_of_a_bad_step_is_kept(zero *z, float poison)
+{
+    uint64_t before[2], after[2];
+    double norm = 0;
+    EXPECT(zero_hash(z, &before[0], &before[1]) == ZERO_OK, "hash: %s", zero_error(z));
+    EXPECT(micro_batch(z, (size_t)rank, 9, 0) == ZERO_OK && micro_batch(z, (size_t)(ranks + rank), 9, poison) == ZERO_OK, "micro-batch: %s", zero_error(z));
+    EXPECT(zero_grad_norm(z, &norm) == ZERO_OK, "norm: %s", zero_error(z));
+    EXPECT(isnan(poison) ? isnan(norm) : isinf(norm), "one rank's %f gives every rank the norm %f", poison, norm);
+    EXPECT(zero_discard(z) == ZERO_OK, "discard: %s", zero_error(z));
+    EXPECT(zero_hash(z, &after[0], &after[1]) == ZERO_OK && !memcmp(before, after, sizeof before), "a discarded step changed the state");
+    EXPECT(one_step(z, 9, 2, &norm) == ZERO_OK && isfinite(norm), "the step after a discarded one: norm %f %s", norm, zero_error(z));
+}
+
+static void misuse_is_refused(zero *z)
+{
+    const zero_adamw a = { .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 1 };
+    double norm;
+    EXPECT(!zero_acquire_params(z, UNITS) && strstr(zero_error(z), "no unit"), "a unit that is not there: %s", zero_error(z));
+    EXPECT(zero_release_grads(z, 1) == ZERO_ERR_ARG, "a release without acquire");
+    EXPECT(zero_step(z, &a) == ZERO_ERR_ARG, "a step without gradients");
+    EXPECT(zero_grad_norm(z, &norm) == ZERO_ERR_ARG, "a norm without gradients");
+    EXPECT(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK, "micro-batch: %s", zero_error(z));
+    EXPECT(zero_acquire_grads(z, 1) != NULL, "acquire: %s", zero_error(z));
+    EXPECT(!zero_acquire_grads(z, 1) && strstr(zero_error(z), "twice"), "acquired twice: %s", zero_error(z));
+    EXPECT(zero_release_grads(z, 1) == ZERO_OK, "release: %s", zero_error(z));
+    EXPECT(zero_discard(z) == ZERO_ERR_ARG || zero_get_layout(z)->ranks == 0, "discarded in the middle of a micro-batch");
+    EXPECT(zero_finish_backward(z) == ZERO_ERR_ARG && strstr(zero_error(z), "not released"), "a micro-batch without its units: %s", zero_error(z));
+}
+
+static int aborts(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
+{
+    (void)ctx; (void)begin; (void)out; (void)count;
+    return tensor == 2;
+}
+
+static void refuses(zero_comm *c, zero_config config, const char *word)
+{
+    zero *z;
+    config.comm = c;
+    config.memory = &memory;
+    EXPECT(zero_create(&z, &config) == ZERO_ERR_ARG && strstr(zero_error(z), word), "the message is: %s", zero_error(z));
+    zero_destroy(z);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct { const char *name; zero_comm_mpi_config config; } ways[] = {
+        { "shared memory", { .timeout_s = 60 } }, { "messages", { .timeout_s = 60, .no_shared_memory = 1 } },
+        { "staged", { .timeout_s = 60, .staged = 1 } }, { "two ranks a host", { .timeout_s = 60, .ranks_per_host = 2 } },
+    };
+    char name[128];
+    uint64_t first[2][2] = { { 0 } };
+    zero_comm *c;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+        for (int bf16 = 0; bf16 <= 1; bf16++)
+            for (int stage = 0; stage <= 2; stage++) {
+                uint64_t hash[2], again[2];
+                memset(&memory, 0, sizeof memory);
+                EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
+                zero *z = make(c, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
+                train(z, hash);
+                if (!first[bf16][0]) memcpy(first[bf16], hash, sizeof hash);
+                EXPECT(!memcmp(first[bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx", (unsigned long long)hash[0],
+                       (unsigned long long)hash[1], (unsigned long long)first[bf16][0], (unsigned long long)first[bf16][1]);
+                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                case_done(name);
+                padding_is_zero(z);
+                nothing_of_a_bad_step_is_kept(z, NAN);
+                nothing_of_a_bad_step_is_kept(z, -INFINITY);
+                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                case_done(name);
+                EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+                train(z, again);
+                EXPECT(!memcmp(hash, again, sizeof hash), "a refilled engine trains otherwise than a new one");
+                EXPECT(zero_fill(z, aborts, NULL) == ZERO_ERR_CALLBACK || !strstr(zero_error(z), "a.weight"), "a failing callback: %s", zero_error(z));
+                zero_destroy(z);
+                zero_comm_destroy(c);
+                EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
+                snprintf(name, sizeof name, "refilled, same bits; all memory given back: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                case_done(name);
+            }
+    memset(&memory, 0, sizeof memory);
+    EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
+    for (int stage = 0; stage <= 2; stage++) {
+        zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
+        uint64_t hash[2];
+        train(z, hash);         /* no promise about the hash */
+        zero_destroy(z);
+        memset(memory.peak, 0, sizeof memory.peak);
+        zero_comm_destroy(c);
+        EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
+    }
+    case_done("the library's reduction: norms of double");
+    for (int stage = 0; stage <= 2; stage++) {
+        zero *a = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, 2 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        uint64_t hash_a[2], hash_b[2];
+        double norm;
+        for (size_t s = 0; s < 3; s++)
+            EXPECT(one_step(a, s, s + 1, &norm) == ZERO_OK && one_step(b, s, s + 1, &norm) == ZERO_OK, "step: %s%s", zero_error(a), zero_error(b));
+        EXPECT(zero_hash(a, &hash_a[0], &hash_a[1]) == ZERO_OK && zero_hash(b, &hash_b[0], &hash_b[1]) == ZERO_OK, "hash: %s%s", zero_error(a), zero_error(b));
+        EXPECT(!memcmp(hash_a, hash_b, sizeof hash_a), "two engines side by side disagree");
+        zero_destroy(b);
+        zero_destroy(a);
+    }
+    case_done("two engines live side by side on one transport");
+    for (int stage = 0; stage <= 2; stage++) {
+        zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        misuse_is_refused(z);
+        zero_destroy(z);
+    }
+    case_done("misuse of the brackets is refused with words");
+    zero_tensor gap[2] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
+    refuses(c, (zero_config){ .stage = 3, .tensors = tensors, .num_tensors = TENSORS }, "stage 3");
+    refuses(c, (zero_config){ .stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
+    refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
+    refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
+    case_done("impossible configurations are refused with words");
+    zero_comm_destroy(c);
+    return cases_done();
+}
