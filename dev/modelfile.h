@@ -1,0 +1,53 @@
+/*
+llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, model_00000100.bin. See modelfile.c.
+
+Elements are addressed by *logical index*: their place in the file, the 16 tensors in llm.c's order without gaps. Values are fp32 in
+memory, whatever the file has. Functions return 0, or -1 and a message in err that names the file and the remedy. No
+communication: where "all ranks" or "rank 0" call, the caller sees to it, and to a barrier between.
+*/
+#ifndef DEV_MODELFILE_H
+#define DEV_MODELFILE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    size_t max_seq_len, vocab_size, num_layers, num_heads, channels, padded_vocab_size;
+} ModelShape;
+
+typedef struct {
+    int fd;                     // -1: not open
+    int bf16;                   // 1: values are stored in bf16 (version 5), 0: in fp32 (version 3)
+    size_t numel;               // parameters, with the padding of the vocabulary
+    ModelShape shape;
+    char path[4096];
+} ModelFile;
+
+// Parameters of a model of this shape: Vp*C + maxT*C + L*(12*C*C + 13*C) + 2*C.
+size_t modelfile_numel(const ModelShape *s);
+
+// Opens a file for reading. Checks magic, version, sizes, and that the file is exactly as long as its header says.
+int modelfile_open(ModelFile *f, const char *path, char *err, size_t err_bytes);
+// Reads elements [begin, begin + count) into out.
+int modelfile_read(const ModelFile *f, size_t begin, size_t count, float *out, char *err, size_t err_bytes);
+void modelfile_close(ModelFile *f);     // of a file that was read, or to give up writing one; not open is fine
+
+// Writing, by all ranks together, each its own elements:
+//     rank 0:     modelfile_create(temporary)             makes the file, in full length: a full disk is noticed here
+//     all ranks:  modelfile_begin(temporary), modelfile_write(...)..., modelfile_finish
+//     rank 0:     modelfile_publish(temporary, path)      if all were successful, else modelfile_discard(temporary)
+// Values must be exact in the file's type: with bf16, the low 16 bits are dropped.
+int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes);
+int modelfile_begin(ModelFile *f, const char *temporary, char *err, size_t err_bytes);
+int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float *values, char *err, size_t err_bytes);
+int modelfile_finish(ModelFile *f, char *err, size_t err_bytes);        // to the disk, and closes
+int modelfile_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
+void modelfile_discard(const char *temporary);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
