@@ -38,7 +38,7 @@ int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? c->op
 int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return c->ops->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
 int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return c->ops->allgather_host(c, mine, bytes, all); }
 
-size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes) { return c->ops->scratch_bytes(c, exchange_bytes, gather_bytes); }
+size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel) { return c->ops->scratch_bytes(c, exchange_bytes, gather_bytes, reduced_numel); }
 
 int zero_comm_barrier(zero_comm *c)
 {

@@ -42,8 +42,9 @@ uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit);   /* what a time-out should say; not collective; phase: a literal */
 
 /* What the transport itself allocates (ZERO_MEM_TRANSPORT), by formula, once it has exchanged buffers of up to exchange_bytes and
-   gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces). Not collective. */
-size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes);
+   gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced reduced_numel elements by the
+   library (0: never). Not collective. */
+size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
 
 /* Symmetric device memory, zeroed, 256-byte aligned. Collective, all ranks with the same bytes. Accounted in mem. */
 int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);

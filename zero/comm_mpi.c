@@ -57,7 +57,8 @@ typedef struct comm_mpi {
     double timeout_s;
     int staged, spin;
     int *on_host;                           /* [size] 1: rank r shares this host's memory (this rank included) */
-    int num_remote;
+    int num_remote;                         /* ranks of other hosts */
+    int sharing;                            /* some ranks share memory: symmetric buffers are mapped (the same verdict on all ranks) */
     struct shared control;
     zero_memory *memory;
     struct buffer buffers[MAX_BUFFERS];
@@ -261,7 +262,7 @@ static int mpi_alloc(zero_comm *c, zero_memory *mem, enum zero_category category
         if (!m->buffers[i].ptr) b = &m->buffers[i];
     if (!b) return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", MAX_BUFFERS);
     *b = (struct buffer){ .bytes = bytes, .mem = mem, .category = category };
-    if (c->size == 1 || m->staged || m->num_remote == c->size - 1) {
+    if (m->staged || !m->sharing) {
         b->ptr = zero_memory_alloc(mem, category, bytes);
     } else if (map_shared(m, &b->map, bytes ? bytes : 1) == ZERO_OK) {
         b->ptr = b->map.peer[c->rank];
@@ -527,14 +528,16 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
     return e ? e : device_check(m, cudaStreamSynchronize(stream));
 }
 
-static size_t mpi_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes)
+static size_t mpi_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel)
 {
     const comm_mpi *m = (const comm_mpi *)c;
     const size_t larger = exchange_bytes > gather_bytes ? exchange_bytes : gather_bytes;
     size_t bytes = (size_t)c->size * sizeof *m->pieces + m->control.bytes;
-    if (m->staged && c->size > 1) bytes += larger + exchange_bytes;        /* staging; the pieces on the device */
-    if (m->num_remote) bytes += m->staged ? larger : exchange_bytes;       /* what arrives */
-    return bytes;
+    if (m->staged && c->size > 1) bytes += larger + exchange_bytes;       /* staging; the pieces on the device */
+    size_t received = m->num_remote ? m->staged ? larger : exchange_bytes : 0;
+    const size_t reduced = (reduced_numel + reduced_numel / (size_t)c->size) * sizeof(float);      /* in fp32, and this rank's sum */
+    if (reduced > received) received = reduced;
+    return bytes + received;
 }
 
 static void mpi_destroy(zero_comm *c)
@@ -630,8 +633,10 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     int on_host = 0;
     for (int r = 0; r < size; r++) on_host += m->on_host[r];
     m->num_remote = size - on_host;
+    const int sharing = on_host > 1;
+    MPI_Allreduce(&sharing, &m->sharing, 1, MPI_INT, MPI_MAX, m->comm);
     m->spin = on_host <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
-    snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s", m->num_remote == 0 ? "shared memory" : on_host == 1 ? "messages" : "shared memory and messages",
+    snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s", m->num_remote == 0 ? "shared memory" : !m->sharing ? "messages" : "shared memory and messages",
              m->staged ? ", staged through the host" : "", note);
     return ZERO_OK;
 }

@@ -15,7 +15,7 @@ typedef struct zero_comm_ops {
     int (*reusable)(zero_comm *c, zero_ticket ticket);
     int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);
     int (*allgather_host)(zero_comm *c, const void *mine, size_t bytes, void *all);
-    size_t (*scratch_bytes)(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes);
+    size_t (*scratch_bytes)(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
     void (*destroy)(zero_comm *c);
 } zero_comm_ops;
 

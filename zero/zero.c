@@ -233,6 +233,7 @@ int zero_create(zero **out, const zero_config *config)
     z->rank = zero_comm_rank(config->comm);
     z->ranks = zero_comm_size(config->comm);
     z->elem = zero_dtype_bytes(config->dtype);
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = UINT64_MAX;    /* no step has begun */
     zero_comm_phase(config->comm, "creating the engine", 0);
     return create(z);
 }
@@ -716,7 +717,8 @@ size_t zero_report_memory(const zero *z, zero_row *rows, size_t max)
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers, peak[ZERO_MEM_UNIT_BUFFERS],
             stage >= 2 ? "%zu x (up to %d units of each size)" : z->unit_sum ? "%zu x largest unit" : "0", stage >= 2 ? b : sizeof(float), POOL_DEPTH);
     const size_t tables = z->unit_tiles[z->layout.num_units] * sizeof(zero_tile) + ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
-    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, largest_unit(z) * b, largest_unit(z) * (z->unit_sum ? sizeof(float) : b));
+    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, library ? 0 : largest_unit(z) * b, largest_unit(z) * (z->unit_sum ? sizeof(float) : b),
+                                                   library ? largest_unit(z) : 0);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch, peak[ZERO_MEM_TRANSPORT], "optimizer tiles, norm, transport's own");
     return n;
 }

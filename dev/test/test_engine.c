@@ -34,10 +34,8 @@ static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out
     return 0;
 }
 
-static void put(const zero *z, void *buffer, size_t element, float x)
+static void put(void *buffer, size_t element, float x)
 {
-    const zero_layout *l = zero_get_layout(z);
-    (void)l;
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     if (memory.peak[ZERO_MEM_MASTER]) ((uint16_t *)buffer)[element] = (uint16_t)(u >> 16);
@@ -53,8 +51,8 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison)
         if (!g || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u)
-                for (size_t i = 0; i < tensors[t].numel; i++) put(z, g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
-        if (u == 2 && poison != 0 && rank == ranks - 1) put(z, g, 5, poison);
+                for (size_t i = 0; i < tensors[t].numel; i++) put(g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
+        if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
         e = zero_release_grads(z, u);
         if (!e) e = zero_release_params(z, u);
     }
@@ -158,14 +156,14 @@ static void misuse_is_refused(zero *z)
     EXPECT(zero_acquire_grads(z, 1) != NULL, "acquire: %s", zero_error(z));
     EXPECT(!zero_acquire_grads(z, 1) && strstr(zero_error(z), "twice"), "acquired twice: %s", zero_error(z));
     EXPECT(zero_release_grads(z, 1) == ZERO_OK, "release: %s", zero_error(z));
-    EXPECT(zero_discard(z) == ZERO_ERR_ARG || zero_get_layout(z)->ranks == 0, "discarded in the middle of a micro-batch");
+    EXPECT(zero_discard(z) == ZERO_ERR_ARG, "discarded in the middle of a micro-batch");
     EXPECT(zero_finish_backward(z) == ZERO_ERR_ARG && strstr(zero_error(z), "not released"), "a micro-batch without its units: %s", zero_error(z));
 }
 
 static int aborts(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
 {
-    (void)ctx; (void)begin; (void)out; (void)count;
-    return tensor == 2;
+    (void)ctx; (void)tensor; (void)begin; (void)out; (void)count;
+    return 1;
 }
 
 static void refuses(zero_comm *c, zero_config config, const char *word)
@@ -210,7 +208,7 @@ int main(int argc, char **argv)
                 EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
                 train(z, again);
                 EXPECT(!memcmp(hash, again, sizeof hash), "a refilled engine trains otherwise than a new one");
-                EXPECT(zero_fill(z, aborts, NULL) == ZERO_ERR_CALLBACK || !strstr(zero_error(z), "a.weight"), "a failing callback: %s", zero_error(z));
+                EXPECT(zero_fill(z, aborts, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "could not be filled"), "a failing callback: %s", zero_error(z));
                 zero_destroy(z);
                 zero_comm_destroy(c);
                 EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
