@@ -1,0 +1,615 @@
+/*
+Is sharded training the same as training in one process, bit for bit?
+
+    mpirun -n 4 ./test_gpt2_zero            (any number of ranks; without mpirun: one)
+    ./test_gpt2_zero --seed 7               repeats the randomised cases of a run that printed this seed
+    ./test_gpt2_zero --break order          must fail: the check of the check (order, bit, replica: see below)
+
+A *setup* is a model, a batch and a schedule of steps. For each one the expected outcome is computed once, by one process (its owner;
+the ranks share the setups out), without any of zero/: the model runs on plain buffers, one micro-batch of the step after the
+other, and dev/test/baseline.c adds, measures and updates in plain loops. A *case* is a setup trained by all ranks through the
+engine: a stage, a transport, a recompute level, and perhaps a disturbance that must leave no trace: a NaN in one gradient of
+one rank, validation and inference between the micro-batches, ranks that dawdle, a second engine that trains in turns with the first.
+
+Then everything is compared by bits: the loss of each micro-batch, the norm of each step as each rank saw it, and every
+parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the hashes the same in
+all stages. The models are tiny and odd: what matters here is who owns what, and in which order things are added. Whether the
+model itself is right is test_model.cu's business.
+
+--break perturbs the sharded side. "bit" flips one bit of one gradient element on the last rank in one micro-step; "replica" one of a
+parameter on the last rank after the last step: every comparison by bits has to notice. "order" hands the micro-batches of
+a step to the ranks rotated by one: the same gradients added in another order, which changes bits wherever a sum of three or
+more was not exact.
+*/
+#define TESTING
+#include "train_gpt2_zero.cu"
+
+#include <mpi.h>
+#include <stdarg.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dev/test/baseline.h"          // the arithmetic of a step without sharding
+#include "zero/comm_mpi.h"              // three transports over the same ranks
+
+enum { STAGES = 3, TRANSPORTS = 4 };
+enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2 };
+static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
+
+// What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
+enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DAWDLE, TWIN, LIBRARY };
+static const char *const DISTURBANCE_NAMES[] = {"", ", NaN in a gradient", ", validation between", ", dawdling ranks", ", two engines",
+                                                ", library reduction"};
+
+enum Breakage { BREAK_NOTHING, BREAK_ORDER, BREAK_BIT, BREAK_REPLICA };
+
+typedef struct Setup {
+    char name[64];
+    GPT2Config config;
+    size_t B, T, steps;
+    size_t G[4];                        // micro-batches per rank in step s: G[s % 4]; 0: so that M is 8, if N divides it
+    float clip, decay;                  // clip 0: never
+
+    // The expected outcome. Its numbers are on the owner alone, the tables of tensors on all ranks.
+    int owner = 0;
+    zero_tensor *tensors = NULL;
+    baseline b = {};
+    double *losses = NULL;              // one per micro-batch, in the order of (step, j)
+    double *norms = NULL;               // one per step
+    int has_hashes = 0;
+    uint64_t hashes[2] = {};            // of the first case by bits, for the others to equal
+} Setup;
+
+typedef struct Case {
+    int stage, transport, recompute;
+    enum Disturbance disturbance;
+} Case;
+
+// One model on one engine.
+typedef struct Trainer {
+    Setup *s;
+    zero *z;
+    zero_memory memory;
+    GPT2 model;
+    GPT2Units units;
+    double *losses, *norms;             // of this rank: one per micro-step, one per step
+    enum { CLEAN, ADD_NAN, FLIP_BIT } tampering;        // with unit 1's gradients at their next release on the last rank
+    floatX *tampered;                   // where
+    float *visited;                     // a state's elements that this rank owns, 0 elsewhere
+    unsigned long long num_visited;
+    uint64_t dawdle;                    // not 0: sleep now and then; the state of the dice, of each rank its own
+} Trainer;
+
+static int rank, ranks;
+static enum Breakage breakage;
+static cudaStream_t stream;
+static zero_comm *comms[TRANSPORTS];
+static char problem[240];               // the first thing that this rank found wrong with the present case
+static size_t passed, failed;
+
+// ----------------------------------------------------------------------------
+// Failing: of a case (the others go on), or of the test
+
+static void complain(const char *format, ...) {
+    if (problem[0]) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(problem, sizeof problem, format, args);
+    va_end(args);
+}
+
+static void must(int ok, const char *what, const char *words) {
+    if (ok) return;
+    fprintf(stderr, "test_gpt2_zero: rank %d: %s: %s\n", rank, what, words);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+template <class T> static T *new_zeroed(size_t count) {
+    T *p = (T *)calloc(count + 1, sizeof(T));
+    must(p != NULL, "calloc", "out of host memory");
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// What both sides are given: tokens, initial weights, hyperparameters
+
+static uint64_t mix(uint64_t x) {       // splitmix64
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// B*T+1 tokens of micro-batch j of a step, with something to learn: three in four follow from the one before.
+static int *new_tokens(const Setup *s, size_t step, size_t j) {
+    const size_t V = s->config.vocab_size;
+    int *tokens = new_zeroed<int>(s->B * s->T + 1);
+    uint64_t h = mix(mix(step) + j);
+    tokens[0] = (int)(h % V);
+    for (size_t i = 1; i <= s->B * s->T; i++) {
+        h = mix(h);
+        tokens[i] = (int)(h % 4 ? (7 * (size_t)tokens[i - 1] + 3) % V : (h >> 8) % V);
+    }
+    return tokens;
+}
+
+// Elements of a tensor, in the signature of zero_fill_fn.
+static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
+    const Setup *s = (const Setup *)setup;
+    const char *name = s->tensors[t].name;
+    const float mean = strncmp(name, "ln", 2) == 0 && name[strlen(name) - 1] == 'w';
+    const size_t end = t == 0 ? s->config.vocab_size * s->config.channels : s->tensors[t].numel;    // rows of wte that no token has
+    for (size_t i = 0; i < count; i++) {
+        const float noise = (float)(mix(mix(t) + begin + i) >> 40) / 16777216.0f - 0.5f;
+        out[i] = begin + i < end ? mean + 0.1f * noise : 0.0f;
+    }
+    return 0;
+}
+
+static zero_adamw hyperparameters(const Setup *s, size_t step, double norm) {
+    const float lr = 3e-3f / (float)(1 + step % 5), scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
+    return {lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1};
+}
+
+static size_t micro_steps(const Setup *s, size_t steps) {
+    size_t n = 0;
+    for (size_t k = 0; k < steps; k++) n += s->G[k % 4];
+    return n;
+}
+
+static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
+    int *tokens = new_tokens(s, step, j);
+    gpt2_forward(model, tokens, tokens + 1, s->B, s->T, 1);
+    const double loss = gpt2_loss(model);
+    gpt2_backward(model);
+    free(tokens);
+    return loss;
+}
+
+static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh, zero_memory *memory) {
+    char err[256] = "";
+    must(gpt2_config_check(&s->config, err, sizeof err) == 0, s->name, err);
+    must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0, "gpt2_create", err);
+}
+
+// ----------------------------------------------------------------------------
+// The expected outcome: one process, plain buffers
+
+typedef struct Plain {
+    const Setup *s;
+    floatX *params, *grads;             // device
+} Plain;
+
+static size_t first_element(const Setup *s, size_t unit) {
+    size_t t = 0;
+    while (s->tensors[t].unit != unit) t++;
+    return s->b.offset[t];
+}
+
+static void *plain_params(void *ctx, size_t unit) { return ((Plain *)ctx)->params + first_element(((Plain *)ctx)->s, unit); }
+static void *plain_grads(void *ctx, size_t unit) { return ((Plain *)ctx)->grads + first_element(((Plain *)ctx)->s, unit); }
+static void plain_release(void *, size_t) {}
+
+static void train_plainly(Setup *s) {
+    const size_t bytes = s->b.numel * sizeof(floatX);
+    const zero_mesh alone = {1, 1, 1, 0, 0, 0};
+    Plain plain = {s, NULL, NULL};
+    const GPT2Units units = {&plain, plain_params, plain_release, plain_grads, plain_release};
+    zero_memory memory = {};
+    GPT2 model = {};
+    cudaCheck(cudaMalloc((void **)&plain.params, bytes));
+    cudaCheck(cudaMalloc((void **)&plain.grads, bytes));
+    make_model(&model, s, 0, &units, &alone, &memory);
+    char *params = new_zeroed<char>(bytes);
+    for (size_t t = 0; t < s->b.num_tensors; t++) fill(s, t, 0, s->tensors[t].numel, s->b.w + s->b.offset[t]);
+    double *loss = s->losses;
+    for (size_t step = 0; step < s->steps; step++) {
+        const size_t G = s->G[step % 4], M = G * (size_t)ranks;
+        void **micro = new_zeroed<void *>(M);
+        baseline_store(&s->b, params, FLOATX);
+        cudaCheck(cudaMemcpy(plain.params, params, bytes, cudaMemcpyHostToDevice));
+        for (size_t j = 0; j < M; j++) {
+            micro[j] = new_zeroed<char>(bytes);
+            cudaCheck(cudaMemsetAsync(plain.grads, 0, bytes, stream));
+            *loss++ = micro_batch(&model, s, step, j);
+            cudaCheck(cudaStreamSynchronize(stream));
+            cudaCheck(cudaMemcpy(micro[j], plain.grads, bytes, cudaMemcpyDeviceToHost));
+        }
+        baseline_sum(&s->b, micro, FLOATX, G, (size_t)ranks);
+        s->norms[step] = baseline_norm(&s->b, M);
+        const zero_adamw a = hyperparameters(s, step, s->norms[step]);
+        baseline_adamw(&s->b, &a, M);
+        for (size_t j = 0; j < M; j++) free(micro[j]);
+        free(micro);
+    }
+    free(params);
+    gpt2_destroy(&model);
+    cudaCheck(cudaFree(plain.params));
+    cudaCheck(cudaFree(plain.grads));
+}
+
+static void expect(Setup *s, int owner) {
+    const size_t num_tensors = gpt2_num_tensors(&s->config);
+    s->owner = owner;
+    s->tensors = new_zeroed<zero_tensor>(num_tensors);
+    gpt2_tensors(&s->config, s->tensors);
+    must(baseline_create(&s->b, s->tensors, num_tensors) == 0, "baseline_create", "out of host memory");
+    s->losses = new_zeroed<double>(micro_steps(s, s->steps) * (size_t)ranks);
+    s->norms = new_zeroed<double>(s->steps);
+    if (rank == owner) train_plainly(s);
+}
+
+static void forget(Setup *s) {
+    baseline_destroy(&s->b);
+    free(s->tensors);
+    free(s->losses);
+    free(s->norms);
+}
+
+// ----------------------------------------------------------------------------
+// The sharded side: the model on an engine
+
+static void engine_must(const Trainer *t, int ok, const char *call) { must(ok, call, zero_error(t->z)); }
+#define ENGINE(t, call) engine_must(t, (call) == ZERO_OK, #call)
+
+static void dawdle(Trainer *t) {
+    if (!t->dawdle) return;
+    t->dawdle = mix(t->dawdle);
+    if (t->dawdle % 3 == 0) usleep((useconds_t)(t->dawdle / 3 % 3000));
+}
+
+static void *sharded_params(void *ctx, size_t unit) {
+    Trainer *t = (Trainer *)ctx;
+    dawdle(t);
+    void *p = zero_acquire_params(t->z, unit);
+    engine_must(t, p != NULL, "zero_acquire_params");
+    return p;
+}
+
+static void sharded_release_params(void *ctx, size_t unit) {
+    Trainer *t = (Trainer *)ctx;
+    ENGINE(t, zero_release_params(t->z, unit));
+}
+
+static void *sharded_grads(void *ctx, size_t unit) {
+    Trainer *t = (Trainer *)ctx;
+    void *g = zero_acquire_grads(t->z, unit);
+    engine_must(t, g != NULL, "zero_acquire_grads");
+    if (unit == 1) t->tampered = (floatX *)g;
+    return g;
+}
+
+// Makes an element in device memory a NaN, or flips a bit of it, high enough in the mantissa that no sum rounds it away.
+static void tamper(floatX *device, int with_nan) {
+    const int f32 = sizeof(floatX) == 4;
+    uint32_t u = 0;
+    cudaCheck(cudaStreamSynchronize(stream));
+    cudaCheck(cudaMemcpy(&u, device, sizeof(floatX), cudaMemcpyDeviceToHost));
+    u = with_nan ? (f32 ? 0x7fc00000u : 0x7fc0u) : u ^ (f32 ? 1u << 18 : 1u << 3);
+    cudaCheck(cudaMemcpy(device, &u, sizeof(floatX), cudaMemcpyHostToDevice));
+}
+
+static void sharded_release_grads(void *ctx, size_t unit) {
+    Trainer *t = (Trainer *)ctx;
+    if (unit == 1) {
+        if (t->tampering && rank == ranks - 1) tamper(t->tampered, t->tampering == Trainer::ADD_NAN);
+        t->tampering = Trainer::CLEAN;
+    }
+    dawdle(t);
+    ENGINE(t, zero_release_grads(t->z, unit));
+}
+
+static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
+    memset(t, 0, sizeof *t);
+    t->s = s;
+    t->dawdle = c->disturbance == DAWDLE ? mix((uint64_t)rank) : 0;
+    zero_config config = {};
+    config.stage = stage;
+    config.dtype = FLOATX;
+    config.reduction = c->disturbance == LIBRARY ? ZERO_REDUCE_LIBRARY : ZERO_REDUCE_EXACT;
+    config.tensors = s->tensors;
+    config.num_tensors = s->b.num_tensors;
+    config.comm = comms[c->transport];
+    config.memory = &t->memory;
+    config.stream = stream;
+    ENGINE(t, zero_create(&t->z, &config));
+    ENGINE(t, zero_fill(t->z, fill, s));
+    const zero_mesh mesh = {ranks, 1, 1, rank, 0, 0};
+    t->units = {t, sharded_params, sharded_release_params, sharded_grads, sharded_release_grads};
+    make_model(&t->model, s, c->recompute, &t->units, &mesh, &t->memory);
+    t->losses = new_zeroed<double>(micro_steps(s, s->steps));
+    t->norms = new_zeroed<double>(s->steps);
+}
+
+static void trainer_destroy(Trainer *t) {
+    gpt2_destroy(&t->model);
+    zero_destroy(t->z);
+    if (t->memory.total_live) complain("%zu bytes of device memory are still booked after the end", t->memory.total_live);
+    free(t->losses);
+    free(t->norms);
+}
+
+// Which of the step's M micro-batches rank r takes in micro-step g.
+static size_t global_index(size_t g, int r, size_t M) {
+    const size_t j = g * (size_t)ranks + (size_t)r;
+    return breakage == BREAK_ORDER ? (j + 1) % M : j;
+}
+
+static void trainer_micro_step(Trainer *t, size_t step, size_t g) {
+    const size_t j = global_index(g, rank, t->s->G[step % 4] * (size_t)ranks);
+    t->losses[micro_steps(t->s, step) + g] = micro_batch(&t->model, t->s, step, j);
+    ENGINE(t, zero_finish_backward(t->z));
+}
+
+static void trainer_step(Trainer *t, size_t step) {
+    ENGINE(t, zero_grad_norm(t->z, &t->norms[step]));
+    const zero_adamw a = hyperparameters(t->s, step, t->norms[step]);
+    ENGINE(t, zero_step(t->z, &a));
+}
+
+// A step whose gradient holds one NaN, on one rank, in one micro-step: all ranks see it in the norm, and nothing comes of it.
+static void step_in_vain(Trainer *t, size_t step) {
+    const size_t G = t->s->G[step % 4];
+    uint64_t before[2], after[2];
+    double norm = 0;
+    ENGINE(t, zero_hash(t->z, &before[0], &before[1]));
+    for (size_t g = 0; g < G; g++) {
+        if (g == G / 2) t->tampering = Trainer::ADD_NAN;
+        trainer_micro_step(t, step, g);
+    }
+    ENGINE(t, zero_grad_norm(t->z, &norm));
+    if (isfinite(norm)) complain("the norm of a gradient with a NaN is %g", norm);
+    ENGINE(t, zero_discard(t->z));
+    ENGINE(t, zero_hash(t->z, &after[0], &after[1]));
+    if (memcmp(before, after, sizeof before)) complain("a discarded step changed the state");
+}
+
+// Validation, and inference on a smaller batch.
+static void look(Trainer *t, size_t step) {
+    int *tokens = new_tokens(t->s, 1000 + step, (size_t)rank);
+    gpt2_forward(&t->model, tokens, tokens + 1, t->s->B, t->s->T, 0);
+    const double loss = gpt2_loss(&t->model);
+    if (!(loss > 0 && loss < 20)) complain("step %zu: validation loss %g", step, loss);
+    gpt2_forward(&t->model, tokens, NULL, 1, t->s->T / 2, 0);
+    free(tokens);
+}
+
+// ----------------------------------------------------------------------------
+// The comparison
+
+static int collect(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    Trainer *t = (Trainer *)ctx;
+    memcpy(t->visited + t->s->b.offset[tensor] + begin, values, count * sizeof(float));
+    t->num_visited += count;
+    return 0;
+}
+
+static void compare_state(Trainer *t, enum zero_state state, const char *name, const float *expected) {
+    const baseline *b = &t->s->b;
+    const int owner = t->s->owner;
+    float *all = new_zeroed<float>(b->numel);
+    unsigned long long num_all = 0, numel = 0;
+    t->visited = new_zeroed<float>(b->numel);
+    t->num_visited = 0;
+    ENGINE(t, zero_visit(t->z, state, collect, t));
+    MPI_Reduce(&t->num_visited, &num_all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, owner, MPI_COMM_WORLD);
+    MPI_Reduce(t->visited, all, (int)b->numel, MPI_UINT32_T, MPI_BOR, owner, MPI_COMM_WORLD);    // disjoint: "or" keeps the bits
+    for (size_t i = 0; i < b->num_tensors && rank == owner; i++) {
+        const zero_tensor *tensor = &b->tensors[i];
+        numel += tensor->numel;
+        for (size_t k = 0; k < tensor->numel; k++) {
+            const float have = all[b->offset[i] + k];
+            float want = expected[b->offset[i] + k];
+            if (state == ZERO_STATE_PARAMS) want = baseline_rounded(want, FLOATX);
+            if (memcmp(&want, &have, sizeof want) == 0) continue;
+            complain("%s of %s[%zu] in unit %zu: expected %.9g, got %.9g", name, tensor->name, k, tensor->unit, want, have);
+        }
+    }
+    if (rank == owner && num_all != numel) complain("%s: the ranks own %llu elements of %llu", name, num_all, numel);
+    free(t->visited);
+    free(all);
+}
+
+// All between the tensors, after the last one, and the rows of wte beyond the vocabulary.
+static void check_padding(Trainer *t) {
+    const zero_layout *l = zero_get_layout(t->z);
+    for (size_t u = 0; u < l->num_units; u++) {
+        const size_t bytes = zero_layout_unit_numel(l, u) * sizeof(floatX);
+        char *host = new_zeroed<char>(bytes);
+        cudaCheck(cudaMemcpyAsync(host, sharded_params(t, u), bytes, cudaMemcpyDeviceToHost, stream));
+        cudaCheck(cudaStreamSynchronize(stream));
+        sharded_release_params(t, u);
+        for (size_t i = l->unit_first[u]; i < l->unit_first[u + 1]; i++) {
+            const size_t real = i == 0 ? t->s->config.vocab_size * t->s->config.channels : l->tensors[i].numel;
+            memset(host + l->tensor_offset[i] * sizeof(floatX), 0, real * sizeof(floatX));
+        }
+        for (size_t i = 0; i < bytes; i++) {
+            if (host[i]) complain("padding of unit %zu is not zero at element %zu", u, i / sizeof(floatX));
+        }
+        free(host);
+    }
+}
+
+static void compare_number(const char *what, size_t step, size_t which, double want, double have, double tolerance) {
+    const int equal = tolerance > 0 ? fabs(want - have) <= tolerance * want : memcmp(&want, &have, sizeof want) == 0;
+    if (!equal) complain("step %zu: %s %zu: expected %.17g, got %.17g", step, what, which, want, have);
+}
+
+// The losses of all micro-batches, and the norms as each rank saw them. Leaves the mean loss of the first and last step in ends.
+static void compare_losses(const Trainer *t, double tolerance, double ends[2]) {
+    const Setup *s = t->s;
+    const size_t N = (size_t)ranks, total = micro_steps(s, s->steps);
+    double *losses = new_zeroed<double>(total * N), *norms = new_zeroed<double>(s->steps * N);
+    MPI_Allgather(t->losses, (int)total, MPI_DOUBLE, losses, (int)total, MPI_DOUBLE, MPI_COMM_WORLD);
+    MPI_Allgather(t->norms, (int)s->steps, MPI_DOUBLE, norms, (int)s->steps, MPI_DOUBLE, MPI_COMM_WORLD);
+    for (size_t step = 0; step < s->steps; step++) {
+        const size_t G = s->G[step % 4], before = micro_steps(s, step);
+        double sum = 0;
+        for (size_t r = 0; r < N; r++) {
+            for (size_t g = 0; g < G; g++) {
+                const size_t j = global_index(g, (int)r, G * N);
+                const double loss = losses[r * total + before + g];
+                if (rank == s->owner) compare_number("loss of micro-batch", step, j, s->losses[before * N + j], loss, tolerance);
+                sum += loss;
+            }
+            if (rank == s->owner) compare_number("norm on rank", step, r, s->norms[step], norms[r * s->steps + step], tolerance);
+        }
+        ends[step > 0] = sum / (double)(G * N);
+    }
+    free(losses);
+    free(norms);
+}
+
+// Everything, once training is over. Returns the hash of the optimizer's state.
+static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
+    Setup *s = t->s;
+    uint64_t hashes[2] = {0, 0};
+    compare_losses(t, by_bits ? 0 : 0.02, ends);
+    check_padding(t);
+    if (zero_hash(t->z, &hashes[0], &hashes[1]) != ZERO_OK) complain("zero_hash: %s", zero_error(t->z));
+    if (!by_bits) return hashes[1];
+    compare_state(t, ZERO_STATE_MASTER, "master", s->b.w);
+    compare_state(t, ZERO_STATE_M, "m", s->b.m);
+    compare_state(t, ZERO_STATE_V, "v", s->b.v);
+    compare_state(t, ZERO_STATE_PARAMS, "parameter", s->b.w);
+    if (s->has_hashes && memcmp(s->hashes, hashes, sizeof hashes)) complain("the hash is not that of this setup's first case");
+    memcpy(s->hashes, hashes, sizeof hashes);
+    s->has_hashes = 1;
+    return hashes[1];
+}
+
+// ----------------------------------------------------------------------------
+// The cases
+
+static void report(const Setup *s, const Case *c, const double ends[2], uint64_t hash) {
+    int complainer = problem[0] ? rank : ranks;
+    MPI_Allreduce(MPI_IN_PLACE, &complainer, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    const int ok = complainer == ranks;
+    if (!ok) MPI_Bcast(problem, sizeof problem, MPI_CHAR, complainer, MPI_COMM_WORLD);
+    passed += ok;
+    failed += !ok;
+    if (rank == 0) {
+        printf("%s stage %d N %d G %zu recompute %d, %s: %s%s: %zu steps, loss %.4f -> %.4f, hash %016llx\n", ok ? "PASS" : "FAIL", c->stage,
+               ranks, s->G[0], c->recompute, TRANSPORT_NAMES[c->transport], s->name, DISTURBANCE_NAMES[c->disturbance], s->steps, ends[0],
+               ends[1], (unsigned long long)hash);
+        if (!ok) printf("     rank %d: %s\n", complainer, problem);
+        fflush(stdout);
+    }
+    problem[0] = 0;
+}
+
+static void run_case(Setup *s, Case c) {
+    static Trainer trainers[2];
+    const int twins = c.disturbance == TWIN ? 2 : 1;
+    for (int i = 0; i < twins; i++) trainer_create(&trainers[i], s, (c.stage + i) % STAGES, &c);
+    for (size_t step = 0; step < s->steps; step++) {
+        const size_t G = s->G[step % 4];
+        if (c.disturbance == NAN_GRADIENT && step % 2) step_in_vain(&trainers[0], step);
+        for (size_t g = 0; g < G; g++) {
+            if (c.disturbance == LOOK_BETWEEN) look(&trainers[0], step);
+            for (int i = 0; i < twins; i++) {
+                if (breakage == BREAK_BIT && step == 1 && g == G - 1) trainers[i].tampering = Trainer::FLIP_BIT;
+                trainer_micro_step(&trainers[i], step, g);
+            }
+        }
+        if (c.disturbance == LOOK_BETWEEN) look(&trainers[0], step);
+        for (int i = 0; i < twins; i++) trainer_step(&trainers[i], step);
+    }
+    double ends[2] = {};
+    uint64_t hash = 0;
+    for (int i = 0; i < twins; i++) {
+        if (breakage == BREAK_REPLICA && rank == ranks - 1) {
+            tamper((floatX *)sharded_params(&trainers[i], 0), 0);
+            sharded_release_params(&trainers[i], 0);
+        }
+        hash = compare(&trainers[i], c.disturbance != LIBRARY, ends);
+    }
+    for (int i = 0; i < twins; i++) trainer_destroy(&trainers[i]);
+    report(s, &c, ends, hash);
+}
+
+static size_t draw(uint64_t *seed, size_t n) {
+    *seed = mix(*seed);
+    return *seed % n;
+}
+
+static Setup random_setup(uint64_t *seed) {
+    const size_t heads = 1 + draw(seed, 3), C = heads * 8 * (1 + draw(seed, 3)), L = 1 + draw(seed, 4), max_t = 12 + draw(seed, 20);
+    const size_t V = 40 + draw(seed, 500), padded = (V + 7) / 8 * 8 + 8 * draw(seed, 3), B = 1 + draw(seed, 2), T = max_t - draw(seed, 8);
+    const float clip = draw(seed, 2) ? 0.5f : 0.0f, decay = draw(seed, 2) ? 0.1f : 0.0f;
+    Setup s = {"", {max_t, V, padded, L, heads, C}, B, T, 4, {}, clip, decay};
+    for (int k = 0; k < 4; k++) s.G[k] = 1 + draw(seed, 4);
+    snprintf(s.name, sizeof s.name, "random C %zu L %zu V %zu/%zu B %zu T %zu/%zu", C, L, V, padded, B, T, max_t);
+    return s;
+}
+
+static void run_all(uint64_t seed) {
+    enum { PLAIN, FIRST_OTHER, RANDOM = 10, SETUPS = 14 };
+    const GPT2Config tiny = {16, 100, 128, 2, 4, 32};
+    Setup setups[SETUPS] = {
+        {"plain", tiny, 2, 16, 6, {}, 0, 0.1f},
+        {"clipped, V unpadded", {16, 128, 128, 2, 2, 32}, 1, 16, 6, {}, 0.1f, 0.1f},
+        {"T 16 < maxT 24", {24, 203, 208, 2, 2, 48}, 2, 16, 6, {}, 1.0f, 0},
+        {"C 96, 3 heads, L 5, V 1003", {32, 1003, 1024, 5, 3, 96}, 1, 24, 4, {}, 1.0f, 0.1f},
+        {"M = N", tiny, 1, 16, 4, {1, 1, 1, 1}, 0.5f, 0.1f},
+        {"M = 2 N", tiny, 1, 16, 4, {2, 2, 2, 2}, 0.5f, 0.1f},
+        {"M = 3 N", tiny, 1, 16, 4, {3, 3, 3, 3}, 0.5f, 0.1f},
+        {"M = 8 N", tiny, 1, 16, 4, {8, 8, 8, 8}, 0.5f, 0.1f},
+        {"G changing", tiny, 1, 16, 6, {1, 3, 2, 5}, 0, 0.1f},
+        {"long", {16, 100, 128, 1, 2, 16}, 1, 16, 100, {1, 1, 1, 1}, 1.0f, 0.1f},
+        random_setup(&seed), random_setup(&seed), random_setup(&seed), random_setup(&seed)};
+    const size_t G_of_8 = ranks <= 8 && 8 % ranks == 0 ? 8 / (size_t)ranks : 3;
+    for (int i = 0; i < SETUPS; i++) {
+        for (int k = 0; k < 4; k++) setups[i].G[k] = setups[i].G[k] ? setups[i].G[k] : G_of_8;
+        expect(&setups[i], i % ranks);
+    }
+    for (int stage = 0; stage < STAGES; stage++) {
+        for (int transport = 0; transport < TRANSPORTS; transport++) {
+            run_case(&setups[PLAIN], {stage, transport, (stage + transport) % 3, NOTHING});
+        }
+        for (int d = NAN_GRADIENT; d <= LIBRARY; d++) {
+            run_case(&setups[PLAIN], {stage, (stage + d) % TRANSPORTS, d % 3, (enum Disturbance)d});
+        }
+        for (int i = FIRST_OTHER; i < RANDOM; i++) run_case(&setups[i], {stage, i % TRANSPORTS, (stage + i) % 3, NOTHING});
+    }
+    for (int i = RANDOM; i < SETUPS; i++) {
+        const int stage = (int)draw(&seed, STAGES), transport = (int)draw(&seed, TRANSPORTS), recompute = (int)draw(&seed, 3);
+        run_case(&setups[i], {stage, transport, recompute, (enum Disturbance)draw(&seed, LIBRARY)});
+    }
+    for (int i = 0; i < SETUPS; i++) forget(&setups[i]);
+}
+
+int main(int argc, char **argv) {
+    static const char *const breakages[] = {"nothing", "order", "bit", "replica"};
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    unsigned long long seed = (unsigned long long)time(NULL);
+    for (int i = 1; i < argc; i += 2) {
+        int b = BREAK_REPLICA;
+        while (b > 0 && (i + 1 == argc || strcmp(argv[i + 1], breakages[b]))) b--;
+        const int is_seed = i + 1 < argc && strcmp(argv[i], "--seed") == 0, is_break = b > 0 && strcmp(argv[i], "--break") == 0;
+        must(is_seed || is_break, argv[i], "usage: test_gpt2_zero [--seed N] [--break order|bit|replica]");
+        if (is_seed) seed = strtoull(argv[i + 1], NULL, 10);
+        else breakage = (enum Breakage)b;
+    }
+    MPI_Bcast(&seed, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
+    if (rank == 0) printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
+    cudaCheck(cudaStreamCreate(&stream));
+    zero_memory memory = {};
+    for (int i = 0; i < TRANSPORTS; i++) {
+        zero_comm_mpi_config config = {};
+        config.timeout_s = 60;
+        config.no_shared_memory = i == MESSAGES || i == STAGED;
+        config.staged = i == STAGED;
+        config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
+        const int rc = zero_comm_create_mpi(&comms[i], MPI_COMM_WORLD, &config, &memory);
+        must(rc == ZERO_OK, "zero_comm_create_mpi", comms[i] ? zero_comm_error(comms[i]) : "out of memory");
+    }
+    run_all(seed);
+    for (int i = 0; i < TRANSPORTS; i++) zero_comm_destroy(comms[i]);
+    cudaCheck(cudaStreamDestroy(stream));
+    if (rank == 0) printf("%zu passed, %zu failed\n", passed, failed);
+    MPI_Finalize();
+    return failed > 0;
+}
