@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs every test: one line for each program with its own counts, then `N passed, N failed`, the sum of the cases.
 #
-#     dev/test/run_tests.sh [DEVICE [WORD]]       DEVICE: cpu (default) or cuda; WORD: only tests whose line contains it
+#     dev/test/run_tests.sh [DEVICE [WORD]]       DEVICE: cpu (default) or cuda; WORD: only tests whose name contains it
 #
 # The list at the end is explicit: what is not in it is not run, and what is in it but missing has failed. Nothing is skipped. A test program reports
 # by its exit status and by either cmocka's summary or a line `N passed, N failed`, the last of which counts; one without such a line, or with no
@@ -41,8 +41,30 @@ summary() {
          END { if (ours != "") print ours; else if (cmocka) print passed + 0, failed + 0 }' "$1"
 }
 
-wanted() {
-    [ -z "$word" ] || [[ $* == *$word* ]]
+# make_quietly DEVICE PRECISION GOALS...
+make_quietly() {
+    local config="DEVICE=$1 PRECISION=$2" log="$logs/build_$1_$2.log"
+    shift 2
+    # shellcheck disable=SC2086
+    if ! make --no-print-directory -k SETUP=true $config "$@" > "$log" 2>&1; then
+        count 0 1 "build $config" "does not build"
+        grep -v '^  compile\|^  link' "$log" | tail -n 30 | sed 's/^/    | /'
+    fi
+}
+
+# build DEVICE PRECISION GOALS...: a build that fails is a failed test; what could be built is run all the same
+build() {
+    [ -n "$word" ] || make_quietly "$@"
+}
+
+# ready NAME PROGRAM: is this test wanted and its program there? With a WORD programs are built one by one, as they are wanted.
+ready() {
+    [[ $1 == *$word* ]] || return 1
+    if [ -n "$word" ] && [[ $2 =~ ^build/(.*)-(fp32|bf16)/ ]]; then
+        make_quietly "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]^^}" "$2"
+    fi
+    [ -e "$2" ] || count 0 1 "$1" "$2 is missing"
+    [ -e "$2" ]
 }
 
 # launch RANKS TIMEOUT LOG PROGRAM ARGUMENTS...: RANKS 0 starts the program by itself, otherwise mpirun does
@@ -60,12 +82,8 @@ launch() {
 run() {
     local ranks=$1 limit=$2 name=$3 program=$4
     shift 3
-    wanted "$name" || return 0
+    ready "$name" "$program" || return 0
     local log="$logs/${name//[ \/]/_}.log" start=$SECONDS rc p f
-    if [ ! -e "$program" ]; then
-        count 0 1 "$name" "$program is missing"
-        return
-    fi
     launch "$ranks" "$limit" "$log" "$@"
     rc=$?
     read -r p f <<< "$(summary "$log")"
@@ -86,12 +104,8 @@ run() {
 must_fail() {
     local ranks=$1 limit=$2 name=$3 words=$4 program=$5
     shift 4
-    wanted "$name" || return 0
+    ready "$name" "$program" || return 0
     local log="$logs/${name//[ \/]/_}.log" rc
-    if [ ! -e "$program" ]; then
-        count 0 1 "$name" "$program is missing"
-        return
-    fi
     launch "$ranks" "$limit" "$log" "$@"
     rc=$?
     if [ $rc = 0 ] || [ $rc = 124 ] || [ $rc = 137 ]; then
@@ -103,15 +117,24 @@ must_fail() {
     fi
 }
 
-# build DEVICE PRECISION GOALS...: a build that fails is a failed test; what could be built is run all the same
-build() {
-    local config="DEVICE=$1 PRECISION=$2"
-    shift 2
-    local log="$logs/build_${config//[ =]/_}.log"
-    if ! make --no-print-directory -k SETUP=true $config "$@" > "$log" 2>&1; then
-        count 0 1 "build $config" "does not build"
-        grep -v '^  compile\|^  link' "$log" | tail -n 30 | sed 's/^/    | /'
-    fi
+# same TIMEOUT NAME WORDS PROGRAM "RANKS ARGUMENTS"...: a case for each way to run it: it ends well, and its lines with WORDS are those of the first way
+same() {
+    local limit=$1 name=$2 words=$3 program=$4 way lines first= p=0 f=0 start=$SECONDS
+    shift 4
+    ready "$name" "$program" || return 0
+    for way in "$@"; do
+        local log="$logs/${name//[ \/]/_}_${way//[ \/]/_}.log" arguments
+        read -r -a arguments <<< "${way#* }"
+        launch "${way%% *}" "$limit" "$log" "$program" "${arguments[@]}"
+        if [ $? = 0 ] && lines=$(grep -- "$words" "$log") && [ "$lines" = "${first:=$lines}" ]; then
+            p=$((p + 1))
+        else
+            f=$((f + 1))
+            echo "    | $way: \"${lines:-no line with $words}\", expected \"$first\"; the end of its output:"
+            tail -n 5 "$log" | sed 's/^/    | /'
+        fi
+    done
+    count $p $f "$name" "$((SECONDS - start)) s"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -122,35 +145,57 @@ build "$device" BF16 all
 
 fp32=build/$device-fp32
 bf16=build/$device-bf16
+text=dev/data/text/default.txt
 
 run 0 60 "layout" $fp32/test_layout
+run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 120 "matmul" $fp32/test_matmul
+run 0 60 "device header" $fp32/test_emulator
+run 0 120 "kernels" $fp32/test_kernels
 run 0 180 "model fp32" $fp32/test_model
 run 0 180 "model bf16" $bf16/test_model
 for ranks in 1 2 3 4; do
     run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
 done
-for ranks in 1 3 4; do
+for ranks in 1 2 3 4; do
     run $ranks 120 "engine, $ranks ranks" $fp32/test_engine
 done
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
     run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero
 done
-must_fail 2 120 "the test itself: a wrong order of sums is seen" "FAIL" $fp32/test_gpt2_zero --break order
-must_fail 2 120 "the test itself: a wrong shard is seen" "FAIL" $fp32/test_gpt2_zero --break shard
+for breakage in order bit replica; do
+    must_fail 2 180 "sharded = unsharded notices: $breakage" FAIL $fp32/test_gpt2_zero --break $breakage
+done
+same 60 "example: the same state on any ranks" hash $fp32/regression "1 0" "2 1" "4 2" "8 2"
+
+# The trainer itself: 8 micro-batches a step, on 1 to 8 ranks.
+tiny="-e custom:l2,h4,c64,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
+for precision in fp32 bf16; do
+    same 60 "trainer $precision: the same state on any ranks" "state hash" build/$device-$precision/train_gpt2_zero \
+        "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 2 $tiny" "8 -z 0 $tiny"
+done
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
 
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
-build emulated FP32 test_programs
-build emulated-tsan FP32 build/emulated-tsan-fp32/planted_faults
-run 0 120 "faults planted for the emulated GPU" dev/test/test_planted_faults.sh \
-    build/emulated-fp32/planted_faults build/emulated-tsan-fp32/planted_faults
-run 0 300 "model fp32, emulated GPU" build/emulated-fp32/test_model
-run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" build/emulated-fp32/test_gpt2_zero --quick
+asan=build/emulated-fp32
+tsan=build/emulated-tsan-fp32
+build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero}
+build emulated-tsan FP32 $tsan/planted_faults
+run 0 300 "faults planted for the emulated GPU are found" dev/test/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
+run 0 120 "device header, emulated GPU" $asan/test_emulator
+run 0 300 "kernels, emulated GPU" $asan/test_kernels
+run 0 300 "model fp32, emulated GPU" $asan/test_model
+run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
+
+# A test that nobody runs is a failure too.
+for file in dev/test/test_*.*; do
+    test=$(basename "${file%.*}")
+    grep -q "/$test\b" dev/test/run_tests.sh || count 0 1 "$file" "is not in the list of dev/test/run_tests.sh"
+done
 
 # ----------------------------------------------------------------------------------------------------------------------
 
