@@ -397,7 +397,9 @@ typedef struct Attention {
 
 static Attention attention_shape(size_t B, size_t T, size_t C, size_t NH) {
     Attention a = {(int)B, (int)T, (int)NH, (int)(C / NH), 0, 0};
-    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows * HS is at most 4096: the tiles fit in the 100 KB of any GPU
+    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows * HS is at most 4096: the tiles take about 100 KB of shared memory
+    if (WARP == 1) a.rows *= 2;                             // a CPU's cache holds more
+    a.rows = (int)min((size_t)a.rows, ceil_div(T, 2 * PACK) * 2 * PACK);
     a.cols = a.rows / 2;
     return a;
 }
