@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# All benchmarks, as tables of ratios: what is compared runs side by side or in turns, since machines are shared and drift.
+#
+#     make bench              LLMC=DIR make bench     also against llm.c's CPU trainer, a built train_gpt2 in DIR
+#
+# 1. matrix products against OpenBLAS        2. AdamW against STREAM's triad       3. the reduction against a copy and against MPI
+# 4. a step in stages 0, 1, 2 on 8 ranks     5. GPT-2 124M on one rank with 2 threads, in tokens/s
+set -eu
+cd "$(dirname "$0")/../.."
+build=${1:-build/cpu-fp32}
+threads=${THREADS:-2}
+rounds=${ROUNDS:-3}
+ranks=${NP:-8}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+launch() {      # RANKS THREADS PROGRAM...
+    (
+        export NP=$1 OMP_NUM_THREADS=$2
+        . scripts/env.sh
+        shift 2
+        exec "${MPIRUN:-mpirun}" -np "$NP" "$@"
+    )
+}
+
+# step RANKS THREADS LABEL ARGUMENTS...: milliseconds a step, into LABEL's file
+step() {
+    launch "$1" "$2" "$build/train_gpt2_zero" "${@:4}" | awk '/^total average iteration time/ { print $5 }' >> "$work/$3"
+}
+
+median() {      # of the numbers of a file
+    sort -g "$1" | awk '{ x[NR] = $1 } END { print NR % 2 ? x[(NR + 1) / 2] : (x[NR / 2] + x[NR / 2 + 1]) / 2 }'
+}
+
+ratio() {       # median of the ratios, line by line, of two files
+    paste "$1" "$2" | awk '{ print $1 / $2 }' > "$work/ratio"
+    median "$work/ratio"
+}
+
+echo "== matrix products, $threads threads"
+OMP_NUM_THREADS=$threads "$build/bench_matmul"
+
+echo; echo "== AdamW and norm, $threads threads"
+OMP_NUM_THREADS=$threads "$build/bench_adamw"
+
+echo; echo "== reduction, $ranks ranks"
+launch "$ranks" 1 "$build/bench_reduce"
+
+echo; echo "== a step by stage, $ranks ranks, model of 11M parameters, one micro-batch a rank"
+for ((i = 0; i < rounds; i++)); do
+    for z in 0 1 2; do
+        step "$ranks" 1 "stage$z" -e custom:l6,h6,c384,v256,t128 -i dev/data/text/default.txt -b 1 -t 64 -x 12 -v 0 -s 0 -z $z
+    done
+done
+printf '%-10s %10s %12s\n' stage ms "x stage 0"
+for z in 0 1 2; do
+    printf '%-10s %10.1f %12.2f\n' $z "$(median "$work/stage$z")" "$(ratio "$work/stage$z" "$work/stage0")"
+done
+
+echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
+tokens=256
+for ((i = 0; i < rounds; i++)); do
+    step 1 "$threads" ours -e d12 -i dev/data/text/default.txt -b 4 -t 64 -x 6 -v 0 -s 0 -z 1
+    if [ -n "${LLMC:-}" ]; then
+        # its trainer reads fixed files from the working directory, and has no limit on steps but its own
+        mkdir -p "$work/llmc/dev/data/tinyshakespeare"
+        [ -e "$work/llmc/gpt2_124M.bin" ] || {
+            launch 1 "$threads" "$build/train_gpt2_zero" -e d12 -i dev/data/text/default.txt -b 1 -t 64 -x 0 -v 0 -s 0 -n 1 -o "$work" > /dev/null
+            mv "$work/model_00000000.bin" "$work/llmc/gpt2_124M.bin"
+            "$build/tokenize_bytes" dev/data/text/default.txt "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin > /dev/null
+        }
+        # the first validation takes 10 batches; then steps are printed with their times
+        (cd "$work/llmc" && OMP_NUM_THREADS=$threads timeout 90 stdbuf -oL "$LLMC/train_gpt2" 2> /dev/null || true) |
+            awk '/^step [0-9]+: train loss/ { gsub(/.*took /, ""); x[n++] = $1 } n == 5 { exit } END { for (i = 1; i < n; i++) s += x[i]; if (n > 1) print s / (n - 1) }' >> "$work/llmc_ms"
+    fi
+done
+ms=$(median "$work/ours")
+awk -v ms="$ms" -v t=$tokens 'BEGIN { printf "train_gpt2_zero   %8.0f ms a step, %6.1f tokens/s\n", ms, 1000 * t / ms }'
+if [ -n "${LLMC:-}" ]; then
+    awk -v ms="$(median "$work/llmc_ms")" -v t=$tokens -v r="$(ratio "$work/llmc_ms" "$work/ours")" \
+        'BEGIN { printf "llm.c train_gpt2  %8.0f ms a step, %6.1f tokens/s: ours is %.2f times as fast\n", ms, 1000 * t / ms, r }'
+fi
