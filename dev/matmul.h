@@ -1,9 +1,11 @@
 /*
 Every matrix product of the trainer, behind one function with two implementations: dev/cuda/matmul.cu (cuBLASLt) and
-dev/cpu/matmul.cpp (OpenBLAS on fixed tiles). A build links exactly one of them.
+dev/cpu/matmul.cpp (our own, no library). A build links exactly one of them.
 
 Both keep the promise the rest of the program is built on: the same inputs give the same bits, whatever the number of
-threads, the address of the buffers or the number of ranks. What may change the bits is the shape, the type and the machine.
+threads, the address of the buffers or the number of ranks. On a GPU the bits may depend on the shape, the type and the device;
+on the CPU only on the instruction set that the build was made for, and an element of c not even on m and n: any part of
+the rows or columns, computed by itself, comes out the same.
 
 The three uses, for a linear layer with weights w[OC, C] over R rows:
     forward  out[R, OC] = inp[R, C] w^T + bias       matmul(out,  inp,  w,   bias, dtype, R,  OC, C,  0, 1, 0, stream)
@@ -37,7 +39,8 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
 /* Allows (1) or forbids (0, the default) TF32 tensor cores for fp32 products. A CPU has none and always computes in full fp32. */
 void matmul_set_tf32(int allow);
 
-/* Gives the workspace back (32 MiB per stream on a GPU; 1.7 MB per thread, for bf16, on the CPU). The next matmul takes a new one. */
+/* Gives the workspace back (32 MiB per stream on a GPU, 0.8 MB per thread on the CPU), when no product is queued or running. The
+   next matmul takes a new one. */
 void matmul_destroy(void);
 
 #ifdef __cplusplus

@@ -1,154 +1,241 @@
 /*
-The trainer's matrix products on the CPU: OpenBLAS for the arithmetic, our own tiles for the reproducibility.
+The trainer's matrix products on the CPU: packed panels in the manner of GotoBLAS and BLIS, made so that the bits of an element of c
+depend on its row of a and its column of b, and on nothing else.
 
-OpenBLAS by itself gives other bits on two threads than on one, because it cuts the matrices by the number of threads. Here the
-result is cut into tiles by its shape alone; each tile is one single-threaded product, and OpenMP threads take tiles as they
-become free. Which thread computes a tile then changes nothing, and a well-kept library still does the inner loops. It
-costs nothing measurable: tiles of 256 x 384 reuse what is packed about as well as the whole matrix does, and dealing
-them out on demand balances busy cores better than OpenBLAS's equal shares.
+Why not a library? OpenBLAS gives other bits on two threads than on one, and other bits for a part of the rows than for all of
+them. Called single-threaded on tiles of our own it keeps its bits and its speed in fp32, but it does not read bf16, and to widen
+the tiles for it costs a fifth of the time. Here bf16 is widened while packing, which costs nothing.
 
-The tile size is a compromise. Few large tiles waste less on packing; many small ones keep more cores busy. So a result that
-gives fewer than MIN_TILES tiles is cut finer, down to about 64 x 96. All tiles of a product are about equally large.
+How it works. c is cut into tiles, which OpenMP threads take as they become free. A tile is summed in fp32 in the thread's own
+scratch, DEPTH terms at a time:
+  - its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that the
+    innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16 KiB) in L1;
+  - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
+When all terms are in, bias and old c are added, and the tile is rounded into c.
 
-In bf16, which OpenBLAS cannot read on most CPUs, a tile is summed in fp32 scratch: blocks of a and b are widened into
-it (exactly) and multiplied there, and the sum is rounded once, when the tile is done. fp32 tiles are summed in place.
-
-Bias and old c go into the tile first, and the products are added to them. That is no extra pass: OpenBLAS
-would have to clear the tile anyway.
+Panels at the edges are filled up with zeros and computed like all others. So every element is summed by the same instructions
+in the same order, DEPTH terms one after the other, then the next DEPTH; the tiles can be chosen for speed alone.
 */
 #include "dev/matmul.h"
 
-#include <cblas.h>
 #include <limits.h>
 #include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE_M = 256, TILE_N = 384, MIN_TILES = 8, FINEST_M = 64, FINEST_N = 96 };
-enum { BLOCK_K = 512 };      // bf16 is widened in blocks of at most this many terms of the sum
-enum { ROUND = 16 };         // tile edges are multiples of this: full vectors for OpenBLAS, whole cache lines for the threads
-enum { SCRATCH = TILE_M * TILE_N + (TILE_M + TILE_N) * BLOCK_K }; // floats per thread: a tile of c, a block of a, one of b
+// Floats per vector register, and rows per panel of a, such that MR x 2 sums leave a few registers free.
+#if defined(__AVX512F__)
+enum { LANES = 16, MR = 12 };
+#elif defined(__AVX__)
+enum { LANES = 8, MR = 6 };
+#else
+enum { LANES = 4, MR = 6 };
+#endif
+enum { NR = 2 * LANES };
+enum { DEPTH = 256 };
+enum { TILE_M = 264, TILE_N = 384 };        // multiples of every MR and NR
+enum { GROUP_N = 96 };                     // columns of b that are packed at a time
+enum { STRIP = 16 };                         // terms, see pack()
+enum { SMALL_M = 48, SMALL_N = 96 };        // smaller tiles spend too much of their time on packing
+enum { TILES_PER_THREAD = 4 };
+enum { SPILL = 16 };                        // room for what pack() may write past the last panel
+enum { SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL };     // floats per thread: sums, panels of a and of b
 
-static float *scratch;       // SCRATCH floats for each of scratch_threads threads, for bf16 only
+typedef float Lanes __attribute__((vector_size(4 * LANES), may_alias));
+typedef float Float8 __attribute__((vector_size(32)));
+typedef uint32_t Bits8 __attribute__((vector_size(32)));
+typedef int32_t Index8 __attribute__((vector_size(32)));
+typedef uint16_t Half8 __attribute__((vector_size(16)));
+
+static float *scratch;                      // SCRATCH floats for each of scratch_threads threads
 static int scratch_threads;
 
 typedef struct {
     void *c;
     const void *a, *b, *bias;
-    int dtype, trans_a, trans_b, accumulate;
     size_t m, n, k;
+    int trans_a, trans_b, accumulate;
 } Product;
 
-static size_t smaller(size_t x, size_t y)
+static inline size_t smaller(size_t x, size_t y)
 {
     return x < y ? x : y;
 }
 
-/* The length of each of `parts` about equal parts of `total`, the last of which may be shorter (or, when rounding up, missing). */
-static size_t part_length(size_t total, size_t parts)
+/* bf16 is the upper half of a float; uint16_t stands for it in this file. */
+static inline float load(const float *p)
 {
-    return ((total + parts - 1) / parts + ROUND - 1) / ROUND * ROUND;
+    return *p;
 }
 
-static float widen(uint16_t h)
+static inline float load(const uint16_t *p)
 {
-    uint32_t bits = (uint32_t)h << 16;
+    uint32_t bits = (uint32_t)*p << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static uint16_t narrow(float x)
+static inline Float8 load8(const float *p)
+{
+    Float8 x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+static inline Float8 load8(const uint16_t *p)
+{
+    Half8 h;
+    memcpy(&h, p, sizeof h);
+    return (Float8)(__builtin_convertvector(h, Bits8) << 16);
+}
+
+static inline void store(float *p, float x)
+{
+    *p = x;
+}
+
+static inline void store(uint16_t *p, float x)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    uint32_t nan = (bits >> 16) | 0x40; // rounding up could carry a NaN into infinity: keep its top half, made quiet
-    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+    uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;    // halves to even
+    uint32_t nan = bits >> 16 | 0x40;                               // rounding could carry a NaN over into infinity or zero
+    *p = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
 }
 
-/* The rows x cols block of x at (row, col) as floats: in place for fp32, widened into room for bf16. *ld is the length of a row of
-   x, and becomes that of a row of the block. */
-static const float *block(const void *x, int dtype, size_t row, size_t col, size_t rows, size_t cols, size_t *ld, float *room)
+/* Row i becomes column i, in three rounds that exchange blocks of 1, 2 and 4. */
+static inline void transpose8(Float8 r[8])
 {
-    if (dtype == MATMUL_F32) {
-        return (const float *)x + row * *ld + col;
+    Float8 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = __builtin_shuffle(r[i], r[i + 1], (Index8){ 0, 8, 2, 10, 4, 12, 6, 14 });
+        t[i + 1] = __builtin_shuffle(r[i], r[i + 1], (Index8){ 1, 9, 3, 11, 5, 13, 7, 15 });
     }
-    for (size_t i = 0; i < rows; i++) {
-        const uint16_t *from = (const uint16_t *)x + (row + i) * *ld + col;
-        float *to = room + i * cols;
-        for (size_t j = 0; j < cols; j++) {
-            to[j] = widen(from[j]);
+    for (int i = 0; i < 8; i += 4) {
+        for (int j = i; j < i + 2; j++) {
+            u[j] = __builtin_shuffle(t[j], t[j + 2], (Index8){ 0, 1, 8, 9, 4, 5, 12, 13 });
+            u[j + 2] = __builtin_shuffle(t[j], t[j + 2], (Index8){ 2, 3, 10, 11, 6, 7, 14, 15 });
         }
     }
-    *ld = cols;
-    return room;
+    for (int j = 0; j < 4; j++) {
+        r[j] = __builtin_shuffle(u[j], u[j + 4], (Index8){ 0, 1, 2, 3, 8, 9, 10, 11 });
+        r[j + 4] = __builtin_shuffle(u[j], u[j + 4], (Index8){ 4, 5, 6, 7, 12, 13, 14, 15 });
+    }
 }
 
-static float load(const void *x, int dtype, size_t i)
+/* Packs `depth` terms of `lines` lines (rows of a, columns of b) into panels of W lines: term q of line i goes to
+   to[i / W * W * depth + q * W + i % W], and zeros to the lines that the last panel lacks. One of the strides is 1. */
+template <int W, typename T>
+static void pack(float *to, const T *from, size_t line_stride, size_t term_stride, size_t lines, size_t depth)
 {
-    return dtype == MATMUL_F32 ? ((const float *)x)[i] : widen(((const uint16_t *)x)[i]);
-}
-
-/* What the products are added to: bias and old c, or zero. */
-static void tile_begin(const Product *p, float *out, size_t ldo, size_t row, size_t col, size_t rows, size_t cols)
-{
-    for (size_t i = 0; i < rows; i++) {
-        float *to = out + i * ldo;
-        size_t at = (row + i) * p->n + col;
-        if (!p->accumulate) {
-            memset(to, 0, cols * sizeof *to);
-        } else if (p->dtype == MATMUL_BF16) {
-            for (size_t j = 0; j < cols; j++) {
-                to[j] = load(p->c, p->dtype, at + j);
-            }
-        }
-        if (p->bias) {
-            for (size_t j = 0; j < cols; j++) {
-                to[j] += load(p->bias, p->dtype, col + j);
+    size_t done = 0;
+    if (line_stride == 1) { // full panels: a strip of some rows at a time, read along the rows, written along the panels
+        done = lines / W * W;
+        for (size_t strip = 0; strip < depth; strip += STRIP) {
+            for (size_t i = 0; i < done; i += W) {
+                for (size_t q = strip; q < smaller(strip + STRIP, depth); q++) {
+                    for (size_t j = 0; j < W; j++) {
+                        to[i * depth + q * W + j] = load(from + q * term_stride + i + j);
+                    }
+                }
             }
         }
     }
+    // The others are transposed 8 x 8 at a time. Where 8 does not divide W, the last rows of a block spill over into the next
+    // term's first lines; these are written later, because blocks go from the last lines to the first, terms the other way.
+    size_t blocks = line_stride == 1 ? 0 : depth / 8 * 8;
+    for (; done < lines; done += W) {
+        float *panel = to + done * depth;
+        const T *source = from + done * line_stride;
+        size_t width = smaller(W, lines - done);
+        for (size_t i = (W - 1) / 8 * 8 + 8; i >= 8; i -= 8) {
+            for (size_t q = 0; q < blocks; q += 8) {
+                Float8 r[8];
+                for (size_t j = 0; j < 8; j++) {
+                    r[j] = i - 8 + j < width ? load8(source + (i - 8 + j) * line_stride + q) : (Float8){};
+                }
+                transpose8(r);
+                for (size_t j = 0; j < 8; j++) {
+                    memcpy(panel + (q + j) * W + i - 8, &r[j], sizeof r[j]);
+                }
+            }
+        }
+        for (size_t q = blocks; q < depth; q++) {
+            for (size_t i = 0; i < W; i++) {
+                panel[q * W + i] = i < width ? load(source + i * line_stride + q * term_stride) : 0.0f;
+            }
+        }
+    }
 }
 
+/* The MR x NR block of sums at c (rows of ldc floats, aligned) takes on, or from its first terms begins with, the products of a
+   panel of a and a panel of b. */
+static inline void kernel(float *c, size_t ldc, const float *a, const float *b, size_t depth, bool first)
+{
+    Lanes sum[MR][2] = {};
+    for (size_t q = 0; q < depth; q++) {
+        const Lanes b0 = *(const Lanes *)(b + q * NR);
+        const Lanes b1 = *(const Lanes *)(b + q * NR + LANES);
+#pragma GCC unroll 12
+        for (int i = 0; i < MR; i++) {
+            const float x = a[q * MR + i];
+            sum[i][0] += x * b0;
+            sum[i][1] += x * b1;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < MR; i++) {
+        Lanes *to = (Lanes *)(c + i * ldc);
+        to[0] = first ? sum[i][0] : to[0] + sum[i][0];
+        to[1] = first ? sum[i][1] : to[1] + sum[i][1];
+    }
+}
+
+template <typename T>
 static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room)
 {
-    int f32 = p->dtype == MATMUL_F32;
-    float *out = f32 ? (float *)p->c + row * p->n + col : room;
-    size_t ldo = f32 ? p->n : cols;
-    float *room_a = room + TILE_M * TILE_N;
-    float *room_b = room_a + TILE_M * BLOCK_K;
-    size_t step = f32 || p->k <= BLOCK_K ? p->k : part_length(p->k, (p->k + BLOCK_K - 1) / BLOCK_K);
-    tile_begin(p, out, ldo, row, col, rows, cols);
-    for (size_t q = 0; q < p->k; q += step) {
-        size_t depth = smaller(step, p->k - q);
-        size_t lda = p->trans_a ? p->m : p->k;
-        size_t ldb = p->trans_b ? p->k : p->n;
-        const float *a = p->trans_a ? block(p->a, p->dtype, q, row, depth, rows, &lda, room_a)
-                                    : block(p->a, p->dtype, row, q, rows, depth, &lda, room_a);
-        const float *b = p->trans_b ? block(p->b, p->dtype, col, q, cols, depth, &ldb, room_b)
-                                    : block(p->b, p->dtype, q, col, depth, cols, &ldb, room_b);
-        cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, p->trans_b ? CblasTrans : CblasNoTrans, (int)rows,
-                    (int)cols, (int)depth, 1.0f, a, (int)lda, b, (int)ldb, 1.0f, out, (int)ldo);
+    const T *a = (const T *)p->a;
+    const T *b = (const T *)p->b;
+    const T *bias = (const T *)p->bias;
+    size_t a_line = p->trans_a ? 1 : p->k, a_term = p->trans_a ? p->m : 1;
+    size_t b_line = p->trans_b ? p->k : 1, b_term = p->trans_b ? 1 : p->n;
+    float *sums = room;
+    float *panels_b = sums + TILE_M * TILE_N;
+    float *panels_a = panels_b + GROUP_N * DEPTH;
+    if (p->k == 0) {
+        memset(sums, 0, TILE_M * TILE_N * sizeof *sums);
     }
-    if (!f32) {
-        for (size_t i = 0; i < rows; i++) {
-            uint16_t *to = (uint16_t *)p->c + (row + i) * p->n + col;
-            for (size_t j = 0; j < cols; j++) {
-                to[j] = narrow(out[i * ldo + j]);
+    for (size_t q = 0; q < p->k; q += DEPTH) {
+        size_t depth = smaller(DEPTH, p->k - q);
+        pack<MR>(panels_a, a + row * a_line + q * a_term, a_line, a_term, rows, depth);
+        for (size_t group = 0; group < cols; group += GROUP_N) {
+            size_t width = smaller(GROUP_N, cols - group);
+            pack<NR>(panels_b, b + (col + group) * b_line + q * b_term, b_line, b_term, width, depth);
+            for (size_t j = 0; j < width; j += NR) {
+                for (size_t i = 0; i < rows; i += MR) {
+                    kernel(sums + i * TILE_N + group + j, TILE_N, panels_a + i * depth, panels_b + j * depth, depth, q == 0);
+                }
             }
         }
     }
-}
-
-/* Makes OpenBLAS single-threaded. Built on OpenMP, it passes the number on to omp_set_num_threads, where it would stay. */
-static void library_single_threaded(void)
-{
-    if (openblas_get_num_threads() != 1) {
-        int threads = omp_get_max_threads();
-        openblas_set_num_threads(1);
-        omp_set_num_threads(threads);
+    for (size_t i = 0; i < rows; i++) {
+        T *to = (T *)p->c + (row + i) * p->n + col;
+        float *sum = sums + i * TILE_N;
+        if (bias) {
+            for (size_t j = 0; j < cols; j++) {
+                sum[j] += load(bias + col + j);
+            }
+        }
+        if (p->accumulate) {
+            for (size_t j = 0; j < cols; j++) {
+                sum[j] += load(to + j);
+            }
+        }
+        for (size_t j = 0; j < cols; j++) {
+            store(to + j, sum[j]);
+        }
     }
 }
 
@@ -166,6 +253,11 @@ static int scratch_reserve(int threads)
     return cudaSuccess;
 }
 
+static size_t pieces(size_t length, size_t piece)
+{
+    return (length + piece - 1) / piece;
+}
+
 int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
            int trans_b, int accumulate, cudaStream_t stream)
 {
@@ -176,39 +268,38 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     if (m == 0 || n == 0) {
         return cudaSuccess;
     }
-    if (dtype == MATMUL_BF16) {
-        int err = scratch_reserve(omp_get_max_threads());
-        if (err) {
-            return err;
-        }
+    int threads = omp_get_max_threads();
+    int err = scratch_reserve(threads);
+    if (err) {
+        return err;
     }
-    library_single_threaded();
 
-    size_t parts_m = (m + TILE_M - 1) / TILE_M;
-    size_t parts_n = (n + TILE_N - 1) / TILE_N;
-    while (parts_m * parts_n < MIN_TILES) {
-        size_t tile_m = m / parts_m;
-        size_t tile_n = n / parts_n;
-        if (tile_m >= 2 * FINEST_M && (tile_m >= tile_n || tile_n < 2 * FINEST_N)) {
-            parts_m *= 2;
-        } else if (tile_n >= 2 * FINEST_N) {
-            parts_n *= 2;
+    // As few tiles as fit the scratch; then twice as many, until there are enough to keep all threads busy to the end.
+    size_t tile_m = pieces(pieces(m, pieces(m, TILE_M)), MR) * MR;
+    size_t tile_n = pieces(pieces(n, pieces(n, TILE_N)), NR) * NR;
+    size_t wanted = threads > 1 ? (size_t)threads * TILES_PER_THREAD : 1;
+    while (pieces(m, tile_m) * pieces(n, tile_n) < wanted) {
+        if (tile_m >= 2 * SMALL_M && (tile_m >= tile_n || tile_n < 2 * SMALL_N)) {
+            tile_m = pieces(tile_m / 2, MR) * MR;
+        } else if (tile_n >= 2 * SMALL_N) {
+            tile_n = pieces(tile_n / 2, NR) * NR;
         } else {
             break;
         }
     }
-    size_t tile_m = part_length(m, parts_m);
-    size_t tile_n = part_length(n, parts_n);
-    parts_m = (m + tile_m - 1) / tile_m;
-    parts_n = (n + tile_n - 1) / tile_n;
 
-    Product p = { c, a, b, bias, dtype, trans_a, trans_b, accumulate, m, n, k };
-#pragma omp parallel for schedule(dynamic) if (parts_m * parts_n > 1)
-    for (size_t t = 0; t < parts_m * parts_n; t++) {
-        size_t row = t % parts_m * tile_m;
-        size_t col = t / parts_m * tile_n;
-        float *room = scratch ? scratch + (size_t)omp_get_thread_num() * SCRATCH : NULL;
-        tile(&p, row, col, smaller(tile_m, m - row), smaller(tile_n, n - col), room);
+    Product p = { c, a, b, bias, m, n, k, trans_a, trans_b, accumulate };
+    size_t tiles_m = pieces(m, tile_m), tiles = tiles_m * pieces(n, tile_n);
+#pragma omp parallel for schedule(dynamic) if (tiles > 1)
+    for (size_t t = 0; t < tiles; t++) {
+        size_t row = t % tiles_m * tile_m, col = t / tiles_m * tile_n;
+        size_t rows = smaller(tile_m, m - row), cols = smaller(tile_n, n - col);
+        float *room = scratch + (size_t)omp_get_thread_num() * SCRATCH;
+        if (dtype == MATMUL_F32) {
+            tile<float>(&p, row, col, rows, cols, room);
+        } else {
+            tile<uint16_t>(&p, row, col, rows, cols, room);
+        }
     }
     return cudaSuccess;
 }
