@@ -119,14 +119,14 @@ must_fail() {
 
 # same TIMEOUT NAME WORDS PROGRAM "RANKS ARGUMENTS"...: a case for each way to run it: it ends well, and its lines with WORDS are those of the first way
 same() {
-    local limit=$1 name=$2 words=$3 program=$4 way lines first= p=0 f=0 start=$SECONDS
+    local limit=$1 name=$2 words=$3 program=$4 way lines first='' p=0 f=0 start=$SECONDS
     shift 4
     ready "$name" "$program" || return 0
     for way in "$@"; do
         local log="$logs/${name//[ \/]/_}_${way//[ \/]/_}.log" arguments
         read -r -a arguments <<< "${way#* }"
-        launch "${way%% *}" "$limit" "$log" "$program" "${arguments[@]}"
-        if [ $? = 0 ] && lines=$(grep -- "$words" "$log") && [ "$lines" = "${first:=$lines}" ]; then
+        if launch "${way%% *}" "$limit" "$log" "$program" "${arguments[@]}" &&
+            lines=$(grep -- "$words" "$log") && [ "$lines" = "${first:=$lines}" ]; then
             p=$((p + 1))
         else
             f=$((f + 1))
