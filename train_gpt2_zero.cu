@@ -35,9 +35,11 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #ifdef PRECISION_BF16
 typedef bf16 floatX;
 static const enum zero_dtype FLOATX = ZERO_BF16;
+DEV float ld_one(const floatX *p) { return __bfloat162float(*p); }
 #else
 typedef float floatX;
 static const enum zero_dtype FLOATX = ZERO_F32;
+DEV float ld_one(const floatX *p) { return *p; }
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -331,9 +333,6 @@ static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, Tok
 
 #define CLASSIFIER_THREADS 1024
 
-DEV float one_logit(float x) { return x; }
-DEV float one_logit(bf16 x) { return __bfloat162float(x); }
-
 // The columns from V on are padding and count as -infinity.
 DEV fvec ld_logits(const floatX *row, int c, int V) {
     fvec x = ld(row + c);
@@ -354,7 +353,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(floatX *
     fvec largest = splat(-INFINITY), sums = splat(0);
     for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) largest = vmax(largest, ld_logits(x, c, V));
     const float top = block_max(pack_max(largest));
-    const float target_logit = one_logit(x[target]);
+    const float target_logit = ld_one(x + target);
     __syncthreads();    // the logit of the target is read before the exponentials overwrite it
     for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) {
         const fvec e = vexp(ld_logits(x, c, V) - top);
