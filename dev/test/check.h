@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,7 @@ static inline void must_succeed(cudaError_t error, const char *call, int line) {
 }
 
 static inline int same_bits(const Values &a, const Values &b) {
-    return a.size() == b.size() && !memcmp(a.data(), b.data(), a.size() * sizeof(double));
+    return a.size() == b.size() && (a.empty() || !memcmp(a.data(), b.data(), a.size() * sizeof(double)));
 }
 #define CHECK_BITS(got, want, ...) CHECK(same_bits(got, want), __VA_ARGS__)
 
@@ -105,6 +106,8 @@ static inline int random_below(size_t n) { return (int)((uniform() + 1) / 2 * (d
 
 static inline double widen(float x) { return x; }
 static inline double widen(bf16 x) { return __bfloat162float(x); }
+static inline double widen(int x) { return x; }
+static inline void narrow(int *out, double x) { *out = (int)x; }
 static inline void narrow(float *out, double x) { *out = (float)x; }
 static inline void narrow(bf16 *out, double x) { *out = __float2bfloat16_rn((float)x); }
 
@@ -142,11 +145,14 @@ template <class T> static inline Values read_device(const T *from, size_t n) {
     return to;
 }
 
-/* An array on the device, freed at the end of its scope. */
+/* An array on the device, freed at the end of its scope. Without values it is all ones: NaN. */
 template <class T> struct Device {
     T *p;
     size_t n;
-    explicit Device(size_t n) : p(NULL), n(n) { must(cudaMalloc((void **)&p, n * sizeof(T))); }
+    explicit Device(size_t count) : p(NULL), n(count) {
+        must(cudaMalloc((void **)&p, n * sizeof(T)));
+        must(cudaMemset(p, 0xff, n * sizeof(T)));
+    }
     explicit Device(const Values &v) : Device(v.size()) { write_device(p, v); }
     ~Device() { cudaFree(p); }
     Device(const Device &) = delete;
@@ -169,10 +175,12 @@ static inline int run_tests(const Test *tests, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const int checks_before = checks, failures_before = failures;
         comparisons.clear();
+        const clock_t start = clock();
         tests[i].run();
+        const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
         const int ok = failures == failures_before && checks > checks_before;
         *(ok ? &passed : &failed) += 1;
-        printf("%-4s %s (%d checks)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before);
+        printf("%-4s %s (%d checks, %.1f s of CPU)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before, seconds);
         for (const Comparison &c : comparisons) {
             printf("     %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst, c.allowed);
         }

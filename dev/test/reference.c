@@ -179,8 +179,8 @@ void reference_classifier(double *losses, double *dlogits, const double *logits,
     }
 }
 
-const char *const reference_tensor_names[REFERENCE_TENSORS] = {"wte",  "wpe",  "ln1w", "ln1b", "qkvw",    "qkvb",    "attprojw", "attprojb",
-                                                               "ln2w", "ln2b", "fcw",  "fcb",  "fcprojw", "fcprojb", "lnfw",     "lnfb"};
+const char *const reference_tensor_names[REFERENCE_TENSORS] = {
+    "wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw", "fcprojb", "lnfw", "lnfb"};
 
 void reference_tensor_begin(const reference_config *c, size_t begin[REFERENCE_TENSORS + 1]) {
     const size_t L = c->num_layers, C = c->channels;

@@ -13,6 +13,7 @@
 
 #include "dev/test/check.h"
 #include "dev/test/reference.h"
+#include "dev/test/model_kernels.cuh"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -123,7 +124,8 @@ static Harness *harness_create(const GPT2Config *c, size_t B, size_t T, int reco
     h->grad_buffer.assign(h->layout.num_units, NULL);
     h->grad_uses.assign(h->layout.num_units, 0);
     random_params(h);
-    CHECK(gpt2_create(&h->model, c, B, T, recompute, &h->units, &h->mesh, &h->memory, 0, err, sizeof err) == 0, "gpt2_create: %s", err);
+    const int status = gpt2_create(&h->model, c, B, T, recompute, &h->units, &h->mesh, &h->memory, 0, err, sizeof err);
+    CHECK(status == 0, "gpt2_create: %s", err);
     return h;
 }
 
@@ -173,11 +175,28 @@ static double train(Harness *h, const Batch &b) {
     return loss;
 }
 
+/* What a step gives: loss, and gradients in logical order. */
+typedef struct Step {
+    double loss;
+    Values grads;
+} Step;
+
+/* Trains on b, and has the bits of `want`; or the tensor that has not is named. */
+static void check_step(Harness *h, const Batch &b, const Step &want, int line, const char *where) {
+    const double loss = train(h, b);
+    check(loss == want.loss, line, "%s: loss %.9g, not %.9g", where, loss, want.loss);
+    for (const zero_tensor &t : h->tensors) {
+        size_t differ = 0;
+        for (size_t i = t.logical; i < t.logical + t.numel; i++) differ += memcmp(&h->grads[i], &want.grads[i], sizeof(double)) != 0;
+        check(differ == 0, line, "%s: %zu of %zu gradients of %s, unit %zu, have other bits", where, differ, t.numel, t.name, t.unit);
+    }
+}
+
 static reference_config reference_of(const GPT2Config *c) {
     return reference_config{c->max_seq_len, c->vocab_size, c->padded_vocab_size, c->num_layers, c->num_heads, c->channels};
 }
 
-/* maxT, V, Vp, L, NH, C, and the batch. Head sizes 8, 32, 64, 80, 128. */
+/* {maxT, V, Vp, L, NH, C}, B, T. Heads of 8, 32, 64, 80, 128. The emulated GPU gets small ones only. */
 typedef struct Shape {
     const char *name;
     GPT2Config config;
@@ -186,13 +205,17 @@ typedef struct Shape {
 
 static const Shape shapes[] = {
     {"tiny", {16, 50, 56, 2, 2, 16}, 2, 8},
+#ifdef CUDA_ON_CPU_EMULATED
+    {"3 heads of 8", {12, 37, 40, 2, 3, 24}, 2, 9},
+#else
+    {"3 heads of 32", {80, 131, 256, 2, 3, 96}, 3, 65},
+    {"head of 64, T 7", {8, 33, 128, 3, 2, 128}, 2, 7},
+    {"head of 80, T 200", {200, 97, 104, 1, 1, 80}, 1, 200},
+    {"head of 128, T 64", {64, 257, 264, 1, 1, 128}, 2, 64},
+#endif
     {"one position", {4, 19, 24, 2, 1, 8}, 3, 1},
-    {"C 96, 3 heads, T 65", {80, 131, 256, 2, 3, 96}, 3, 65},
-    {"head 64, T 7", {8, 33, 128, 3, 2, 128}, 2, 7},
-    {"head 80, T 200", {200, 97, 104, 1, 1, 80}, 1, 200},
-    {"head 128, T 64", {64, 257, 264, 1, 1, 128}, 2, 64},
 };
-static const Shape &tiny = shapes[0], &odd = shapes[2];
+static const Shape &tiny = shapes[0], &odd = shapes[1];
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The reference itself.
@@ -248,9 +271,9 @@ static void descriptor_is_misread(void) {
               c.padded_vocab_size, c.num_layers, c.num_heads, c.channels);
         CHECK(!g.parameters || gpt2_num_parameters(&c) == g.parameters, "%s: %zu parameters", g.descriptor, gpt2_num_parameters(&c));
     }
-    static const char *const bad[] = {"", "d", "d13", "d12x", "gpt3:c5140", "gpt3:c769", "gpt4:d12", "custom:", "custom:l4,h4,c128,v256",
-                                      "custom:l4,h3,c128,v256,t128", "custom:l0,h4,c128,v256,t128", "custom:l4,h4,c48,v256,t128",
-                                      "custom:l-1,h4,c128,v256,t128", "custom:l4,h4,c128,v99999999999999999999,t128"};
+    static const char *const bad[] = {
+        "", "d", "d13", "d12x", "gpt3:c5140", "gpt3:c769", "gpt4:d12", "custom:", "custom:l4,h4,c128,v256", "custom:l4,h3,c128,v256,t128",
+        "custom:l0,h4,c128,v256,t128", "custom:l4,h4,c48,v256,t128", "custom:l-1,h4,c128,v256,t128", "custom:l4,h4,c128,v99999999999999999999,t128"};
     for (const char *descriptor : bad) {
         GPT2Config c = {};
         char err[256] = "";
@@ -271,7 +294,8 @@ static void tensor_table_leaves_a_hole(void) {
         for (const zero_tensor &t : tensors) {
             int r = 0;
             while (r < REFERENCE_TENSORS && strcmp(reference_tensor_names[r], t.name)) r++;
-            CHECK(r < REFERENCE_TENSORS && t.logical >= begin[r] && t.logical + t.numel <= begin[r + 1], "%s: %s lies elsewhere", s.name, t.name);
+            CHECK(r < REFERENCE_TENSORS && t.logical >= begin[r] && t.logical + t.numel <= begin[r + 1], "%s: %s lies elsewhere",
+                  s.name, t.name);
             CHECK(t.decay == (r < 2 || r == REFERENCE_QKVW || r == REFERENCE_ATTPROJW || r == REFERENCE_FCW || r == REFERENCE_FCPROJW),
                   "%s: decay of %s is %d", s.name, t.name, t.decay);
             for (size_t i = 0; i < t.numel; i++) owners[t.logical + i]++;
@@ -283,9 +307,9 @@ static void tensor_table_leaves_a_hole(void) {
 }
 
 /* What rounding allows. In bf16 every activation is stored with 8 bits, and so is every gradient on its way down. */
-static const double loss_tolerance = FLOATX == ZERO_F32 ? 1e-5 : 1e-2;
-static const double grad_tolerance = FLOATX == ZERO_F32 ? 1e-4 : 1e-1;
-static const double logits_tolerance = FLOATX == ZERO_F32 ? 1e-5 : 5e-2;
+static const double loss_allowed = FLOATX == ZERO_F32 ? 1e-6 : 5e-3;
+static const double logits_allowed = FLOATX == ZERO_F32 ? 5e-6 : 2.5e-2;
+static const double grads_allowed = FLOATX == ZERO_F32 ? 1e-5 : 5e-2;
 
 static void loss_or_gradient_differs_from_the_definition(void) {
     for (const Shape &s : shapes) {
@@ -295,40 +319,39 @@ static void loss_or_gradient_differs_from_the_definition(void) {
         Values logits(s.B * s.T * rc.padded_vocab_size), grads(h->params.size(), 0);
         size_t begin[REFERENCE_TENSORS + 1];
         reference_tensor_begin(&rc, begin);
-        const double want = reference_gpt2(&rc, h->params.data(), b.inputs.data(), b.targets.data(), s.B, s.T, logits.data(), grads.data());
+        const double want = reference_gpt2(&rc, h->params.data(), b.inputs.data(), b.targets.data(), s.B, s.T, logits.data(),
+                                           grads.data());
 
-        check_error(norm_error(infer(h, b).data(), logits.data(), logits.size()), logits_tolerance, __LINE__, "logits (norm)", s.name);
-        check_error(fabs(train(h, b) - want) / want, loss_tolerance, __LINE__, "loss", s.name);
+        check_error(norm_error(infer(h, b).data(), logits.data(), logits.size()), logits_allowed, __LINE__, "logits (norm)", s.name);
+        check_error(fabs(train(h, b) - want) / want, loss_allowed, __LINE__, "loss", s.name);
         for (int t = 0; t < REFERENCE_TENSORS; t++) {
             const double error = norm_error(&h->grads[begin[t]], &grads[begin[t]], begin[t + 1] - begin[t]);
             const std::string where = std::string(s.name) + ", " + reference_tensor_names[t];
-            check_error(error, grad_tolerance, __LINE__, "gradients (norm)", where.c_str());
+            check_error(error, grads_allowed, __LINE__, "gradients (norm)", where.c_str());
         }
         harness_destroy(h);
     }
 }
 
-/* On a GPU there is nothing to set: then this compares two runs. */
+/* On a GPU there is nothing to set: then this compares three runs. */
 static void bits_depend_on_the_number_of_threads(void) {
     for (const Shape *s : {&tiny, &odd}) {
         Harness *h = harness_create(&s->config, s->B, s->T, 0);
         const Batch b = random_batch(&s->config, s->B, s->T);
-        double loss = 0;
-        Values grads, logits;
+        Step want;
+        Values logits;
         for (int threads = 1; threads <= 3; threads++) {
+            const std::string where = std::string(s->name) + ", threads: " + std::to_string(threads);
 #ifdef _OPENMP
             omp_set_num_threads(threads);
 #endif
-            const double this_loss = train(h, b);
-            const Values this_logits = infer(h, b);
             if (threads == 1) {
-                loss = this_loss;
-                grads = h->grads;
-                logits = this_logits;
+                want.loss = train(h, b);
+                want.grads = h->grads;
+                logits = infer(h, b);
             }
-            CHECK(this_loss == loss, "%s: loss %.9g, with one thread %.9g", s->name, this_loss, loss);
-            CHECK_BITS(h->grads, grads, "%s: gradients with %d threads", s->name, threads);
-            CHECK_BITS(this_logits, logits, "%s: logits with %d threads", s->name, threads);
+            check_step(h, b, want, __LINE__, where.c_str());
+            CHECK_BITS(infer(h, b), logits, "%s: logits", where.c_str());
         }
 #ifdef _OPENMP
         omp_set_num_threads(omp_get_num_procs());
@@ -340,24 +363,23 @@ static void bits_depend_on_the_number_of_threads(void) {
 static void recomputation_changes_bits(void) {
     for (const Shape *s : {&tiny, &odd}) {
         const Batch b = random_batch(&s->config, s->B, s->T);
-        Values params, grads;
-        double loss = 0;
+        Values params;
+        Step want;
         size_t bytes = SIZE_MAX;
         for (int recompute = 0; recompute <= 2; recompute++) {
+            const std::string where = std::string(s->name) + ", recompute " + std::to_string(recompute);
+            const size_t announced = gpt2_activation_bytes(&s->config, s->B, s->T, recompute);
             Harness *h = harness_create(&s->config, s->B, s->T, recompute);
-            if (recompute == 0) params = h->params;
-            h->params = params;
-            const double this_loss = train(h, b);
             if (recompute == 0) {
-                loss = this_loss;
-                grads = h->grads;
+                params = h->params;
+                want.loss = train(h, b);
+                want.grads = h->grads;
             }
-            CHECK(this_loss == loss, "%s: loss %.9g with -r %d, %.9g with -r 0", s->name, this_loss, recompute, loss);
-            CHECK_BITS(h->grads, grads, "%s: gradients with -r %d", s->name, recompute);
-            CHECK(h->memory.live[ZERO_MEM_ACTIVATIONS] < bytes, "%s: -r %d saves no memory", s->name, recompute);
+            h->params = params;
+            check_step(h, b, want, __LINE__, where.c_str());
+            CHECK(h->memory.live[ZERO_MEM_ACTIVATIONS] < bytes, "%s saves no memory", where.c_str());
             bytes = h->memory.live[ZERO_MEM_ACTIVATIONS];
-            CHECK(bytes == gpt2_activation_bytes(&s->config, s->B, s->T, recompute), "%s: -r %d takes %zu bytes, announced %zu", s->name,
-                  recompute, bytes, gpt2_activation_bytes(&s->config, s->B, s->T, recompute));
+            CHECK(bytes == announced, "%s takes %zu bytes, announced %zu", where.c_str(), bytes, announced);
             harness_destroy(h);
         }
     }
@@ -366,33 +388,34 @@ static void recomputation_changes_bits(void) {
 static void earlier_forward_leaves_a_trace(void) {
     for (int recompute = 0; recompute <= 2; recompute++) {
         Harness *h = harness_create(&odd.config, odd.B, odd.T, recompute);
-        const Batch b = random_batch(&odd.config, 2, 33), other = random_batch(&odd.config, odd.B, odd.T), small = random_batch(&odd.config, 1, 1);
-        const double loss = train(h, b);
-        const Values grads = h->grads, logits = infer(h, b);
+        const Batch b = random_batch(&odd.config, odd.B - 1, odd.T / 2), large = random_batch(&odd.config, odd.B, odd.T);
+        const Batch small = random_batch(&odd.config, 1, 1);
+        const Step want = {train(h, b), h->grads};
+        const Values logits = infer(h, b);
 
-        CHECK(train(h, b) == loss && same_bits(h->grads, grads), "-r %d: after inference", recompute);
-        forward(h, other);
-        CHECK(train(h, b) == loss && same_bits(h->grads, grads), "-r %d: after a larger forward without a backward", recompute);
+        check_step(h, b, want, __LINE__, "after inference");
+        forward(h, large);
+        check_step(h, b, want, __LINE__, "after a larger forward without a backward");
         forward(h, small);
-        infer(h, other);
-        CHECK(train(h, b) == loss && same_bits(h->grads, grads), "-r %d: after a smaller forward and a larger inference", recompute);
-        train(h, other);
+        infer(h, large);
+        check_step(h, b, want, __LINE__, "after a smaller forward and a larger inference");
+        train(h, large);
         gpt2_forward(&h->model, b.inputs.data(), b.targets.data(), b.B, b.T, 0);
-        CHECK(gpt2_loss(&h->model) == loss, "-r %d: the validation loss is not the training loss", recompute);
-        CHECK_BITS(infer(h, b), logits, "-r %d: logits after everything", recompute);
+        CHECK(gpt2_loss(&h->model) == want.loss, "the validation loss is not the training loss");
+        CHECK_BITS(infer(h, b), logits, "logits after everything");
 
         const Values params = h->params;
         h->params.assign(params.size(), NAN);
-        CHECK(isnan(train(h, other)), "-r %d: all weights are NaN, the loss is not", recompute);
+        CHECK(isnan(train(h, large)), "all weights are NaN, the loss is not");
         h->params = params;
-        CHECK(train(h, b) == loss && same_bits(h->grads, grads), "-r %d: after a step of NaN", recompute);
+        check_step(h, b, want, __LINE__, "after a step of NaN");
         harness_destroy(h);
     }
 }
 
 /* Causality: what follows a token, and the other sequences, have no part in its logits. */
 static void later_token_changes_an_earlier_logit(void) {
-    const size_t Vp = odd.config.padded_vocab_size, T = odd.T, cut = 40;
+    const size_t Vp = odd.config.padded_vocab_size, T = odd.T, cut = T / 2 + 1;
     Harness *h = harness_create(&odd.config, odd.B, T, 0);
     Batch b = random_batch(&odd.config, odd.B, T);
     const Values before = infer(h, b);
@@ -444,6 +467,12 @@ static void nan_is_swallowed(void) {
 int main(void) {
     static const Test tests[] = {
         TEST(reference_gradient_is_not_the_derivative),
+        TEST(elementwise_kernel_is_wrong),
+        TEST(layernorm_kernel_is_wrong),
+        TEST(linear_layer_is_wrong),
+        TEST(encoder_kernel_is_wrong),
+        TEST(classifier_kernel_is_wrong),
+        TEST(attention_kernel_is_wrong),
         TEST(descriptor_is_misread),
         TEST(tensor_table_leaves_a_hole),
         TEST(loss_or_gradient_differs_from_the_definition),

@@ -1,0 +1,189 @@
+/* model_kernels.cuh: the part of test_model.cu that compares the model's kernels one by one with the reference.
+
+   Sizes are chosen for what can go wrong: a single row, one less and one more than a tile or a chunk, channels that are not a multiple
+   of a warp's packs, enough rows for chunks of more than the smallest size. Outputs are NaN before a kernel writes them, or have a value
+   where it says that it adds to them. Errors are relative to the largest element wanted: 1e-5 in fp32, which leaves room for a
+   sum of some hundred terms, and in bf16 half an ulp at the largest element, 2^-8 with a margin for what is rounded twice. */
+#ifndef MODEL_KERNELS_CUH
+#define MODEL_KERNELS_CUH
+
+#ifdef CUDA_ON_CPU_EMULATED
+static const size_t MAX_WORK = 100000;      /* an emulated thread is a hundred times slower: shapes of more elements are left out */
+#else
+static const size_t MAX_WORK = SIZE_MAX;
+#endif
+
+static const double stored = FLOATX == ZERO_F32 ? 1e-5 : 0x1p-8 * 1.1;     /* of floatX */
+static const double fp32_sum = 1e-5;                                        /* of float, whatever floatX is */
+
+typedef Device<floatX> DeviceX;
+typedef Device<float> DeviceF;
+
+static Values random_x(size_t n, double scale, double center = 0) { return random_values<floatX>(n, scale, center); }
+static Values as_values(const std::vector<int> &v) { return Values(v.begin(), v.end()); }
+
+static std::string shape_name(const char *format, size_t a, size_t b = 0, size_t c = 0, size_t d = 0) {
+    char text[128];
+    snprintf(text, sizeof text, format, a, b, c, d);
+    return text;
+}
+
+static void elementwise_kernel_is_wrong(void) {
+    for (size_t n : {(size_t)8, (size_t)24, (size_t)8 * 515, (size_t)96 * 65 * 4, (size_t)8 * 30001}) {
+        if (n > MAX_WORK) continue;
+        const std::string where = shape_name("n = %zu", n);
+        const Values a = random_x(n, 6), b = random_x(n, 1);
+        const DeviceX da(a), db(b), out(n);
+        Values want(n);
+        for (size_t i = 0; i < n; i++) want[i] = a[i] + b[i];
+        residual(out.p, da.p, db.p, n, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "residual (max)", where.c_str());
+
+        reference_gelu_forward(want.data(), a.data(), n);
+        gelu_forward(out.p, da.p, n, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "gelu forward (max)", where.c_str());
+
+        want.assign(n, 0);
+        reference_gelu_backward(want.data(), b.data(), a.data(), n);
+        gelu_backward(db.p, da.p, n, 0);
+        check_error(max_error(db.read(), want), stored, __LINE__, "gelu backward (max)", where.c_str());
+    }
+}
+
+static void layernorm_kernel_is_wrong(void) {
+    static const struct { size_t R, C; double center; } shape[] = {{1, 8, 0}, {7, 96, 0}, {16, 128, 10}, {17, 80, -1}, {195, 96, 3}, {200, 264, 0},
+                                                                    {65, 768, 0}, {4097, 16, 1}, {6000, 8, 0}};
+    for (const auto &s : shape) {
+        const size_t R = s.R, C = s.C, n = R * C;
+        if (n > MAX_WORK) continue;
+        const std::string where = shape_name("%zu rows of %zu", R, C);
+        const Values x = random_x(n, 2, s.center), weight = random_x(C, 1, 1), bias = random_x(C, 1), dout = random_x(n, 1), dx = random_x(n, 1);
+        const DeviceX d_x(x), d_weight(weight), d_bias(bias), d_dout(dout), d_dx(dx), out(n), d_dweight(C), d_dbias(C);
+        const DeviceF d_mean(R), d_rstd(R), partial(max_chunks(R) * 2 * C);
+        Values want(n), mean(R), rstd(R), want_dx = dx, dweight(C, 0), dbias(C, 0);
+        reference_layernorm_forward(want.data(), x.data(), weight.data(), bias.data(), R, C);
+        for (size_t r = 0; r < R; r++) reference_layernorm_moments(&x[r * C], C, &mean[r], &rstd[r]);
+        reference_layernorm_backward(want_dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(), R, C);
+
+        layernorm_forward(out.p, d_mean.p, d_rstd.p, d_x.p, d_weight.p, d_bias.p, R, C, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "layernorm forward (max)", where.c_str());
+        check_error(max_error(d_mean.read(), mean), fp32_sum, __LINE__, "layernorm mean (max)", where.c_str());
+        check_error(max_error(d_rstd.read(), rstd), fp32_sum, __LINE__, "layernorm rstd (max)", where.c_str());
+        layernorm_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, d_mean.p, d_rstd.p, R, C, 0);
+        check_error(max_error(d_dx.read(), want_dx), stored, __LINE__, "layernorm backward dx (max)", where.c_str());
+        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "layernorm backward dweight (max)", where.c_str());
+        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "layernorm backward dbias (max)", where.c_str());
+    }
+}
+
+static void linear_layer_is_wrong(void) {
+    static const struct { size_t R, C, OC; } shape[] = {{1, 8, 24}, {7, 96, 96}, {65, 96, 288}, {195, 80, 320}, {600, 16, 8}, {5000, 8, 8}};
+    for (const auto &s : shape) {
+        const size_t R = s.R, C = s.C, OC = s.OC;
+        if (R * OC > MAX_WORK) continue;
+        const std::string where = shape_name("%zu rows, %zu to %zu", R, C, OC);
+        const Values x = random_x(R * C, 1), weight = random_x(OC * C, 1), bias = random_x(OC, 1), dout = random_x(R * OC, 1);
+        const DeviceX d_x(x), d_weight(weight), d_bias(bias), d_dout(dout), out(R * OC), d_dx(R * C), d_dweight(OC * C), d_dbias(OC);
+        const DeviceF partial(max_chunks(R) * OC);
+        Values want(R * OC), dx(R * C, 0), dweight(OC * C, 0), dbias(OC, 0);
+        reference_linear_forward(want.data(), x.data(), weight.data(), bias.data(), R, C, OC);
+        reference_linear_backward(dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(), R, C, OC);
+
+        linear_forward(out.p, d_x.p, d_weight.p, d_bias.p, R, C, OC, 0);
+        linear_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, R, C, OC, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "linear forward (max)", where.c_str());
+        check_error(max_error(d_dx.read(), dx), stored, __LINE__, "linear backward dx (max)", where.c_str());
+        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "linear backward dweight (max)", where.c_str());
+        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "linear backward dbias (max)", where.c_str());
+    }
+}
+
+static void encoder_kernel_is_wrong(void) {
+    static const struct { size_t B, T, C, V; } shape[] = {{1, 1, 8, 1}, {2, 7, 96, 50}, {3, 65, 96, 9}, {1, 200, 80, 131}, {2, 64, 1032, 257}};
+    for (const auto &s : shape) {
+        const size_t B = s.B, T = s.T, C = s.C, V = s.V, R = B * T, maxT = T + 3;
+        if (R * C > MAX_WORK) continue;
+        const std::string where = shape_name("B %zu, T %zu, C %zu, V %zu", B, T, C, V);
+        const std::vector<int> ids = random_ids(R, V);
+        const Values wte = random_x(V * C, 1), wpe = random_x(maxT * C, 1), dout = random_x(R * C, 1), dwte = random_x(V * C, 1);
+        const DeviceX d_wte(wte), d_wpe(wpe), d_dout(dout), d_dwte(dwte), d_dwpe(Values(maxT * C, 0)), out(R * C);
+        Values want(R * C), want_dwte = dwte, dwpe(maxT * C, 0), token, start, position;
+        for (size_t v = 0; v < V; v++) {
+            const size_t before = position.size();
+            for (size_t r = 0; r < R; r++) {
+                if (ids[r] == (int)v) position.push_back((double)r);
+            }
+            if (position.size() == before) continue;
+            token.push_back((double)v);
+            start.push_back((double)before);
+        }
+        start.push_back((double)R);
+        const Device<int> d_ids(as_values(ids)), d_token(token), d_start(start), d_position(position);
+        reference_encoder_forward(want.data(), ids.data(), wte.data(), wpe.data(), B, T, C);
+        reference_encoder_backward(want_dwte.data(), dwpe.data(), dout.data(), ids.data(), B, T, C);
+
+        encoder_forward(out.p, d_ids.p, d_wte.p, d_wpe.p, B, T, C, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "encoder forward (max)", where.c_str());
+        encoder_backward(d_dwte.p, d_dwpe.p, d_dout.p, TokenRows{d_token.p, d_start.p, d_position.p}, token.size(), B, T, C, 0);
+        check_error(max_error(d_dwte.read(), want_dwte), stored, __LINE__, "encoder backward dwte (max)", where.c_str());
+        check_error(max_error(d_dwpe.read(), dwpe), stored, __LINE__, "encoder backward dwpe (max)", where.c_str());
+    }
+}
+
+/* The padding columns hold NaN: whoever reads one shows it. */
+static void classifier_kernel_is_wrong(void) {
+    static const struct { size_t R, V, Vp; double scale; } shape[] = {{1, 1, 8, 1}, {7, 7, 128, 5}, {64, 50, 56, 1}, {65, 131, 256, 30}, {3, 1000, 1000, 80},
+                                                                      {5, 8193, 8320, 5}, {2, 50257, 50304, 10}};
+    for (const auto &s : shape) {
+        const size_t R = s.R, V = s.V, Vp = s.Vp;
+        if (R * Vp > MAX_WORK) continue;
+        const std::string where = shape_name("%zu rows, V %zu, Vp %zu", R, V, Vp);
+        const double dloss = 1 / (double)R;
+        std::vector<int> targets = random_ids(R, V);
+        targets[0] = (int)V - 1;
+        if (R > 1) targets[1] = 0;
+        Values logits = random_x(R * Vp, s.scale), losses(R), dlogits(R * Vp, 0), padding(R * (Vp - V), 0), got_padding;
+        for (size_t r = 0; r < R; r++) {
+            for (size_t c = V; c < Vp; c++) logits[r * Vp + c] = NAN;
+        }
+        reference_classifier(losses.data(), dlogits.data(), logits.data(), targets.data(), dloss, R, V, Vp);
+
+        const DeviceX d_logits(logits);
+        const DeviceF d_losses(R), d_losses_train(R);
+        const Device<int> d_targets(as_values(targets));
+        classifier(d_logits.p, d_losses.p, d_targets.p, (float)dloss, R, V, Vp, 0, 0);
+        classifier(d_logits.p, d_losses_train.p, d_targets.p, (float)dloss, R, V, Vp, 1, 0);
+        const Values got = d_logits.read();
+        for (size_t r = 0; r < R; r++) got_padding.insert(got_padding.end(), &got[r * Vp] + V, &got[r * Vp] + Vp);
+        if (V > 1) check_error(max_error(d_losses.read(), losses), fp32_sum, __LINE__, "losses (max)", where.c_str());
+        else CHECK_BITS(d_losses.read(), Values(R, 0), "%s: the loss of a certain choice is not 0", where.c_str());
+        CHECK_BITS(d_losses_train.read(), d_losses.read(), "%s: losses with train", where.c_str());
+        check_error(max_error(got, dlogits), stored, __LINE__, "dlogits (max)", where.c_str());
+        CHECK_BITS(got_padding, padding, "%s: gradients of padding columns", where.c_str());
+    }
+}
+
+static void attention_kernel_is_wrong(void) {
+    static const struct { size_t B, T, NH, HS; } shape[] = {
+        {1, 1, 1, 8}, {3, 1, 2, 64}, {2, 7, 3, 32}, {1, 63, 1, 128}, {2, 64, 2, 64}, {3, 65, 3, 32}, {1, 65, 2, 80}, {2, 200, 1, 8}, {1, 200, 2, 64},
+        {1, 200, 1, 80}, {2, 200, 1, 128}, {1, 33, 1, 256}, {1, 129, 1, 96}, {1, 300, 1, 16}};
+    for (const auto &s : shape) {
+        const size_t B = s.B, T = s.T, NH = s.NH, C = NH * s.HS, R = B * T;
+        if (R * C > MAX_WORK / 6) continue;
+        const std::string where = shape_name("B %zu, T %zu, %zu heads of %zu", B, T, NH, s.HS);
+        const Values qkv = random_x(R * 3 * C, 2), dout = random_x(R * C, 1);
+        const DeviceX d_qkv(qkv), d_dout(dout), out(R * C), d_dqkv(R * 3 * C);
+        const DeviceF d_lse(B * NH * T), delta(B * NH * T);
+        Values want(R * C), lse(B * NH * T), dqkv(R * 3 * C, 0);
+        reference_attention_forward(want.data(), lse.data(), qkv.data(), B, T, C, NH);
+        reference_attention_backward(dqkv.data(), dout.data(), qkv.data(), B, T, C, NH);
+
+        attention_forward(out.p, d_lse.p, d_qkv.p, B, T, C, NH, 0);
+        attention_backward(d_dqkv.p, delta.p, d_dout.p, out.p, d_qkv.p, d_lse.p, B, T, C, NH, 0);
+        check_error(max_error(out.read(), want), stored, __LINE__, "attention forward (max)", where.c_str());
+        check_error(max_error(d_lse.read(), lse), fp32_sum, __LINE__, "attention log-sum-exp (max)", where.c_str());
+        check_error(max_error(d_dqkv.read(), dqkv), stored, __LINE__, "attention backward dqkv (max)", where.c_str());
+    }
+}
+
+#endif
