@@ -24,7 +24,7 @@ in the same order, DEPTH terms one after the other, then the next DEPTH; the til
 #include <stdlib.h>
 #include <string.h>
 
-// Floats per vector register, and rows per panel of a, such that MR x 2 sums leave a few registers free.
+// LANES floats fill a vector register, and MR x 2 registers of sums leave a few free.
 #if defined(__AVX512F__)
 enum { LANES = 16, MR = 12 };
 #elif defined(__AVX__)
@@ -33,14 +33,14 @@ enum { LANES = 8, MR = 6 };
 enum { LANES = 4, MR = 6 };
 #endif
 enum { NR = 2 * LANES };
-enum { DEPTH = 256 };
-enum { TILE_M = 264, TILE_N = 384 };        // multiples of every MR and NR
-enum { GROUP_N = 96 };                     // columns of b that are packed at a time
-enum { STRIP = 16 };                         // terms, see pack()
-enum { SMALL_M = 48, SMALL_N = 96 };        // smaller tiles spend too much of their time on packing
-enum { TILES_PER_THREAD = 4 };
-enum { SPILL = 16 };                        // room for what pack() may write past the last panel
-enum { SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL };     // floats per thread: sums, panels of a and of b
+enum { DEPTH = 256 };                // terms that are packed at a time
+enum { TILE_M = 264, TILE_N = 384 }; // largest tile; multiples of every MR and NR
+enum { SMALL_M = 48, SMALL_N = 96 }; // about the smallest: smaller ones spend too much of their time on packing
+enum { TILES_PER_THREAD = 2 };       // at least, so that a thread that lost its core for a while is not waited for
+enum { GROUP_N = 96 };               // columns of b that are packed at a time: enough to read whole cache lines in a row
+enum { STRIP = 16 };                 // terms that pack() copies at a time: few enough for their lines to stay in L1
+enum { SPILL = 16 };                 // pack() may write this far past the last panel
+enum { SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL }; // floats: a tile of sums, panels of a and of b
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), may_alias));
 typedef float Float8 __attribute__((vector_size(32)));
@@ -48,7 +48,7 @@ typedef uint32_t Bits8 __attribute__((vector_size(32)));
 typedef int32_t Index8 __attribute__((vector_size(32)));
 typedef uint16_t Half8 __attribute__((vector_size(16)));
 
-static float *scratch;                      // SCRATCH floats for each of scratch_threads threads
+static float *scratch; // SCRATCH floats for each of scratch_threads threads
 static int scratch_threads;
 
 typedef struct {
@@ -77,18 +77,16 @@ static inline float load(const uint16_t *p)
     return x;
 }
 
-static inline Float8 load8(const float *p)
+static inline void load8(Float8 *x, const float *p)
 {
-    Float8 x;
-    memcpy(&x, p, sizeof x);
-    return x;
+    memcpy(x, p, sizeof *x);
 }
 
-static inline Float8 load8(const uint16_t *p)
+static inline void load8(Float8 *x, const uint16_t *p)
 {
     Half8 h;
     memcpy(&h, p, sizeof h);
-    return (Float8)(__builtin_convertvector(h, Bits8) << 16);
+    *x = (Float8)(__builtin_convertvector(h, Bits8) << 16);
 }
 
 static inline void store(float *p, float x)
@@ -143,8 +141,8 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
             }
         }
     }
-    // The others are transposed 8 x 8 at a time. Where 8 does not divide W, the last rows of a block spill over into the next
-    // term's first lines; these are written later, because blocks go from the last lines to the first, terms the other way.
+    // The others are transposed 8 x 8 at a time. Where 8 does not divide W, a block is wider than what is left of the panel, and
+    // spills over into the first lines of the next term. These are written later: blocks go from the last lines to the first.
     size_t blocks = line_stride == 1 ? 0 : depth / 8 * 8;
     for (; done < lines; done += W) {
         float *panel = to + done * depth;
@@ -152,9 +150,9 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
         size_t width = smaller(W, lines - done);
         for (size_t i = (W - 1) / 8 * 8 + 8; i >= 8; i -= 8) {
             for (size_t q = 0; q < blocks; q += 8) {
-                Float8 r[8];
-                for (size_t j = 0; j < 8; j++) {
-                    r[j] = i - 8 + j < width ? load8(source + (i - 8 + j) * line_stride + q) : (Float8){};
+                Float8 r[8] = {};
+                for (size_t j = 0; j < 8 && i - 8 + j < width; j++) {
+                    load8(&r[j], source + (i - 8 + j) * line_stride + q);
                 }
                 transpose8(r);
                 for (size_t j = 0; j < 8; j++) {
