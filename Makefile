@@ -100,12 +100,11 @@ else
     INCLUDE    = -Idev/cpu $(DEFINES)
     COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
     COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
-    LIBS       = -lopenblas
     NO_FMA_CU  = -ffp-contract=off
     DEVICE_DIR = dev/cpu
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp
-LIBS += -lxxhash -lcmocka $(MPI_LIBS) -lm
+LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -lm
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
@@ -156,6 +155,9 @@ $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/libzero.a $(BUILD)/libdev.a
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
+$(call BINARIES,$(TESTS)): LIBS += -lcmocka
+$(call BINARIES,$(BENCHES)): LIBS += -lopenblas
+
 .SECONDARY:
 -include $(patsubst %,$(BUILD)/%.d,$(ZERO) $(DEV) $(PROGRAMS))
 
@@ -189,8 +191,8 @@ run: train_gpt2_zero
 test: setup $(TEXT)
 	+@bash dev/test/run_tests.sh $(DEVICE) $(TEST)
 
-bench: $(call BINARIES,$(BENCHES))
-	@for b in $^; do echo "== $$b"; $$b || exit 1; done
+bench: $(call BINARIES,$(BENCHES)) $(BUILD)/train_gpt2_zero $(TEXT)
+	@bash dev/bench/run_bench.sh $(BUILD)
 
 cuda:
 	$(Q)$(MAKE) DEVICE=cuda PRECISION=FP32 CUDA_ARCH="80 90" all

@@ -2,12 +2,15 @@
 # Installs what the build needs and this machine lacks, on Debian and its relatives (apt). When nothing is missing it changes nothing and takes
 # a fraction of a second, so `make` calls it every time.
 #
-# What counts is whether a program with the headers and libraries can be compiled and linked, not which packages a machine says it has:
-# a library that was built by hand is as good. CUDA is not installed: where nvcc is found it is used, and without it everything runs on the CPU.
+# What counts is whether a program with the headers and libraries can be compiled and linked, not which packages a machine says it has: a
+# library that was built by hand is as good. Without a compiler, MPI and xxHash nothing can be built, so that is an error; what only the tests,
+# the benchmarks and the default text need is tried for once (build/setup-tried says so) and otherwise reported in a line.
+# CUDA is not installed: where nvcc is found it is used, and without it everything runs on the CPU.
 set -u
+cd "$(dirname "$0")/.." || exit 1
 
-PACKAGES="build-essential openmpi-bin libopenmpi-dev libopenblas-openmp-dev libcmocka-dev libxxhash-dev"
-TEXT_PACKAGE="bible-kjv"
+NEEDED="build-essential openmpi-bin libopenmpi-dev libxxhash-dev"
+TRIED=build/setup-tried
 
 have() {
     command -v "$1" > /dev/null 2>&1
@@ -15,34 +18,37 @@ have() {
 
 # can_build HEADERS FLAGS...: does a program that includes HEADERS compile and link?
 can_build() {
-    probe_headers=$1
+    headers=$1
     shift
-    for probe_header in $probe_headers; do
-        echo "#include <$probe_header>"
-    done | { cat; echo 'int main(void) { return 0; }'; } | gcc -x c - -o /dev/null "$@" > /dev/null 2>&1
+    {
+        for header in $headers; do
+            echo "#include <$header>"
+        done
+        echo 'int main(void) { return 0; }'
+    } | gcc -x c - -o /dev/null "$@" > /dev/null 2>&1
 }
 
-C_HEADERS="stdarg.h stddef.h stdint.h setjmp.h"     # cmocka.h wants these before it
+CMOCKA="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"     # cmocka.h wants the others before it
 
-all_there() {
-    have make && have g++ && have mpicc && have mpirun && mpi=$(mpicc --showme 2> /dev/null) &&
-        can_build "$C_HEADERS mpi.h cblas.h xxhash.h cmocka.h" ${mpi#* } -lopenblas -lxxhash -lcmocka
+have_compilers() {
+    have make && have gcc && have g++
 }
 
-# In words, for whoever has to install it by hand.
-missing() {
-    have gcc && have g++ && have make || echo "  - gcc and g++ (C11 and C++17, with OpenMP) and GNU make"
-    { have mpicc && have mpirun && can_build mpi.h $(mpicc --showme:compile 2> /dev/null); } ||
-        echo "  - Open MPI with its compiler wrapper: mpicc, mpirun and mpi.h"
-    can_build cblas.h -lopenblas || echo "  - OpenBLAS with its header: cblas.h and -lopenblas (a build with OpenMP is the fastest)"
-    can_build xxhash.h -lxxhash || echo "  - xxHash: xxhash.h and -lxxhash"
-    can_build "$C_HEADERS cmocka.h" -lcmocka || echo "  - cmocka, for the tests: cmocka.h and -lcmocka"
+have_mpi() {
+    # shellcheck disable=SC2046
+    have mpicc && have mpirun && can_build mpi.h $(mpicc --showme:compile && mpicc --showme:link)
 }
 
-give_up() {
-    echo "setup: $1" >&2
-    missing >&2
-    exit 1
+have_needed() {
+    have_compilers && have_mpi && can_build xxhash.h -lxxhash
+}
+
+have_all() {
+    have_needed && can_build "$CMOCKA cblas.h" -lcmocka -lopenblas && { have bible || [ -e dev/data/text/default.txt ]; }
+}
+
+can_install() {
+    have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
 }
 
 as_root() {
@@ -53,33 +59,42 @@ as_root() {
     fi
 }
 
-apt_install() {
+install() {
+    echo "setup: installing $*"
     as_root apt-get install -y -q --no-install-recommends "$@"
 }
 
-can_install() {
-    have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
-}
-
-updated=
-update_once() {
-    [ -n "$updated" ] || as_root apt-get update -q || echo "setup: apt-get update failed; going on with the lists that are there" >&2
-    updated=yes
-}
-
-if ! all_there; then
-    have apt-get || give_up "no apt-get here. Please install with the system's own package manager:"
-    can_install || give_up "installing needs root: run scripts/setup.sh as root, install sudo, or install:"
-    echo "setup: installing $PACKAGES"
-    update_once
-    apt_install $PACKAGES || give_up "apt-get could not install everything. Missing still:"
-    all_there || give_up "the packages are installed, but these cannot be used:"
+if have_all || { have_needed && [ -e $TRIED ]; }; then
+    exit 0
 fi
 
-# The text to train on is a convenience: dev/data/prepare_text.sh finds other prose where there is none.
-if ! have bible && [ ! -e dev/data/text/default.txt ]; then
-    if ! can_install || ! { update_once && apt_install $TEXT_PACKAGE; }; then
-        echo "setup: $TEXT_PACKAGE cannot be had; the default text will be made of what prose this machine has" >&2
-    fi
+if can_install; then
+    as_root apt-get update -q || echo "setup: apt-get update failed; going on with the lists that are there" >&2
+    # shellcheck disable=SC2086
+    have_needed || install $NEEDED
+    # One by one: one that cannot be had must not keep the others out.
+    can_build "$CMOCKA" -lcmocka || install libcmocka-dev
+    can_build cblas.h -lopenblas || install libopenblas-openmp-dev
+    have bible || install bible-kjv
 fi
-exit 0
+
+if ! have_needed; then
+    {
+        if have apt-get; then
+            can_install || echo "setup: installing needs root: run scripts/setup.sh as root, or install sudo."
+        else
+            echo "setup: there is no apt-get here: please install with the system's own package manager."
+        fi
+        echo "setup: this is missing:"
+        have_compilers || echo "  - gcc and g++ (C11 and C++17, with OpenMP) and GNU make"
+        have_mpi || echo "  - Open MPI with its compiler wrapper: mpicc, mpirun and mpi.h"
+        can_build xxhash.h -lxxhash || echo "  - xxHash: xxhash.h and -lxxhash"
+    } >&2
+    exit 1
+fi
+
+can_build "$CMOCKA" -lcmocka || echo "setup: no cmocka (cmocka.h, -lcmocka): the trainer can be built, some of the tests cannot" >&2
+can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): all but the benchmark that compares with it can be built" >&2
+have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be made of what prose is here" >&2
+mkdir -p build
+touch $TRIED
