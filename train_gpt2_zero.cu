@@ -10,9 +10,9 @@ A unit is acquired just before it is used and released just after, so that a sha
 The same source runs on a GPU and on a CPU (zero/device.cuh says how). Kernels work on packs of 8 elements, compute in fp32
 and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial sums are always fp32.
 
-Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of the problem, never by
-the number of threads, and chunks are added in ascending order. So the same input gives the same bits in every run, and recomputing
-an activation in the backward, to save memory, changes nothing.
+Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of the problem,
+never by the number of threads, and chunks are added in ascending order. So the same input gives the same bits in every run, and
+recomputing an activation in the backward, to save memory, changes nothing.
 
 Names: B sequences of T tokens, R = B * T rows; C channels, NH heads of size HS; L layers; V words, Vp with padding. All arrays are
 row-major. A "d" before a name means the gradient of the loss with respect to it.
@@ -98,8 +98,8 @@ static size_t elementwise_blocks(size_t n) {
     return blocks < 8192 ? blocks : 8192;
 }
 
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) residual_kernel(floatX *__restrict__ out, const floatX *__restrict__ a,
-                                                                       const floatX *__restrict__ b, size_t n) {
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS)
+residual_kernel(floatX *__restrict__ out, const floatX *__restrict__ a, const floatX *__restrict__ b, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, ld(a + i) + ld(b + i));
@@ -114,7 +114,8 @@ constexpr float GELU_CUBIC = 0.044715f, GELU_SLOPE = 1.5957691216057308f;       
 
 DEV fvec gelu_sigmoid(fvec x) { return 1.0f / (1.0f + vexp(-GELU_SLOPE * (x + GELU_CUBIC * x * x * x))); }
 
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS)
+gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
@@ -127,7 +128,8 @@ static void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t 
     LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, gelu_forward_kernel, out, inp, n);
 }
 
-__global__ void __launch_bounds__(ELEMENTWISE_THREADS) gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS)
+gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
@@ -161,7 +163,8 @@ static size_t max_chunks(size_t rows) {
     return n < MAX_CHUNKS ? n : MAX_CHUNKS;
 }
 
-__global__ void __launch_bounds__(32) add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial, int chunks, size_t stride, size_t n) {
+__global__ void __launch_bounds__(32)
+add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial, int chunks, size_t stride, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t c = begin + threadIdx.x * PACK; c < end; c += blockDim.x * PACK) {
@@ -176,8 +179,8 @@ static void add_partials(floatX *out, const float *partial, size_t chunks, size_
     LAUNCH(ceil_div(n, 32 * PACK), 32, 0, stream, add_partials_kernel, out, partial, (int)chunks, stride, n);
 }
 
-__global__ void __launch_bounds__(SUM_THREADS) bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout,
-                                                                   size_t rows, size_t per_chunk, size_t n) {
+__global__ void __launch_bounds__(SUM_THREADS)
+bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout, size_t rows, size_t per_chunk, size_t n) {
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
     float *sum = partial + blockIdx.x * n;
     for (size_t r = begin; r < end; r++) {      // a thread always has the same columns: nothing to wait for
@@ -200,9 +203,10 @@ static void bias_backward(floatX *dbias, float *partial, const floatX *dout, siz
 
 constexpr float LAYERNORM_EPSILON = 1e-5f;
 
-__global__ void __launch_bounds__(SUM_THREADS) layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
-                                                                        const floatX *__restrict__ inp, const floatX *__restrict__ weight,
-                                                                        const floatX *__restrict__ bias, size_t rows, int C) {
+__global__ void __launch_bounds__(SUM_THREADS)
+layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
+                         const floatX *__restrict__ inp, const floatX *__restrict__ weight, const floatX *__restrict__ bias,
+                         size_t rows, int C) {
     const int lane = threadIdx.x % WARP;
     const size_t row = (size_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
     if (row >= rows) return;    // the whole warp
@@ -225,15 +229,16 @@ __global__ void __launch_bounds__(SUM_THREADS) layernorm_forward_kernel(floatX *
 static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight, const floatX *bias,
                               size_t rows, size_t C, cudaStream_t stream) {
     const size_t rows_per_block = block_threads(SUM_THREADS) / WARP;
-    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp, weight, bias, rows, (int)C);
+    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp, weight, bias,
+           rows, (int)C);
 }
 
-// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row, then the threads
-// share out the columns, each adding the rows to its own part of the partial sums of dweight and dbias.
-__global__ void __launch_bounds__(SUM_THREADS) layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial,
-                                                                         const floatX *__restrict__ dout, const floatX *__restrict__ inp,
-                                                                         const floatX *__restrict__ weight, const float *__restrict__ mean,
-                                                                         const float *__restrict__ rstd, size_t rows, size_t per_chunk, int C) {
+// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row, then the
+// threads share out the columns, each adding the rows to its own part of the partial sums of dweight and dbias.
+__global__ void __launch_bounds__(SUM_THREADS)
+layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
+                          const floatX *__restrict__ inp, const floatX *__restrict__ weight, const float *__restrict__ mean,
+                          const float *__restrict__ rstd, size_t rows, size_t per_chunk, int C) {
     __shared__ float mean_d[SUM_THREADS / WARP], mean_dn[SUM_THREADS / WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
@@ -271,10 +276,12 @@ __global__ void __launch_bounds__(SUM_THREADS) layernorm_backward_kernel(floatX 
 }
 
 // Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows) * 2 C.
-static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
-                               const floatX *weight, const float *mean, const float *rstd, size_t rows, size_t C, cudaStream_t stream) {
+static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
+                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd, size_t rows,
+                               size_t C, cudaStream_t stream) {
     const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
-    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd, rows, per_chunk, (int)C);
+    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd, rows,
+           per_chunk, (int)C);
     add_partials(dweight, partial, chunks, 2 * C, C, stream);
     add_partials(dbias, partial + C, chunks, 2 * C, C, stream);
 }
@@ -284,14 +291,16 @@ static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, flo
 
 #define ENCODER_THREADS 128
 
-__global__ void __launch_bounds__(ENCODER_THREADS) encoder_forward_kernel(floatX *__restrict__ out, const int *__restrict__ inputs,
-                                                                          const floatX *__restrict__ wte, const floatX *__restrict__ wpe, int T, int C) {
+__global__ void __launch_bounds__(ENCODER_THREADS)
+encoder_forward_kernel(floatX *__restrict__ out, const int *__restrict__ inputs, const floatX *__restrict__ wte,
+                       const floatX *__restrict__ wpe, int T, int C) {
     const size_t row = blockIdx.x;
     const floatX *token = wte + (size_t)inputs[row] * C, *position = wpe + row % T * C;
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) st(out + row * C + c, ld(token + c) + ld(position + c));
 }
 
-static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, const floatX *wpe, size_t B, size_t T, size_t C, cudaStream_t stream) {
+static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, const floatX *wpe, size_t B, size_t T, size_t C,
+                            cudaStream_t stream) {
     LAUNCH(B * T, ENCODER_THREADS, 0, stream, encoder_forward_kernel, out, inputs, wte, wpe, (int)T, (int)C);
 }
 
@@ -301,7 +310,8 @@ typedef struct TokenRows {
 } TokenRows;
 
 // A block per distinct token: no two blocks write the same row of dwte.
-__global__ void __launch_bounds__(ENCODER_THREADS) wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
+__global__ void __launch_bounds__(ENCODER_THREADS)
+wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
     floatX *out = dwte + (size_t)rows.token[blockIdx.x] * C;
     const int begin = rows.start[blockIdx.x], end = rows.start[blockIdx.x + 1];
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
@@ -312,7 +322,8 @@ __global__ void __launch_bounds__(ENCODER_THREADS) wte_backward_kernel(floatX *_
 }
 
 // A block per position.
-__global__ void __launch_bounds__(ENCODER_THREADS) wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
+__global__ void __launch_bounds__(ENCODER_THREADS)
+wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
     const size_t t = blockIdx.x;
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
         fvec sum = splat(0);
@@ -322,8 +333,8 @@ __global__ void __launch_bounds__(ENCODER_THREADS) wpe_backward_kernel(floatX *_
 }
 
 // Adds to dwte, which already holds the gradient of the head. Rows of dwpe from T on keep their zeros.
-static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B, size_t T, size_t C,
-                             cudaStream_t stream) {
+static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B, size_t T,
+                             size_t C, cudaStream_t stream) {
     LAUNCH(distinct, ENCODER_THREADS, 0, stream, wte_backward_kernel, dwte, dout, rows, (int)C);
     LAUNCH(T, ENCODER_THREADS, 0, stream, wpe_backward_kernel, dwpe, dout, (int)B, (int)T, (int)C);
 }
@@ -344,8 +355,9 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
 
 // Two sweeps over the row: its maximum, then the sum of exp. If train, a third writes the gradient over the logits. In fp32 the
 // second leaves its exponentials there for the third; bf16 would round them, so there they are computed again.
-__global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses,
-                                                                        const int *__restrict__ targets, float dloss, int V, int Vp, int train) {
+__global__ void __launch_bounds__(CLASSIFIER_THREADS)
+classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets, float dloss, int V,
+                  int Vp, int train) {
     constexpr bool EXACT = sizeof(floatX) == sizeof(float);
     const size_t row = blockIdx.x;
     floatX *x = logits + row * Vp;
@@ -374,7 +386,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS) classifier_kernel(floatX *
 }
 
 // losses[R] = -log softmax(logits)[target]; if train, the logits[R, Vp] become dloss times the gradient of their loss.
-static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp, int train, cudaStream_t stream) {
+static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp, int train,
+                       cudaStream_t stream) {
     LAUNCH(R, CLASSIFIER_THREADS, 0, stream, classifier_kernel, logits, losses, targets, dloss, (int)V, (int)Vp, train);
 }
 
@@ -396,14 +409,20 @@ typedef struct Attention {
 
 static Attention attention_shape(size_t B, size_t T, size_t C, size_t NH) {
     Attention a = {(int)B, (int)T, (int)NH, (int)(C / NH), 0, 0};
-    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows * HS is at most 4096: the tiles take about 100 KB of shared memory
-    if (WARP == 1) a.rows *= 2;                             // a CPU's cache holds more
+    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows * HS is at most 4096: about 100 KB of shared memory
+    if (WARP == 1) a.rows *= 2;                            // a CPU's cache holds more
     a.rows = (int)min((size_t)a.rows, ceil_div(T, 2 * PACK) * 2 * PACK);
     a.cols = a.rows / 2;
     return a;
 }
 
 static size_t attention_blocks(const Attention *a) { return (size_t)a->B * a->NH * ceil_div(a->T, a->rows); }
+
+// Bytes of shared memory: tiles of rows x HS and of cols x HS, one of rows x cols, vectors of rows and of cols.
+static size_t attention_shared(const Attention *a, size_t row_tiles, size_t col_tiles, size_t row_vectors, size_t col_vectors) {
+    const size_t rows = (size_t)a->rows, cols = (size_t)a->cols, HS = (size_t)a->HS;
+    return sizeof(float) * (row_tiles * rows * HS + col_tiles * cols * HS + rows * cols + row_vectors * rows + col_vectors * cols);
+}
 
 // acc[i] += a[i, 0..n) b[0..n, 0..PACK), where rows are lda and ldb apart.
 DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int ldb, int n) {
@@ -413,7 +432,8 @@ DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int l
     }
 }
 
-// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from `valid` on are zeros.
+// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from `valid` on are
+// zeros.
 DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS, float scale) {
     const int packs = HS / PACK, row_step = blockDim.x / packs, pack_step = blockDim.x % packs;
     for (int r = threadIdx.x / packs, p = threadIdx.x % packs; r < n;) {
@@ -441,16 +461,14 @@ DEV int visible_keys(int q, int k0, int cols) {
     return n < 0 ? 0 : min(n, cols);
 }
 
-static size_t attention_forward_shared(const Attention *a) {
-    return sizeof(float) * (2 * (size_t)a->rows * a->HS + 2 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 3 * (size_t)a->rows);
-}
-
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse,
-                                                                              const floatX *__restrict__ qkv, Attention a, float scale) {
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, const floatX *__restrict__ qkv, Attention a,
+                         float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
     DYNAMIC_SHARED(float, q);
     float *o = q + rows * HS, *k = o + rows * HS, *v = k + cols * HS, *p = v + cols * HS;
-    float *top = p + rows * cols, *sum = top + rows, *shrink = sum + rows;     // running maximum and sum of exp; what the last maximum costs
+    float *top = p + rows * cols, *sum = top + rows;       // of each row so far: the largest score, the sum of exp(score - top)
+    float *shrink = sum + rows;                            // what the sums so far are worth under the new top
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
     const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;      // the longest first
     const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
@@ -515,24 +533,22 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(fl
 }
 
 // out[B, T, C] from qkv[B, T, 3C]; lse[B, NH, T] is the log of the sum of exp(scores), for the backward.
-static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH,
+                              cudaStream_t stream) {
     const Attention a = attention_shape(B, T, C, NH);
-    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_forward_shared(&a), stream, attention_forward_kernel, out, lse, qkv, a,
-           1.0f / sqrtf((float)a.HS));
-}
-
-static size_t attention_dq_shared(const Attention *a) {
-    return sizeof(float) * (3 * (size_t)a->rows * a->HS + 3 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 2 * (size_t)a->rows);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_shared(&a, 2, 2, 3, 0), stream, attention_forward_kernel, out, lse,
+           qkv, a, 1.0f / sqrtf((float)a.HS));
 }
 
 // dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs.
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta,
-                                                                         const floatX *__restrict__ dout, const floatX *__restrict__ out,
-                                                                         const floatX *__restrict__ qkv, const float *__restrict__ lse,
-                                                                         Attention a, float scale) {
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
+                    const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a,
+                    float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
     DYNAMIC_SHARED(float, q);
-    float *d = q + rows * HS, *dq = d + rows * HS, *k = dq + rows * HS, *kt = k + cols * HS, *vt = kt + cols * HS, *ds = vt + cols * HS;
+    float *d = q + rows * HS, *dq = d + rows * HS;
+    float *k = dq + rows * HS, *kt = k + cols * HS, *vt = kt + cols * HS, *ds = vt + cols * HS;
     float *row_lse = ds + rows * cols, *row_delta = row_lse + rows;
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
     const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;
@@ -589,17 +605,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dq_kernel(floatX 
     }
 }
 
-static size_t attention_dkv_shared(const Attention *a) {
-    return sizeof(float) * (4 * (size_t)a->rows * a->HS + 4 * (size_t)a->cols * a->HS + (size_t)a->rows * a->cols + 2 * (size_t)a->cols);
-}
-
 // Of the queries q0 ... q0 + cols - 1, the first that sees one of the MICRO keys from k on, rounded down to whole packs.
 DEV int first_query(int k, int q0) { return k < q0 ? 0 : (k - q0) / PACK * PACK; }
 
 // dk and dv, by rows of keys. Everything is transposed: p and ds are rows (keys) x cols (queries).
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
-                                                                          const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
-                                                                          const float *__restrict__ lse, Attention a, float scale) {
+__global__ void __launch_bounds__(ATTENTION_THREADS)
+attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta, const floatX *__restrict__ dout,
+                     const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
     DYNAMIC_SHARED(float, k);
     float *v = k + rows * HS, *dk = v + rows * HS, *dv = dk + rows * HS;
@@ -674,22 +686,26 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_dkv_kernel(floatX
 }
 
 // Writes dqkv[B, T, 3C]. delta: scratch, B * NH * T.
-static void attention_backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *out, const floatX *qkv, const float *lse,
-                               size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+static void attention_backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *out, const floatX *qkv,
+                               const float *lse, size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     const Attention a = attention_shape(B, T, C, NH);
     const float scale = 1.0f / sqrtf((float)a.HS);
-    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_dq_shared(&a), stream, attention_dq_kernel, dqkv, delta, dout, out, qkv, lse, a, scale);
-    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_dkv_shared(&a), stream, attention_dkv_kernel, dqkv, delta, dout, qkv, lse, a, scale);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_shared(&a, 3, 3, 2, 0), stream, attention_dq_kernel, dqkv, delta,
+           dout, out, qkv, lse, a, scale);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_shared(&a, 4, 4, 0, 2), stream, attention_dkv_kernel, dqkv, delta,
+           dout, qkv, lse, a, scale);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/matmul.h explains the three products.
 
-static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C, size_t OC, cudaStream_t stream) {
+static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C,
+                           size_t OC, cudaStream_t stream) {
     cudaCheck((cudaError_t)matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream));
 }
 
-// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias may be NULL.
+// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once.
+// dbias may be NULL.
 static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
                             const floatX *weight, size_t R, size_t C, size_t OC, cudaStream_t stream) {
     if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
@@ -727,11 +743,11 @@ int gpt2_config_check(const GPT2Config *c, char *err, size_t err_bytes) {
     if (c->max_seq_len > limit || c->padded_vocab_size > limit || c->num_layers > limit || c->channels > limit)
         return config_error(err, err_bytes, "no size of a model may be above %zu", limit);
     if (c->channels % c->num_heads)
-        return config_error(err, err_bytes, "%zu channels cannot be divided among %zu heads: choose channels that are a multiple of the heads",
+        return config_error(err, err_bytes, "%zu channels cannot be divided among %zu heads: choose a multiple of the heads",
                             c->channels, c->num_heads);
     const size_t head_size = c->channels / c->num_heads;
     if (head_size % PACK || head_size > MAX_HEAD_SIZE)
-        return config_error(err, err_bytes, "%zu channels in %zu heads make heads of %zu: the size of a head must be a multiple of %d, at most %d",
+        return config_error(err, err_bytes, "%zu channels in %zu heads make heads of %zu: it must be a multiple of %d, at most %d",
                             c->channels, c->num_heads, head_size, PACK, MAX_HEAD_SIZE);
     if (c->padded_vocab_size % PACK || c->padded_vocab_size < c->vocab_size)
         return config_error(err, err_bytes, "the padded vocabulary, %zu, must be a multiple of %d and at least the vocabulary, %zu",
@@ -776,8 +792,8 @@ int gpt2_config_from_descriptor(GPT2Config *c, const char *descriptor, char *err
     static const struct { size_t depth, channels, heads; } gpt2[] = {
         {6, 384, 6}, {12, 768, 12}, {24, 1024, 16}, {36, 1280, 20}, {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
     static const struct { size_t channels, layers, head_size; } gpt3[] = {
-        {384, 6, 64}, {768, 12, 64}, {1024, 24, 64}, {1536, 24, 96}, {2048, 24, 128}, {2560, 32, 80}, {4096, 32, 128}, {5140, 40, 128},
-        {12288, 96, 128}};
+        {384, 6, 64}, {768, 12, 64}, {1024, 24, 64}, {1536, 24, 96}, {2048, 24, 128}, {2560, 32, 80}, {4096, 32, 128},
+        {5140, 40, 128}, {12288, 96, 128}};
     const char *rest = "";
     size_t size = 0;
     memset(c, 0, sizeof *c);
@@ -785,18 +801,18 @@ int gpt2_config_from_descriptor(GPT2Config *c, const char *descriptor, char *err
         for (const auto &m : gpt2) {
             if (m.depth == size) *c = GPT2Config{1024, 50257, 0, m.depth, m.heads, m.channels};
         }
-        if (!c->channels) return config_error(err, err_bytes, "\"%s\": GPT-2 comes in depths 6 12 24 36 48 60 72 84; for others use custom:...", descriptor);
+        if (!c->channels)
+            return config_error(err, err_bytes, "\"%s\": depths are 6 12 24 36 48 60 72 84; for others use custom:...", descriptor);
     } else if (parse_number(descriptor, "gpt3:c", &size, &rest) && !*rest) {
         for (const auto &m : gpt3) {
             if (m.channels == size) *c = GPT2Config{2048, 50257, 0, m.layers, m.channels / m.head_size, m.channels};
         }
-        if (!c->channels) {
-            return config_error(err, err_bytes, "\"%s\": GPT-3 comes in channels 384 768 1024 1536 2048 2560 4096 12288; for others use custom:...",
+        if (!c->channels)
+            return config_error(err, err_bytes, "\"%s\": channels are 384 768 1024 1536 2048 2560 4096 12288; for others use custom:...",
                                 descriptor);
-        }
     } else if (strncmp(descriptor, "custom:", 7) || !parse_custom(c, descriptor + 7)) {
-        return config_error(err, err_bytes, "\"%s\" describes no model: write d12, gpt2:d12, gpt3:c768 or custom:l4,h4,c128,v256,t128 "
-                            "(layers, heads, channels, vocabulary, longest sequence)", descriptor);
+        return config_error(err, err_bytes, "\"%s\" describes no model: write d12, gpt2:d12, gpt3:c768 or "
+                            "custom:l4,h4,c128,v256,t128 (layers, heads, channels, vocabulary, longest sequence)", descriptor);
     }
     c->padded_vocab_size = ceil_div(c->vocab_size, VOCAB_MULTIPLE) * VOCAB_MULTIPLE;
     char why[256];
@@ -807,8 +823,9 @@ int gpt2_config_from_descriptor(GPT2Config *c, const char *descriptor, char *err
 // ---------------------------------------------------------------------------------------------------------------------
 // Tensors.
 
-enum { WTE, WPE, LNFW, LNFB, EMBEDDING_TENSORS };      // of unit 0
-enum { LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LAYER_TENSORS };      // of unit 1 + layer
+// Of unit 0, and of unit 1 + layer.
+enum { WTE, WPE, LNFW, LNFB, EMBEDDING_TENSORS };
+enum { LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LAYER_TENSORS };
 
 typedef struct TensorKind {
     const char *name;
@@ -818,7 +835,8 @@ typedef struct TensorKind {
 
 static void embedding_kinds(const GPT2Config *c, TensorKind kinds[EMBEDDING_TENSORS]) {
     const size_t C = c->channels;
-    const TensorKind k[EMBEDDING_TENSORS] = {{"wte", c->padded_vocab_size * C, 1}, {"wpe", c->max_seq_len * C, 1}, {"lnfw", C, 0}, {"lnfb", C, 0}};
+    const TensorKind k[EMBEDDING_TENSORS] = {
+        {"wte", c->padded_vocab_size * C, 1}, {"wpe", c->max_seq_len * C, 1}, {"lnfw", C, 0}, {"lnfb", C, 0}};
     memcpy(kinds, k, sizeof k);
 }
 
@@ -853,7 +871,8 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
     logical = embedding[WTE].numel + embedding[WPE].numel;
     for (size_t k = 0; k < LAYER_TENSORS; k++) {
         for (size_t l = 0; l < c->num_layers; l++) {
-            out[EMBEDDING_TENSORS + l * LAYER_TENSORS + k] = zero_tensor{layer[k].name, layer[k].numel, 1 + l, logical, layer[k].decay};
+            zero_tensor *t = &out[EMBEDDING_TENSORS + l * LAYER_TENSORS + k];
+            *t = zero_tensor{layer[k].name, layer[k].numel, 1 + l, logical, layer[k].decay};
             logical += layer[k].numel;
         }
     }
@@ -862,8 +881,8 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The model.
 
-// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at element tensor_offset[t]
-// of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider ends the job itself.
+// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at element
+// tensor_offset[t] of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider ends the job itself.
 typedef struct GPT2Units {
     void *ctx;
     void *(*acquire_params)(void *ctx, size_t unit);
@@ -875,7 +894,7 @@ typedef struct GPT2Units {
 // All in one allocation. What exists per layer begins with layer 0's; strides are those of the largest R.
 typedef struct Activations {
     floatX *residual;               // [L + 1, R, C]: the input of each layer, and the output of the last
-    floatX *normed;                 // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, and of lnf. One slot for all if recomputed
+    floatX *normed;                 // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all if recomputed
     floatX *qkv, *atty;             // [L, R, 3C], [L, R, C]
     floatX *attended;               // [L, R, C]: residual stream after the attention
     floatX *fch, *fch_gelu;         // [L, R, 4C], before and after GELU; one slot of the second if recomputed
@@ -988,9 +1007,12 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
-    if (!B || !T || B > (1u << 30) / T) return config_error(err, err_bytes, "-b %zu -t %zu: both must be at least 1, and at most 2^30 tokens", B, T);
-    if (T > c->max_seq_len) return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T, c->max_seq_len);
-    if (recompute < 0 || recompute > 2) return config_error(err, err_bytes, "-r %d: must be 0, 1 (GELU) or 2 (GELU and layernorms)", recompute);
+    if (!B || !T || B > (1u << 30) / T)
+        return config_error(err, err_bytes, "-b %zu -t %zu: both must be at least 1, their product at most 2^30", B, T);
+    if (T > c->max_seq_len)
+        return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T, c->max_seq_len);
+    if (recompute < 0 || recompute > 2)
+        return config_error(err, err_bytes, "-r %d: must be 0, 1 (GELU) or 2 (GELU and layernorms)", recompute);
     m->config = *c;
     m->max_B = B;
     m->max_T = T;
@@ -1058,7 +1080,8 @@ typedef struct FinalActivations {
 static FinalActivations final_activations(const GPT2 *m) {
     const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = m->config.num_layers;
     const Activations *a = &m->acts;
-    return FinalActivations{a->residual + L * RC, a->normed + (m->recompute < 2 ? 2 * L * RC : 0), a->mean + 2 * L * R, a->rstd + 2 * L * R};
+    floatX *out = a->normed + (m->recompute < 2 ? 2 * L * RC : 0);
+    return FinalActivations{a->residual + L * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R};
 }
 
 static floatX *acquire_params(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_params(m->units.ctx, unit); }
@@ -1069,7 +1092,8 @@ static void release_grads(GPT2 *m, size_t unit) { m->units.release_grads(m->unit
 static void check_tokens(const GPT2 *m, const int *tokens, size_t n, const char *what) {
     for (size_t i = 0; i < n; i++) {
         if (tokens[i] < 0 || (size_t)tokens[i] >= m->config.vocab_size)
-            fatal(__FILE__, __LINE__, "%s: token %d is not in the vocabulary of %zu: wrong data files for this model?", what, tokens[i], m->config.vocab_size);
+            fatal(__FILE__, __LINE__, "%s: token %d is not in the vocabulary of %zu: are the data files for another model?", what,
+                  tokens[i], m->config.vocab_size);
     }
 }
 
@@ -1128,16 +1152,17 @@ static void layer_forward(GPT2 *m, size_t l) {
     release_params(m, 1 + l);
 }
 
-// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share the units must call.
-// targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are computed, for gpt2_loss; and if train, the
-// logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow.
+// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share the units
+// must call. targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are computed, for
+// gpt2_loss; and if train, the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow.
 void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
     const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = B * T;
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
     if (!B || !T || B > m->max_B || T > m->max_T || (train && !targets))
-        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T, train, m->max_B, m->max_T);
+        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T, train,
+              m->max_B, m->max_T);
     check_tokens(m, inputs, R, "inputs");
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
@@ -1161,7 +1186,8 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
 }
 
-// The mean loss of the last forward, which had targets: fp32 losses, added in double, in order. Waits for the stream. Not collective.
+// The mean loss of the last forward, which had targets: fp32 losses, added in double, in order. Waits for the stream.
+// Not collective.
 double gpt2_loss(GPT2 *m) {
     const size_t R = m->B * m->T;
     double sum = 0;
@@ -1185,25 +1211,31 @@ static void layer_backward(GPT2 *m, size_t l) {
     floatX *g = acquire_grads(m, 1 + l);
 
     if (m->recompute >= 1) gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
-    linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, p + offset[FCPROJW], R, 4 * C, C, s);
+    linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, p + offset[FCPROJW], R,
+                    4 * C, C, s);
     gelu_backward(dwide, x.fch, R * 4 * C, s);
-    if (m->recompute >= 2) layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
+    if (m->recompute >= 2)
+        layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
     linear_backward(dnarrow, g + offset[FCW], g + offset[FCB], a->partial, dwide, x.ln2, p + offset[FCW], R, C, 4 * C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
-    layernorm_backward(dresidual, g + offset[LN2W], g + offset[LN2B], a->partial, dnarrow, x.attended, p + offset[LN2W], x.ln2_mean, x.ln2_rstd, R, C, s);
+    layernorm_backward(dresidual, g + offset[LN2W], g + offset[LN2B], a->partial, dnarrow, x.attended, p + offset[LN2W],
+                       x.ln2_mean, x.ln2_rstd, R, C, s);
 
-    linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty, p + offset[ATTPROJW], R, C, C, s);
+    linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty, p + offset[ATTPROJW], R,
+                    C, C, s);
     attention_backward(dwide, a->delta, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
-    if (m->recompute >= 2) layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
+    if (m->recompute >= 2)
+        layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
     linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C, 3 * C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
-    layernorm_backward(dresidual, g + offset[LN1W], g + offset[LN1B], a->partial, dnarrow, x.residual, p + offset[LN1W], x.ln1_mean, x.ln1_rstd, R, C, s);
+    layernorm_backward(dresidual, g + offset[LN1W], g + offset[LN1B], a->partial, dnarrow, x.residual, p + offset[LN1W],
+                       x.ln1_mean, x.ln1_rstd, R, C, s);
     release_grads(m, 1 + l);
     release_params(m, 1 + l);
 }
 
-// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so the gradients of
-// unit 0 are held from the head to the encoder. All ranks that share the units must call.
+// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so the
+// gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call.
 void gpt2_backward(GPT2 *m) {
     const size_t B = m->B, T = m->T, C = m->config.channels, R = B * T;
     const size_t *offset = m->embedding_offset;
@@ -1213,9 +1245,11 @@ void gpt2_backward(GPT2 *m) {
     const floatX *p = acquire_params(m, 0);
     floatX *g = acquire_grads(m, 0);
 
-    linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C, m->config.padded_vocab_size, s);
+    linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C,
+                    m->config.padded_vocab_size, s);
     cudaCheck(cudaMemsetAsync(a->dresidual, 0, R * C * sizeof(floatX), s));
-    layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp, p + offset[LNFW], f.mean, f.rstd, R, C, s);
+    layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp, p + offset[LNFW], f.mean,
+                       f.rstd, R, C, s);
     release_params(m, 0);
 
     zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
