@@ -95,7 +95,8 @@ static int read_header(ModelFile *f, char *err, size_t err_bytes) {
             return FAIL("%s: its header has %s %d: the file is damaged: get it again", f->path, WORDS[i].name, header[2 + i]);
         }
     }
-    f->shape = (ModelShape){(size_t)header[2], (size_t)header[3], (size_t)header[4], (size_t)header[5], (size_t)header[6], (size_t)header[7]};
+    f->shape = (ModelShape){(size_t)header[2], (size_t)header[3], (size_t)header[4],
+                            (size_t)header[5], (size_t)header[6], (size_t)header[7]};
     f->numel = modelfile_numel(&f->shape);
     return 0;
 }
@@ -208,7 +209,8 @@ int modelfile_finish(ModelFile *f, char *err, size_t err_bytes) {
 
 int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes) {
     int32_t header[HEADER_BYTES / 4] = {MAGIC, bf16 ? VERSION_BF16 : VERSION_F32, (int32_t)s->max_seq_len, (int32_t)s->vocab_size,
-                                        (int32_t)s->num_layers, (int32_t)s->num_heads, (int32_t)s->channels, (int32_t)s->padded_vocab_size};
+                                        (int32_t)s->num_layers, (int32_t)s->num_heads, (int32_t)s->channels,
+                                        (int32_t)s->padded_vocab_size};
     int fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd == -1) {
         return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));

@@ -83,7 +83,8 @@ static const Flag FLAGS[] = {
      .help = "fp32 master weights; BF16 builds have them always"},
     {"ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2, .help = "GELU inside the matrix product (not there yet)",
      .allowed = 0, .missing = "fused GELU is not there yet: use -ge 0"},
-    {"z", "stage", INTEGER, AT(stage), "0|1|2|3", "0", 0, 3, .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients; 3 is not there yet",
+    {"z", "stage", INTEGER, AT(stage), "0|1|2|3", "0", 0, 3,
+     .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients; 3 is not there yet",
      .allowed = 2, .missing = "ZeRO stage 3 is not there yet: use -z 0, 1 or 2"},
     {"r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2, .help = "recompute in backward: 1 GELU, 2 and layernorm"},
     {"lg", "gpu-info-every", INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
@@ -104,7 +105,8 @@ static const Flag FLAGS[] = {
     {"tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group"},
     {"pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages"},
     {"timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6, .help = "how long a rank may keep the others waiting"},
-    {"pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0, .help = "how ranks find each other; tcp and fs are not there yet",
+    {"pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
+     .help = "how ranks find each other; tcp and fs are not there yet",
      .allowed = 0, .missing = "processes find each other through MPI only: use -pi mpi, and start with mpirun -n PROCESSES"},
     {"pn", "processes", INTEGER, AT(processes), "N", "-1", -1, MANY,
      .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
@@ -192,7 +194,8 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         o->tf32 = !build->cpu;
     }
     if (build->cpu && o->gpu_info_every > 0) {
-        return FAIL("-lg %lld: this program was built for the CPU and has no GPU to report on: use -lg 0", (long long)o->gpu_info_every);
+        return FAIL("-lg %lld: this program was built for the CPU and has no GPU to report on: use -lg 0",
+                    (long long)o->gpu_info_every);
     }
     if (build->bf16 && !o->master_weights) {
         return FAIL("-w 0: training in bf16 without fp32 master weights is not there: use -w 1, or build with PRECISION=FP32");
@@ -216,7 +219,8 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
     }
     if (o->max_steps > 0 && o->warmup > o->max_steps) {
-        return FAIL("-u %lld: the warm-up is longer than the run (-x %lld): use a shorter one", (long long)o->warmup, (long long)o->max_steps);
+        return FAIL("-u %lld: the warm-up is longer than the run (-x %lld): use a shorter one", (long long)o->warmup,
+                    (long long)o->max_steps);
     }
     return 0;
 }
@@ -297,7 +301,8 @@ void options_set_default(Options *o, const char *flag, const char *value) {
 void options_help(FILE *out, const char *program) {
     fprintf(out, "usage: %s [FLAG VALUE]...\n"
                  "       mpirun -n RANKS %s [FLAG VALUE]...\n"
-                 "Trains GPT-2 with sharded optimizer state and gradients. Without flags: a small model, on a text that the build makes.\n\n",
+                 "Trains GPT-2 with sharded optimizer state and gradients. Without flags: a small model, on a text that the\n"
+                 "build makes.\n\n",
             program, program);
     for (int i = 0; i < NUM_FLAGS; i++) {
         const Flag *f = &FLAGS[i];
@@ -320,7 +325,8 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
         return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len, max_seq_len);
     }
     if (B * T > 1 << 30) {
-        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens of a step", B, T, B * T);
+        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens of a step",
+                    B, T, B * T);
     }
     size_t once = B * T * ranks;
     size_t total = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : once;

@@ -67,8 +67,8 @@ static const struct {
 } PEAKS[] = {
     {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989}, {"H200 NVL", 835}, {"H200", 989}, {"H800 PCIe", 756}, {"H800", 989},
     {"GH200", 989}, {"H20", 148}, {"B200", 2250}, {"GB200", 2500}, {"A100", 312}, {"A800", 312}, {"A30", 165},
-    {"A40", 149.7}, {"A10G", 70}, {"A10", 125}, {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX A6000", 154.8}, {"RTX 6000 Ada", 364.2},
-    {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 4080 SUPER", 104.4}, {"RTX 4080", 97.5}, {"RTX 3090 Ti", 80}, {"RTX 3090", 71},
+    {"A40", 149.7}, {"A10G", 70}, {"A10", 125}, {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX A6000", 154.8},
+    {"RTX 6000 Ada", 364.2}, {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 4080 SUPER", 104.4}, {"RTX 4080", 97.5}, {"RTX 3090 Ti", 80}, {"RTX 3090", 71},
 };
 
 static int is_word(char c) {
@@ -140,7 +140,8 @@ static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *form
     int n = vfprintf(l->file, format, args);
     va_end(args);
     if (n < 0 || fflush(l->file) != 0) {
-        snprintf(err, err_bytes, "%s: writing failed: %s: make room, or choose another output directory with -o", l->path, strerror(errno));
+        snprintf(err, err_bytes, "%s: writing failed: %s: make room, or choose another output directory with -o", l->path,
+                 strerror(errno));
         return -1;
     }
     return 0;
