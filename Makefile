@@ -27,7 +27,7 @@ CC         = gcc
 CXX        = g++
 MAKEFLAGS += --no-builtin-rules
 Q          = $(if $(V),,@)
-ifeq ($(filter -j%,$(MAKEFLAGS)),)
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
     MAKEFLAGS += -j$(JOBS)
 endif
 .DEFAULT_GOAL := train_gpt2_zero
@@ -85,10 +85,12 @@ ifeq ($(DEVICE),cuda)
     # The architecture of the GPU that is here; without one, those of A100 and H100, and code that later ones can translate.
     FOUND     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u)
     CUDA_ARCH ?= $(or $(filter-out 0,$(FOUND)),80 90)
-    GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=[sm_$(a),compute_$(a)])
+    GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $(PTX)
+    PTX        = -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
     INCLUDE    = $(DEFINES) -isystem $(CUDA_HOME)/include
     COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS)
-    COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp $(DEFINES) $(MPI_CFLAGS)
+    HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp     # of what nvcc makes for g++, that warning is wrong
+    COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings $(HOST) $(DEFINES) $(MPI_CFLAGS)
     LIBS       = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart
     NO_FMA_CU  = -fmad=false
     DEVICE_DIR = dev/cuda
