@@ -1,8 +1,7 @@
 /* comm_mpi.c: the MPI transport. MPI introduces the ranks to each other and carries messages between hosts; ranks of one host
    read each other's memory.
 
-   Shared memory. A symmetric buffer is a memfd that every other rank of the host maps through /proc/<pid>/fd/<n>: nothing to
-   clean up after a crash, and no /dev/shm limit. Each rank also has a control block with two counters, *ready* (the last
+   Shared memory. A symmetric buffer is memory that every other rank of the host maps (shm.h). Each rank also has a control block with two counters, *ready* (the last
    ticket that it has begun) and *done* (the last one that it has finished reading), on which the others wait with a futex, so
    that ranks that wait leave the core to those that compute (8 ranks on 2 cores is a normal case here). Since all ranks begin
    the same operations in the same order, "peer's ready >= ticket" is all there is to know; what was begun stands beside it in
@@ -17,18 +16,14 @@
    Time-outs. Every wait has a deadline, and says which rank did not come. */
 #include "zero/comm_mpi.h"
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 #include "zero/comm_transport.h"
+#include "zero/shm.h"
 
 enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 64 };
 #define MAX_MESSAGE ((size_t)1 << 30)       /* MPI counts are ints */
@@ -46,8 +41,7 @@ struct control {                            /* one per rank, written by its owne
     char small[2][SMALL_BYTES];
 };
 
-struct shared { char **peer; size_t bytes; };                               /* peer[r]: rank r's memory as mapped here, or NULL */
-struct buffer { char *ptr; size_t bytes; struct shared map; zero_memory *mem; enum zero_category category; };
+struct buffer { char *ptr; size_t bytes; struct zero_shm map; zero_memory *mem; enum zero_category category; };
 
 struct pending { struct call call; char *buf; enum zero_wire wire; };
 
@@ -59,14 +53,14 @@ typedef struct comm_mpi {
     int *on_host;                           /* [size] 1: rank r shares this host's memory (this rank included) */
     int num_remote;                         /* ranks of other hosts */
     int sharing;                            /* some ranks share memory: symmetric buffers are mapped (the same verdict on all ranks) */
-    struct shared control;
+    struct zero_shm control;
     zero_memory *memory;
     struct buffer buffers[MAX_BUFFERS];
     zero_ticket begun, finished;
     struct pending pending[RING];
     zero_ticket small_ticket[2], staging_ticket;
     size_t small_count;
-    struct shared staging;                  /* staged: one unit of host memory that the peers read */
+    struct zero_shm staging;                  /* staged: one unit of host memory that the peers read */
     char *received;                         /* pieces from remote ranks (host) */
     size_t received_bytes;
     char *device_scratch;                   /* staged: the peers' pieces on the device */
@@ -80,45 +74,21 @@ typedef struct comm_mpi {
 static comm_mpi *self(zero_comm *c) { return (comm_mpi *)c; }
 static struct control *control_of(comm_mpi *m, int rank) { return (struct control *)m->control.peer[rank]; }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int device_check(comm_mpi *m, cudaError_t e)
 {
     return e == cudaSuccess ? ZERO_OK : zero_comm_fail(&m->base, ZERO_ERR_DEVICE, "%s", cudaGetErrorString(e));
 }
 
-/* ---- counters in shared memory ------------------------------------------------------------------------------------- */
+/* ---- waiting for the ranks of this host ----------------------------------------------------------------------------- */
 
-static void publish(_Atomic uint32_t *word, zero_ticket ticket)
-{
-    atomic_store_explicit(word, (uint32_t)ticket, memory_order_release);
-    syscall(SYS_futex, word, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
-}
-
-/* Wait until a peer's counter has reached the ticket. Counters wrap; a signed difference does not mind. */
 static int wait_for(comm_mpi *m, int peer, int for_done, zero_ticket ticket)
 {
     struct control *p = control_of(m, peer);
-    _Atomic uint32_t *word = for_done ? &p->done : &p->ready;
-    double deadline = 0;
-    for (int i = 0;; i++) {
-        const uint32_t value = atomic_load_explicit(word, memory_order_acquire);
-        if ((int32_t)(value - (uint32_t)ticket) >= 0) return ZERO_OK;
-        if (i < m->spin) { __builtin_ia32_pause(); continue; }
-        const double now = now_s();
-        if (deadline == 0) deadline = now + m->timeout_s;
-        if (now > deadline)
-            return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s operation %u, this rank waits for %u): "
-                                  "it died, stopped, or took another path; see its own output, or allow more time with --timeout",
-                                  peer, m->timeout_s, for_done ? "has read" : "has begun", value, (uint32_t)ticket);
-        const struct timespec slice = { 0, 200 * 1000 * 1000 };
-        syscall(SYS_futex, word, FUTEX_WAIT, value, &slice, NULL, 0);
-    }
+    uint32_t seen;
+    if (!zero_shm_wait(for_done ? &p->done : &p->ready, (uint32_t)ticket, m->spin, m->timeout_s, &seen)) return ZERO_OK;
+    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s operation %u, this rank waits for %u): "
+                          "it died, stopped, or took another path; see its own output, or allow more time with --timeout",
+                          peer, m->timeout_s, for_done ? "has read" : "has begun", seen, (uint32_t)ticket);
 }
 
 static const char *call_name(uint64_t kind)
@@ -144,13 +114,13 @@ static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket)
 
 static int wait_messages(comm_mpi *m, int count)
 {
-    const double deadline = now_s() + m->timeout_s;
+    const double deadline = zero_shm_now() + m->timeout_s;
     for (size_t i = 0;; i++) {
         int all = 0;
         if (MPI_Testall(count, m->requests, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
             return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message failed: the ranks sent pieces of different sizes, or the network is down");
         if (all) return ZERO_OK;
-        if (now_s() > deadline)
+        if (zero_shm_now() > deadline)
             for (int r = 0; r < count; r++) {
                 int flag = 1;
                 if (m->requests[r] != MPI_REQUEST_NULL) MPI_Test(&m->requests[r], &flag, MPI_STATUS_IGNORE);
@@ -198,61 +168,6 @@ static int exchange_messages(comm_mpi *m, zero_ticket ticket, char *send, size_t
 
 /* ---- symmetric memory ----------------------------------------------------------------------------------------------- */
 
-struct card { long pid; int fd, ok; uint64_t device, inode; };       /* how the others find this rank's memfd */
-
-static void unmap(comm_mpi *m, struct shared *s)
-{
-    if (!s->peer) return;
-    for (int r = 0; r < m->base.size; r++)
-        if (s->peer[r]) munmap(s->peer[r], s->bytes);
-    free(s->peer);
-    s->peer = NULL;
-    s->bytes = 0;
-}
-
-static char *map_peer(const struct card *card, size_t bytes)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/%ld/fd/%d", card->pid, card->fd);
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return NULL;
-    char *p = MAP_FAILED;
-    if (!fstat(fd, &st) && st.st_dev == card->device && st.st_ino == card->inode)      /* another container may have another pid of this number */
-        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    return p == MAP_FAILED ? NULL : p;
-}
-
-/* Collective: memory of every rank of this host, mapped here. All ranks return the same verdict. */
-static int map_shared(comm_mpi *m, struct shared *s, size_t bytes)
-{
-    const int size = m->base.size, rank = m->base.rank;
-    struct card mine = { .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC), .ok = 1 }, *cards = calloc((size_t)size, sizeof *cards);
-    struct stat st;
-    s->bytes = bytes;
-    s->peer = calloc((size_t)size, sizeof *s->peer);
-    if (!cards || !s->peer || mine.fd < 0 || ftruncate(mine.fd, (off_t)bytes) || fstat(mine.fd, &st)) mine.ok = 0;
-    if (mine.ok) {
-        mine.device = st.st_dev;
-        mine.inode = st.st_ino;
-        char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd, 0);
-        if (p == MAP_FAILED) mine.ok = 0;
-        else s->peer[rank] = p;
-    }
-    int ok = mine.ok && MPI_Allgather(&mine, sizeof mine, MPI_BYTE, cards, sizeof mine, MPI_BYTE, m->comm) == MPI_SUCCESS;
-    for (int r = 0; ok && r < size; r++) {
-        if (!cards[r].ok) ok = 0;
-        else if (r != rank && m->on_host[r] && !(s->peer[r] = map_peer(&cards[r], bytes))) ok = 0;
-    }
-    int all = 0;
-    if (MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, m->comm) != MPI_SUCCESS) all = 0;
-    if (mine.fd >= 0) close(mine.fd);
-    free(cards);
-    if (!all) unmap(m, s);
-    return all ? ZERO_OK : ZERO_ERR_MEMORY;
-}
-
 static int mpi_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)
 {
     comm_mpi *m = self(c);
@@ -264,7 +179,7 @@ static int mpi_alloc(zero_comm *c, zero_memory *mem, enum zero_category category
     *b = (struct buffer){ .bytes = bytes, .mem = mem, .category = category };
     if (m->staged || !m->sharing) {
         b->ptr = zero_memory_alloc(mem, category, bytes);
-    } else if (map_shared(m, &b->map, bytes ? bytes : 1) == ZERO_OK) {
+    } else if (zero_shm_map(&b->map, m->comm, m->on_host, bytes ? bytes : 1) == ZERO_OK) {
         b->ptr = b->map.peer[c->rank];
         zero_memory_book(mem, category, bytes, 0);
     }
@@ -280,7 +195,7 @@ static int mpi_free(zero_comm *c, void *ptr)
         struct buffer *b = &m->buffers[i];
         if (b->ptr != ptr) continue;
         if (b->map.peer) {
-            unmap(m, &b->map);
+            zero_shm_unmap(&b->map);
             zero_memory_book(b->mem, b->category, 0, b->bytes);
         } else {
             zero_memory_free(b->mem, b->category, b->ptr, b->bytes);
@@ -333,7 +248,7 @@ static int begin(comm_mpi *m, struct call call, char *buf, enum zero_wire wire, 
     mine->ring[*ticket % RING] = call;
     if (m->staged && call.kind != CALL_SMALL) return ZERO_OK;
     const int e = call.kind == CALL_SMALL ? ZERO_OK : device_check(m, cudaStreamSynchronize(stream));
-    if (!e) publish(&mine->ready, *ticket);
+    if (!e) zero_shm_publish(&mine->ready, *ticket);
     return e;
 }
 
@@ -370,14 +285,14 @@ static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes,
     int e = mpi_reusable(&m->base, m->staging_ticket);
     if (!e && m->staging.bytes < whole) {
         zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, whole, m->staging.bytes);
-        unmap(m, &m->staging);
-        if (map_shared(m, &m->staging, whole) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
+        zero_shm_unmap(&m->staging);
+        if (zero_shm_map(&m->staging, m->comm, m->on_host, whole) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
     }
     if (!e) e = device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
     if (!e) e = device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     m->staging_ticket = ticket;
-    publish(&control_of(m, m->base.rank)->ready, ticket);
+    zero_shm_publish(&control_of(m, m->base.rank)->ready, ticket);
     return ZERO_OK;
 }
 
@@ -390,7 +305,7 @@ static int next_to_finish(comm_mpi *m, zero_ticket ticket, enum call_kind kind)
 static void finished(comm_mpi *m, zero_ticket ticket)
 {
     m->finished = ticket;
-    if (m->base.size > 1) publish(&control_of(m, m->base.rank)->done, ticket);
+    if (m->base.size > 1) zero_shm_publish(&control_of(m, m->base.rank)->done, ticket);
 }
 
 static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces)
@@ -546,8 +461,8 @@ static void mpi_destroy(zero_comm *c)
     for (int i = 0; i < MAX_BUFFERS; i++)
         if (m->buffers[i].ptr) mpi_free(c, m->buffers[i].ptr);
     zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->staging.bytes + m->received_bytes + m->device_scratch_bytes);
-    unmap(m, &m->staging);
-    unmap(m, &m->control);
+    zero_shm_unmap(&m->staging);
+    zero_shm_unmap(&m->control);
     cudaFreeHost(m->received);
     cudaFree(m->device_scratch);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
@@ -624,10 +539,10 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     if (find_host(m, config) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
     const char *note = "";
     if (config->no_shared_memory) only_messages(m);
-    if (map_shared(m, &m->control, sizeof(struct control)) != ZERO_OK) {    /* never silent: the name says so */
+    if (zero_shm_map(&m->control, m->comm, m->on_host, sizeof(struct control)) != ZERO_OK) {    /* never silent: the name says so */
         note = " (ranks of this host cannot map each other's memory)";
         only_messages(m);
-        if (map_shared(m, &m->control, sizeof(struct control)) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "memfd_create failed: %s", strerror(errno));
+        if (zero_shm_map(&m->control, m->comm, m->on_host, sizeof(struct control)) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "memfd_create failed: %s", strerror(errno));
     }
     zero_memory_book(memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);
     int on_host = 0;

@@ -1,0 +1,85 @@
+/* engine.h: the inside of the engine, for zero.c (buffers, reduction, step) and state.c (reading and writing state, reports). */
+#ifndef ZERO_ENGINE_H
+#define ZERO_ENGINE_H
+#include "zero/zero.h"
+#include "zero/kernels.h"
+
+enum { POOL_DEPTH = 2, CHUNK = 1 << 18 };      /* unit buffers per size of unit; elements that pass through the host at a time */
+
+enum unit_state { UNIT_FREE, UNIT_ACQUIRED, UNIT_REDUCING };
+
+/* A buffer for a unit's gradients: the unit's own in stages 0 and 1, one of the pool's in stage 2. */
+struct grad_buffer {
+    char *ptr;
+    size_t numel;
+    zero_ticket ticket;     /* the last exchange that read it */
+    int busy;
+};
+
+struct unit {
+    enum unit_state state;
+    struct grad_buffer *buffer;
+    size_t micro;               /* micro-batches released since the last step */
+    zero_ticket params_ticket;  /* the last gather that read this rank's piece of the parameters */
+};
+
+struct zero {
+    zero_config config;
+    zero_layout layout;
+    int rank, ranks;
+    size_t elem;                    /* bytes of a parameter or gradient */
+    char *params, *grads;
+    struct grad_buffer *buffers;
+    size_t num_buffers;
+    struct unit *units;
+    size_t *pending;                /* units whose exchange is begun, oldest first, a ring of num_units */
+    size_t pending_first, pending_count;
+    float *master, *m, *v;
+    float *slots[ZERO_MAX_SLOTS];
+    float *unit_sum;                /* stage 0: a unit's gathered gradient sums */
+    zero_ticket unit_sum_ticket;
+    zero_tile *tiles;               /* device */
+    size_t *unit_tiles;             /* [num_units + 1] */
+    uint64_t *squares;              /* device: ZERO_SQUARE_PARTS wide integers */
+    float *host;                    /* CHUNK elements */
+    size_t micro, max_micro, last_micro;    /* micro-batches: in this step, the most in any step, in the last step */
+    int merged;                     /* slot 0 holds the whole sum */
+    uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];
+    char error[768];
+};
+
+/* Record an error in words (printf style) and return its code; the checks pass ZERO_OK through. */
+int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int zero_comm_check(zero *z, int e);
+int zero_device_check(zero *z, cudaError_t e, const char *what);
+
+/* Gather a unit's parameters: begin, and finish those of units [*next, end), counting *next up. */
+int zero_gather_begin(zero *z, size_t u);
+int zero_gather_finish(zero *z, size_t *next, size_t end);
+
+/* Stage 2's pool: for each distinct size of unit, POOL_DEPTH buffers, or as many as there are units of that size. Is there a
+   buffer for unit u? */
+int zero_pool_has(const zero *z, size_t u);
+
+static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
+static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
+static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
+static inline char *unit_params(const zero *z, size_t u) { return z->params + z->layout.unit_offset[u] * z->elem; }
+
+/* Optimizer state: which part of a unit this rank has, and where its state lies. */
+static inline int whole_state(const zero *z) { return z->config.stage == 0; }
+static inline size_t state_begin(const zero *z, size_t u) { return whole_state(z) ? 0 : (size_t)z->rank * shard_numel(z, u); }
+static inline size_t state_numel(const zero *z, size_t u) { return whole_state(z) ? unit_numel(z, u) : shard_numel(z, u); }
+static inline size_t state_offset(const zero *z, size_t u) { return whole_state(z) ? z->layout.unit_offset[u] : shard_offset(z, u); }
+static inline size_t state_total(const zero *z) { return z->layout.numel_padded / (whole_state(z) ? 1 : (size_t)z->ranks); }
+static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
+
+static inline size_t largest_unit(const zero *z)
+{
+    size_t n = 0;
+    for (size_t u = 0; u < z->layout.num_units; u++)
+        if (unit_numel(z, u) > n) n = unit_numel(z, u);
+    return n;
+}
+
+#endif

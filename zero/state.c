@@ -1,0 +1,207 @@
+/* state.c: reading and writing the engine's state element by element, its hash, and the reports: formula beside measurement.
+
+   Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already. */
+#include "zero/engine.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- reading and writing state ---------------------------------------------------------------------------------------- */
+
+static uint16_t bf16_round(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7fffffff) > 0x7f800000) return 0x7fff;
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static void bf16_widen(float *x, size_t n)      /* in place, from the end: n bf16 become n floats */
+{
+    for (size_t i = n; i-- > 0;) {
+        uint16_t half;
+        memcpy(&half, (char *)x + 2 * i, sizeof half);
+        const uint32_t word = (uint32_t)half << 16;
+        memcpy(x + i, &word, sizeof word);
+    }
+}
+
+static int copy_in(zero *z, void *device, const void *host, size_t bytes)
+{
+    int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream), "writing state");
+    return e ? e : zero_device_check(z, cudaStreamSynchronize(z->config.stream), "writing state");
+}
+
+static int copy_out(zero *z, void *host, const void *device, size_t bytes)
+{
+    int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream), "reading state");
+    return e ? e : zero_device_check(z, cudaStreamSynchronize(z->config.stream), "reading state");
+}
+
+/* One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters. */
+static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin, size_t unit_begin, size_t n)
+{
+    if (fn(ctx, tensor, tensor_begin, n, z->host)) return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
+    int e = ZERO_OK;
+    if (z->master) {
+        e = copy_in(z, z->master + state_offset(z, u) + unit_begin - state_begin(z, u), z->host, n * sizeof(float));
+        uint16_t *half = (uint16_t *)z->host;
+        for (size_t i = 0; i < n; i++) {        /* in place: element i is read before its half is written, and below it all are read */
+            const uint16_t h = bf16_round(z->host[i]);
+            memcpy(half + i, &h, sizeof h);
+        }
+    }
+    return e ? e : copy_in(z, unit_params(z, u) + unit_begin * z->elem, z->host, n * z->elem);
+}
+
+int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
+{
+    int e = zero_device_check(z, cudaMemsetAsync(z->m, 0, state_total(z) * sizeof(float), z->config.stream), "clearing m");
+    if (!e) e = zero_device_check(z, cudaMemsetAsync(z->v, 0, state_total(z) * sizeof(float), z->config.stream), "clearing v");
+    size_t gathered = 0;
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        size_t cursor = 0;
+        zero_segment s;
+        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
+        while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u), &cursor, &s))
+            for (size_t at = 0; at < s.count && !e; at += CHUNK)
+                e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at, s.count - at < CHUNK ? s.count - at : CHUNK);
+        if (!e && !whole_state(z)) {
+            e = zero_gather_begin(z, u);
+            if (!e) e = zero_gather_finish(z, &gathered, u + 1);
+        }
+    }
+    return e;
+}
+
+int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
+{
+    const int from_params = state == ZERO_STATE_PARAMS || (state == ZERO_STATE_MASTER && !z->master);
+    const float *array = state == ZERO_STATE_MASTER ? z->master : state == ZERO_STATE_M ? z->m : z->v;
+    int e = ZERO_OK;
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
+        size_t cursor = 0;
+        zero_segment s;
+        while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
+            for (size_t at = 0; at < s.count && !e; at += CHUNK) {
+                const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK, in_unit = s.unit_begin + at;
+                if (from_params) e = copy_out(z, z->host, unit_params(z, u) + in_unit * z->elem, n * z->elem);
+                else e = copy_out(z, z->host, array + state_offset(z, u) + in_unit - state_begin(z, u), n * sizeof(float));
+                if (!e && from_params && z->config.dtype == ZERO_BF16) bf16_widen(z->host, n);
+                if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host)) e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off", z->layout.tensors[s.tensor].name);
+            }
+    }
+    return e;
+}
+
+/* A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share cuts
+   a block, and sums have no order. */
+struct hash_visit { const zero_layout *layout; uint64_t sum, salt; };
+
+static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, const float *values)
+{
+    struct hash_visit *h = ctx;
+    for (size_t at = 0; at < count; at += ZERO_ALIGN) {
+        const size_t n = count - at < ZERO_ALIGN ? count - at : ZERO_ALIGN;
+        h->sum += XXH3_64bits_withSeed(values + at, n * sizeof(float), (h->layout->tensors[tensor].logical + begin + at) * 4 + h->salt);
+    }
+    return 0;
+}
+
+/* Every rank holds all parameters: do they hold the same? */
+static int check_replicas(zero *z)
+{
+    const size_t bytes = z->layout.numel_padded * z->elem, chunk = CHUNK * sizeof(float);
+    uint64_t mine = 0, *all = malloc((size_t)z->ranks * sizeof *all);
+    int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t at = 0; at < bytes && !e; at += chunk) {
+        const size_t n = bytes - at < chunk ? bytes - at : chunk;
+        e = copy_out(z, z->host, z->params + at, n);
+        if (!e) mine = XXH3_64bits_withSeed(z->host, n, mine);
+    }
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, &mine, sizeof mine, all));
+    for (int r = 0; r < z->ranks && !e; r++)
+        if (all[r] != mine) e = zero_fail(z, ZERO_ERR_COMM, "its parameters differ from those of rank %d: the replicas have drifted apart", r);
+    free(all);
+    return e;
+}
+
+int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
+{
+    const enum zero_state states[] = { ZERO_STATE_PARAMS, ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
+    uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
+    int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.comm, "hashing the state", 0);
+    for (size_t s = 0; s < sizeof states / sizeof *states && !e; s++) {
+        struct hash_visit h = { &z->layout, 0, s };
+        e = zero_visit(z, states[s], hash_blocks, &h);
+        mine[s > 0] += h.sum;
+    }
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, mine, sizeof mine, all));
+    *params = *optimizer = 0;
+    for (int r = 0; r < z->ranks && !e; r++) {
+        *params += all[2 * r];
+        *optimizer += all[2 * r + 1];
+    }
+    free(all);
+    return e ? e : check_replicas(z);
+}
+
+/* ---- reports ---------------------------------------------------------------------------------------------------------- */
+
+static void add_row(zero_row *rows, size_t max, size_t *n, const char *what, uint64_t expected, uint64_t measured, const char *format, ...) __attribute__((format(printf, 7, 8)));
+static void add_row(zero_row *rows, size_t max, size_t *n, const char *what, uint64_t expected, uint64_t measured, const char *format, ...)
+{
+    if (*n == max) return;
+    zero_row *r = &rows[(*n)++];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(r->formula, sizeof r->formula, format, args);
+    va_end(args);
+    r->what = what;
+    r->expected = expected;
+    r->measured = measured;
+}
+
+size_t zero_report_memory(const zero *z, zero_row *rows, size_t max)
+{
+    const size_t psi = z->layout.numel_padded, state = state_total(z), b = z->elem, *peak = z->config.memory->peak;
+    const char *over = whole_state(z) ? "" : "/N";
+    const int library = z->config.reduction == ZERO_REDUCE_LIBRARY, stage = z->config.stage;
+    size_t n = 0, slots = 0, unit_buffers = 0;
+    /* the most partial sums ever live: floor(log2(G + 1)), one more for the library's unmerged result */
+    while (((size_t)2 << slots) <= z->max_micro + 1) slots++;
+    if (library && z->max_micro) slots = 64 - (size_t)__builtin_clzll(z->max_micro);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), psi * b, peak[ZERO_MEM_PARAMS], "%zu Psi", b);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRADS), stage >= 2 ? 0 : psi * b, peak[ZERO_MEM_GRADS], stage >= 2 ? "0: pooled, see unit buffers" : "%zu Psi", b);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRAD_SHARDS), slots * shard_total(z) * sizeof(float), peak[ZERO_MEM_GRAD_SHARDS],
+            library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", slots);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_MASTER), z->master ? state * 4 : 0, peak[ZERO_MEM_MASTER], z->master ? "4 Psi%s" : "0: fp32 parameters%s", z->master ? over : "");
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_M), state * 4, peak[ZERO_MEM_M], "4 Psi%s", over);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_V), state * 4, peak[ZERO_MEM_V], "4 Psi%s", over);
+    for (size_t u = 0; u < z->layout.num_units && stage >= 2; u++)
+        if (zero_pool_has(z, u)) unit_buffers += unit_numel(z, u) * b;
+    if (z->unit_sum) unit_buffers = largest_unit(z) * sizeof(float);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers, peak[ZERO_MEM_UNIT_BUFFERS],
+            stage >= 2 ? "%zu x (up to %d units of each size)" : z->unit_sum ? "%zu x largest unit" : "0", stage >= 2 ? b : sizeof(float), POOL_DEPTH);
+    const size_t tables = z->unit_tiles[z->layout.num_units] * sizeof(zero_tile) + ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
+    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, library ? 0 : largest_unit(z) * b, largest_unit(z) * (z->unit_sum ? sizeof(float) : b),
+                                                   library ? largest_unit(z) : 0);
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch, peak[ZERO_MEM_TRANSPORT], "optimizer tiles, norm, transport's own");
+    return n;
+}
+
+size_t zero_report_wire(const zero *z, zero_row *rows, size_t max)
+{
+    const size_t others = z->layout.numel_padded / (size_t)z->ranks * (size_t)(z->ranks - 1), b = z->config.reduction == ZERO_REDUCE_LIBRARY ? sizeof(float) : z->elem, g = z->last_micro;
+    size_t n = 0;
+    if (whole_state(z)) add_row(rows, max, &n, "gradients", others * (g * b + 4), z->wire_step[ZERO_WIRE_GRADS], "(%zu G + 4) Psi (N-1)/N, G = %zu", b, g);
+    else add_row(rows, max, &n, "gradients", others * g * b, z->wire_step[ZERO_WIRE_GRADS], "%zu G Psi (N-1)/N, G = %zu", b, g);
+    add_row(rows, max, &n, "parameters", whole_state(z) ? 0 : others * z->elem, z->wire_step[ZERO_WIRE_PARAMS], whole_state(z) ? "0" : "%zu Psi (N-1)/N", z->elem);
+    add_row(rows, max, &n, "numbers", (uint64_t)(z->ranks - 1) * ZERO_WIDE_WORDS * sizeof(uint64_t), z->wire_step[ZERO_WIRE_SCALARS],
+            "%zu (N-1) for the norm", ZERO_WIDE_WORDS * sizeof(uint64_t));
+    return n;
+}
