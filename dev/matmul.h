@@ -29,8 +29,8 @@ enum { MATMUL_F32 = 0, MATMUL_BF16 = 1 };
    a is m x k, or k x m if trans_a; b is k x n, or n x k if trans_b; bias is NULL or n long; all of them, and c, have type
    dtype. c overlaps none of the others. Sums are fp32 and are rounded once, to nearest even, when c is stored.
    k == 0 is an empty sum (c = bias, or zeros); m == 0 or n == 0 does nothing.
-   On a GPU the product is queued on stream; on the CPU it is done when the call returns, and stream is not looked at. Call it
-   from one host thread per process.
+   The product is queued on stream (on the CPU this usually means that it is done when the call returns). Call it from one host
+   thread per process.
    Returns 0 or a cudaError_t: cudaErrorInvalidValue (unknown dtype, a size above INT_MAX), cudaErrorMemoryAllocation (no room
    for workspace), cudaErrorNotSupported (cuBLASLt knows no deterministic algorithm for the shape). On an error c is unspecified. */
 int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,

@@ -55,7 +55,7 @@ typedef struct {
     void *c;
     const void *a, *b, *bias;
     size_t m, n, k;
-    int trans_a, trans_b, accumulate;
+    int dtype, trans_a, trans_b, accumulate;
 } Product;
 
 static inline size_t smaller(size_t x, size_t y)
@@ -256,25 +256,16 @@ static size_t pieces(size_t length, size_t piece)
     return (length + piece - 1) / piece;
 }
 
-int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
-           int trans_b, int accumulate, cudaStream_t stream)
+/* Computes the product at args, when its turn on the stream has come. */
+static void run(void *args)
 {
-    (void)stream;
-    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX) {
-        return cudaErrorInvalidValue;
-    }
-    if (m == 0 || n == 0) {
-        return cudaSuccess;
-    }
-    int threads = omp_get_max_threads();
-    int err = scratch_reserve(threads);
-    if (err) {
-        return err;
-    }
+    const Product *p = (const Product *)args;
+    size_t m = p->m, n = p->n;
 
     // As few tiles as fit the scratch; then twice as many, until there are enough to keep all threads busy to the end.
     size_t tile_m = pieces(pieces(m, pieces(m, TILE_M)), MR) * MR;
     size_t tile_n = pieces(pieces(n, pieces(n, TILE_N)), NR) * NR;
+    int threads = (int)smaller((size_t)scratch_threads, (size_t)omp_get_max_threads());
     size_t wanted = threads > 1 ? (size_t)threads * TILES_PER_THREAD : 1;
     while (pieces(m, tile_m) * pieces(n, tile_n) < wanted) {
         if (tile_m >= 2 * SMALL_M && (tile_m >= tile_n || tile_n < 2 * SMALL_N)) {
@@ -285,21 +276,35 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
             break;
         }
     }
-
-    Product p = { c, a, b, bias, m, n, k, trans_a, trans_b, accumulate };
     size_t tiles_m = pieces(m, tile_m), tiles = tiles_m * pieces(n, tile_n);
-#pragma omp parallel for schedule(dynamic) if (tiles > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tiles > 1)
     for (size_t t = 0; t < tiles; t++) {
         size_t row = t % tiles_m * tile_m, col = t / tiles_m * tile_n;
         size_t rows = smaller(tile_m, m - row), cols = smaller(tile_n, n - col);
         float *room = scratch + (size_t)omp_get_thread_num() * SCRATCH;
-        if (dtype == MATMUL_F32) {
-            tile<float>(&p, row, col, rows, cols, room);
+        if (p->dtype == MATMUL_F32) {
+            tile<float>(p, row, col, rows, cols, room);
         } else {
-            tile<uint16_t>(&p, row, col, rows, cols, room);
+            tile<uint16_t>(p, row, col, rows, cols, room);
         }
     }
-    return cudaSuccess;
+}
+
+int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
+           int trans_b, int accumulate, cudaStream_t stream)
+{
+    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX) {
+        return cudaErrorInvalidValue;
+    }
+    if (m == 0 || n == 0) {
+        return cudaSuccess;
+    }
+    int err = scratch_reserve(omp_get_max_threads());
+    if (err) {
+        return err;
+    }
+    Product p = { c, a, b, bias, m, n, k, dtype, trans_a, trans_b, accumulate };
+    return cuda_on_cpu_enqueue(stream, run, &p, sizeof p);
 }
 
 void matmul_set_tf32(int allow)

@@ -62,20 +62,20 @@ static int error_of(cublasStatus_t status)
     }
 }
 
-#define TRY_CUDA(call)                                                                                                                 \
-    do {                                                                                                                               \
-        cudaError_t err_ = (call);                                                                                                     \
-        if (err_ != cudaSuccess) {                                                                                                     \
-            return err_;                                                                                                               \
-        }                                                                                                                              \
+#define TRY_CUDA(call) \
+    do { \
+        cudaError_t err_ = (call); \
+        if (err_ != cudaSuccess) { \
+            return err_; \
+        } \
     } while (0)
 
-#define TRY(call)                                                                                                                      \
-    do {                                                                                                                               \
-        cublasStatus_t status_ = (call);                                                                                               \
-        if (status_ != CUBLAS_STATUS_SUCCESS) {                                                                                        \
-            return error_of(status_);                                                                                                  \
-        }                                                                                                                              \
+#define TRY(call) \
+    do { \
+        cublasStatus_t status_ = (call); \
+        if (status_ != CUBLAS_STATUS_SUCCESS) { \
+            return error_of(status_); \
+        } \
     } while (0)
 
 static int lane_find(Lane **out, cudaStream_t stream)
@@ -160,7 +160,7 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     if (m == 0 || n == 0) {
         return cudaSuccess;
     }
-    Lane *lane;
+    Lane *lane = NULL;
     int err = lane_find(&lane, stream);
     if (err) {
         return err;
@@ -200,7 +200,7 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     TRY(cublasLtMatrixLayoutInit(&layout_b, type, rows_b, cols_b, (int64_t)rows_b));
     TRY(cublasLtMatrixLayoutInit(&layout_c, type, n, m, (int64_t)n));
 
-    Plan *plan;
+    Plan *plan = NULL;
     err = plan_find(&plan, &kind, lane, &desc, &layout_a, &layout_b, &layout_c);
     if (err) {
         return err;

@@ -160,8 +160,8 @@ static void check(const Case *t)
             double got = value(c, t->dtype, i * t->n + j);
             double bound = (double)(t->k + 2) * 6e-8 + (t->dtype == MATMUL_BF16 ? fabs(want) / 256.0 : 0.0);
             if (!(fabs(got - want) <= bound)) {
-                fail_msg("c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i, j, got, want,
-                         t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
+                fail_msg("c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i, j,
+                         got, want, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
             }
         }
     }
