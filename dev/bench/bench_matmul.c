@@ -1,7 +1,6 @@
 /*
 How fast is the CPU's matmul? Prints, for the trainer's shapes, GF/s in fp32 and bf16 beside multi-threaded OpenBLAS (fp32, free
-to cut the matrices as it likes), and the ratio of the times: 1.00 means that the same bits for any number of threads
-cost nothing.
+to cut the matrices as it likes), and the ratio of the times: at 1.00, the same bits for any number of threads cost nothing.
 
     OMP_NUM_THREADS=2 build/cpu-fp32/bench_matmul [repeats]
 
@@ -115,6 +114,10 @@ int main(int argc, char **argv)
         { 256, 768, 768 }, { 256, 768, 2304 }, { 256, 768, 3072 }, { 256, 3072, 768 }, { 256, 768, 50304 },
         { 512, 128, 128 }, { 512, 128, 512 }, { 512, 128, 256 }, { 64, 48, 48 },
     };
+#ifndef CUDA_ON_CPU
+    printf("bench_matmul measures the CPU's product; this is a build for a GPU\n");
+    return 0;
+#endif
     int repeats = argc > 1 ? atoi(argv[1]) : 9;
     if (repeats < 1 || repeats > MOST_REPEATS) {
         fprintf(stderr, "bench_matmul: repeats must be 1..%d\n", MOST_REPEATS);

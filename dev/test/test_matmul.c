@@ -181,7 +181,8 @@ static void test_every_use_and_size(void **state)
     (void)state;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (int bits = 0; bits < 32; bits++) {
-            Case t = { sizes[s][0], sizes[s][1], sizes[s][2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, bits >> 3 & 1, bits >> 4 & 1 };
+            const size_t *size = sizes[s];
+            Case t = { size[0], size[1], size[2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, bits >> 3 & 1, bits >> 4 & 1 };
             check(&t);
         }
     }
