@@ -1262,3 +1262,849 @@ void gpt2_backward(GPT2 *m) {
 
 // =====================================================================================================================
 // The model ends here; what follows trains it.
+// ---------------------------------------------------------------------------------------------------------------------
+// The training run. From here on everything is about ranks, files and the command line. All ranks execute the same calls in
+// the same order, with the same numbers to decide on: what is measured on one rank (a loss, an error) is gathered before
+// anybody acts on it. Only rank 0 prints.
+
+#ifndef TESTING
+#include <errno.h>
+#include <math.h>
+#include <omp.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "dev/data/dataloader.h"    // micro-batches by their number
+#include "dev/data/random.h"        // initial weights, sampling
+#include "dev/data/tokenizer.h"     // tokens to text
+#include "dev/modelfile.h"          // llm.c's model files
+#include "dev/options.h"            // the command line
+#include "dev/trainlog.h"           // learning rate, z-scores, the step line, main.log
+#include "zero/comm_mpi.h"          // the transport
+#include "zero/zero.h"              // the engine
+
+#define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
+#define BUILTIN_TEXT "dev/data/text/default.txt"
+#define LLMC_MODEL (FLOATX == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin")
+#define LLMC_TRAIN "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define LLMC_VAL "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+#define SAMPLING_SEED 1337
+#define ERR_BYTES 5120              // a message with a path in it
+#define MAX_ROWS 24                 // of a report
+
+typedef struct Run {
+    Options options;
+    int rank, ranks, local_rank, local_ranks;       // "local": on this host
+    double gpus;                                    // different ones, on all hosts
+    cudaDeviceProp device;
+    cudaStream_t stream;
+    GPT2Config config;
+    zero_tensor *tensors;
+    ModelFile file;                                 // that the model comes from; fd -1: random weights
+    char choice[256];                               // which defaults were chosen, and why
+
+    zero_mesh mesh;
+    zero_memory memory;
+    zero_comm *comm;
+    zero *z;
+    GPT2 model;
+    Loader *train, *val;                            // val NULL: no validation
+    Tokenizer *tokenizer;                           // NULL: numbers are printed
+
+    size_t B, T, G, M, steps;                       // M = G * ranks micro-batches in a step
+    int *inputs, *targets;                          // B * T each
+    double *losses, *all_losses;                    // of a step's micro-batches: of this rank, of all
+    Outliers loss_outliers, norm_outliers;
+    TrainLog log;
+    zero_row wire[MAX_ROWS];                        // of the last step that was taken
+    size_t wire_rows;
+} Run;
+
+// Ends all ranks. A fault that all ranks have is told once, by rank 0: the others wait for it to end them, and speak
+// only if they are still there after a second, that is if the fault is theirs alone.
+__attribute__((format(printf, 1, 2), noreturn))
+static void die(const char *format, ...) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    char message[ERR_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    fflush(stdout);
+    if (rank == 0) {
+        fprintf(stderr, "error: %s\n", message);
+    } else {
+        sleep(1);
+        fprintf(stderr, "error: rank %d: %s\n", rank, message);
+    }
+    fflush(stderr);
+    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    abort();
+}
+
+static void must(const Run *r, int status, const char *doing) {
+    if (status != ZERO_OK) die("%s: %s", doing, zero_error(r->z));
+}
+
+// Every rank gives the same number of bytes; all get those of all.
+static void gather(const Run *r, const void *mine, size_t bytes, void *all) {
+    if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("gathering numbers: %s", zero_comm_error(r->comm));
+}
+
+static void *allocate(size_t bytes) {
+    void *p = calloc(1, bytes);
+    if (p == NULL) die("the host's memory is exhausted: %zu bytes were wanted: use fewer ranks on this host, or smaller -b or -t", bytes);
+    return p;
+}
+
+// If any rank has a message, all end with it. *err is "" where all is well.
+static void agree(const Run *r, const char *err, const char *remove) {
+    char *all = (char *)allocate((size_t)r->ranks * ERR_BYTES);
+    gather(r, err, ERR_BYTES, all);
+    for (int i = 0; i < r->ranks; i++) {
+        if (all[(size_t)i * ERR_BYTES] == '\0') continue;
+        if (remove != NULL && r->rank == 0) modelfile_discard(remove);
+        die("%s", all + (size_t)i * ERR_BYTES);
+    }
+    free(all);
+}
+
+__attribute__((format(printf, 2, 3)))
+static void say(const Run *r, const char *format, ...) {
+    if (r->rank != 0) return;
+    va_list args;
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The engine gives the model its units.
+
+static void *unit_params(void *ctx, size_t unit) {
+    const Run *r = (const Run *)ctx;
+    void *p = zero_acquire_params(r->z, unit);
+    if (p == NULL) die("parameters of unit %zu: %s", unit, zero_error(r->z));
+    return p;
+}
+
+static void unit_params_done(void *ctx, size_t unit) {
+    const Run *r = (const Run *)ctx;
+    must(r, zero_release_params(r->z, unit), "parameters of a unit");
+}
+
+static void *unit_grads(void *ctx, size_t unit) {
+    const Run *r = (const Run *)ctx;
+    void *p = zero_acquire_grads(r->z, unit);
+    if (p == NULL) die("gradients of unit %zu: %s", unit, zero_error(r->z));
+    return p;
+}
+
+static void unit_grads_done(void *ctx, size_t unit) {
+    const Run *r = (const Run *)ctx;
+    must(r, zero_release_grads(r->z, unit), "gradients of a unit");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parameters: random, from a file, to a file. Each rank handles the elements that it owns.
+
+// The weights of the seed are one sequence of random numbers, in the order in which the tensors are registered.
+// zero_fill asks in that order too, and leaves out what other ranks own: those numbers are skipped.
+typedef struct Init {
+    const Run *run;
+    Mt19937 generator;
+    size_t next;                    // the first tensor whose numbers are not behind the generator
+} Init;
+
+// Numbers that are drawn for a tensor, and their deviation. The names of tensors, in order, are in gpt2_tensors.
+static size_t init_draws(const Run *r, size_t tensor, float *std) {
+    static const char *const NORMAL[] = {"wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw"};
+    const char *name = r->tensors[tensor].name;
+    const int residual = !strcmp(name, "attprojw") || !strcmp(name, "fcprojw");
+    *std = residual ? 0.02f * (1.0f / sqrtf(2.0f * (float)r->config.num_layers)) : 0.02f;
+    for (size_t i = 0; i < sizeof NORMAL / sizeof NORMAL[0]; i++) {
+        // the rows that pad the vocabulary are zero
+        if (!strcmp(name, NORMAL[i])) return i == 0 ? r->config.vocab_size * r->config.channels : r->tensors[tensor].numel;
+    }
+    return 0;
+}
+
+static int init_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    Init *s = (Init *)ctx;
+    const Run *r = s->run;
+    float std;
+    for (; s->next < tensor; s->next++) {
+        const size_t draws = init_draws(r, s->next, &std);
+        if (draws > 0) mt_normal(&s->generator, NULL, 0, 0, draws, 0, std);
+    }
+    const size_t draws = init_draws(r, tensor, &std);
+    const char *name = r->tensors[tensor].name;
+    const int is_scale = !strcmp(name, "ln1w") || !strcmp(name, "ln2w") || !strcmp(name, "lnfw");
+    const size_t drawn = begin < draws ? (count < draws - begin ? count : draws - begin) : 0;
+    if (drawn > 0) {
+        Mt19937 copy = s->generator;        // another range of this tensor may be asked for
+        mt_normal(&copy, out, begin, drawn, draws, 0, std);
+    }
+    for (size_t i = drawn; i < count; i++) out[i] = is_scale ? 1.0f : 0.0f;
+    return 0;
+}
+
+typedef struct FileAccess {
+    const Run *run;
+    const ModelFile *file;
+    char err[ERR_BYTES];
+} FileAccess;
+
+static int file_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    FileAccess *a = (FileAccess *)ctx;
+    return modelfile_read(a->file, a->run->tensors[tensor].logical + begin, count, out, a->err, sizeof a->err);
+}
+
+static int file_visit(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    FileAccess *a = (FileAccess *)ctx;
+    return modelfile_write(a->file, a->run->tensors[tensor].logical + begin, count, values, a->err, sizeof a->err);
+}
+
+static void set_parameters(Run *r) {
+    if (r->file.fd == -1) {
+        say(r, "drawing %zu initial weights, seed %lld\n", gpt2_num_parameters(&r->config), (long long)r->options.seed);
+        Init init = {};
+        init.run = r;
+        mt_seed(&init.generator, (uint32_t)r->options.seed);
+        must(r, zero_fill(r->z, init_fill, &init), "initial weights");
+        return;
+    }
+    say(r, "reading %zu parameters from %s\n", r->file.numel, r->file.path);
+    FileAccess access = {};
+    access.run = r;
+    access.file = &r->file;
+    const int status = zero_fill(r->z, file_fill, &access);
+    if (access.err[0] != '\0') die("%s", access.err);
+    must(r, status, "reading the model");
+    modelfile_close(&r->file);
+}
+
+// Writes OUTPUT_DIR/model_STEP.bin, and deletes one that is no longer to be kept.
+static void write_model(const Run *r, size_t step) {
+    const Options *o = &r->options;
+    char path[4096];
+    char temporary[4096 + 8];
+    snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, step);
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    ModelFile file;
+    FileAccess access = {};
+    access.run = r;
+    access.file = &file;
+
+    if (r->rank == 0) {
+        const ModelShape shape = {r->config.max_seq_len, r->config.vocab_size, r->config.num_layers, r->config.num_heads,
+                                  r->config.channels, r->config.padded_vocab_size};
+        modelfile_create(temporary, &shape, FLOATX == ZERO_BF16, access.err, sizeof access.err);
+    }
+    agree(r, access.err, NULL);
+    if (modelfile_begin(&file, temporary, access.err, sizeof access.err) == 0) {
+        const int status = zero_visit(r->z, ZERO_STATE_PARAMS, file_visit, &access);
+        if (status != ZERO_OK && access.err[0] == '\0') snprintf(access.err, sizeof access.err, "%s: %s", path, zero_error(r->z));
+        if (access.err[0] == '\0') modelfile_finish(&file, access.err, sizeof access.err);
+        modelfile_close(&file);
+    }
+    agree(r, access.err, temporary);
+    if (r->rank == 0) modelfile_publish(temporary, path, access.err, sizeof access.err);
+    agree(r, access.err, NULL);
+    say(r, "wrote %s\n", path);
+
+    const size_t every = (size_t)o->checkpoint_every;
+    const size_t keep = (size_t)o->checkpoints_keep;
+    const size_t major = (size_t)o->major_checkpoint_every;
+    const size_t last = step > 0 ? (step - 1) / every * every : 0;     // the model before this one
+    if (keep == 0 || last <= (keep - 1) * every) return;
+    const size_t old = last - (keep - 1) * every;
+    if (r->rank != 0 || (major > 0 && old % major == 0)) return;
+    snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, old);
+    if (unlink(path) != 0 && errno != ENOENT) fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Setting up.
+
+static int exists(const char *path) { return access(path, R_OK) == 0; }
+
+static void set_number(Options *o, const char *flag, size_t n) {
+    char text[32];
+    snprintf(text, sizeof text, "%zu", n);
+    options_set_default(o, flag, text);
+}
+
+// The model that is to be trained, and whatever the command line leaves open.
+static void choose_model_and_data(Run *r) {
+    Options *o = &r->options;
+    char err[ERR_BYTES];
+    const int no_model = o->model == NULL;
+    const int no_data = o->train_files == NULL;
+    const int llmc_data = exists(LLMC_TRAIN) && exists(LLMC_VAL);
+    if (no_model) o->model = exists(LLMC_MODEL) && (!no_data || llmc_data) ? LLMC_MODEL : BUILTIN_MODEL;
+
+    r->file.fd = -1;
+    const size_t length = strlen(o->model);
+    if (strchr(o->model, '/') != NULL || (length > 4 && !strcmp(o->model + length - 4, ".bin"))) {
+        if (modelfile_open(&r->file, o->model, err, sizeof err) != 0) die("%s", err);
+        const ModelShape *s = &r->file.shape;
+        r->config.max_seq_len = s->max_seq_len;
+        r->config.vocab_size = s->vocab_size;
+        r->config.padded_vocab_size = s->padded_vocab_size;
+        r->config.num_layers = s->num_layers;
+        r->config.num_heads = s->num_heads;
+        r->config.channels = s->channels;
+    } else if (gpt2_config_from_descriptor(&r->config, o->model, err, sizeof err) != 0) {
+        die("%s", err);
+    }
+    if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", o->model, err);
+
+    if (no_data) {
+        const int llmc = llmc_data && r->config.vocab_size >= 50257;
+        o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
+        o->val_files = llmc ? LLMC_VAL : NULL;
+        if (!llmc && !exists(BUILTIN_TEXT)) die("-i: no training data: name some with -i, or let make prepare %s (make data)", BUILTIN_TEXT);
+    }
+    if (o->val_files == NULL) o->val_files = o->train_files;
+    if (no_model || no_data) {
+        const int llmc = !strcmp(o->model, LLMC_MODEL) || !strcmp(o->train_files, LLMC_TRAIN);
+        snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)", no_model ? "-e " : "",
+                 no_model ? o->model : "", no_model && no_data ? " and " : "", no_data ? "-i " : "", no_data ? o->train_files : "",
+                 llmc ? "are here" : "are not here, or do not fit");
+    }
+
+    // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4 and 8 ranks
+    // compute the same bits. Without warm-up the gradient's norm jumps to 40 once. The sample is written at the end only.
+    if (no_model && no_data && !strcmp(o->model, BUILTIN_MODEL)) {
+        set_number(o, "b", 8);
+        set_number(o, "t", r->config.max_seq_len);
+        const size_t total = 8 * 8 * r->config.max_seq_len;
+        if (total % ((size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks) == 0) set_number(o, "d", total);
+        options_set_default(o, "l", "1e-3");
+        options_set_default(o, "q", "0.1");
+        set_number(o, "u", 10);
+        set_number(o, "x", 150);
+        set_number(o, "v", 100);
+        set_number(o, "s", 1000000);
+        set_number(o, "g", 256);
+    }
+    if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
+}
+
+static Loader *open_loader(const Run *r, const char *files, int validation) {
+    const Options *o = &r->options;
+    const int same = !strcmp(o->train_files, o->val_files);
+    LoaderConfig c = {};
+    c.pattern = files;
+    c.B = r->B;
+    c.T = r->T;
+    c.vocab = r->config.vocab_size;
+    c.begin_percent = same && validation ? 90 : 0;
+    c.end_percent = same && !validation ? 90 : 100;
+    c.shuffle = o->shuffle && !validation;
+    c.seed = (uint32_t)o->seed;
+    Loader *loader;
+    char err[512];
+    if (loader_open(&loader, &c, err) != 0) die("%s", err);
+    if (loader_info(loader).is_text && c.vocab < 256) {
+        die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)", files, c.vocab);
+    }
+    return loader;
+}
+
+static void open_data(Run *r) {
+    const Options *o = &r->options;
+    r->train = open_loader(r, o->train_files, 0);
+    if (o->val_every > 0) r->val = open_loader(r, o->val_files, 1);
+    const size_t epoch = loader_num_samples(r->train) / r->M;
+    r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
+    if (r->steps == 0 && o->max_steps < 0) {
+        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of steps with -x",
+            o->train_files, loader_num_samples(r->train), r->M);
+    }
+
+    const int text = loader_info(r->train).is_text;
+    char err[512];
+    if ((text || exists("gpt2_tokenizer.bin")) && tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0) die("%s", err);
+}
+
+// Finds this rank's place among the ranks of its host, and its GPU; shares the host's cores among them.
+static void choose_device(Run *r) {
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &r->local_rank);
+    MPI_Comm_size(host, &r->local_ranks);
+    MPI_Comm_free(&host);
+
+    int devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices < 1) {
+        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu", cudaGetErrorString(error));
+    }
+    int device = r->local_rank % devices;
+    cudaCheck(cudaSetDevice(device));
+    cudaCheck(cudaGetDeviceProperties(&r->device, device));
+    cudaCheck(cudaStreamCreate(&r->stream));
+    r->gpus = r->ranks * (devices < r->local_ranks ? (double)devices / r->local_ranks : 1.0);
+
+    if (getenv("OMP_NUM_THREADS") == NULL) {
+        const int share = omp_get_num_procs() / r->local_ranks;
+        omp_set_num_threads(share > 1 ? share : 1);
+    }
+}
+
+static void create_model(Run *r) {
+    const Options *o = &r->options;
+    char err[ERR_BYTES] = "";
+    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, err, sizeof err) != ZERO_OK) die("%s", err);
+
+    zero_comm_mpi_config mpi = {};
+    mpi.timeout_s = o->timeout;
+    if (zero_comm_create_mpi(&r->comm, MPI_COMM_WORLD, &mpi, &r->memory) != ZERO_OK) {
+        die("transport: %s", r->comm != NULL ? zero_comm_error(r->comm) : "the host's memory is exhausted");
+    }
+
+    zero_config c = {};
+    c.stage = (int)o->stage;
+    c.dtype = FLOATX;
+    c.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
+    c.num_tensors = gpt2_num_tensors(&r->config);
+    r->tensors = (zero_tensor *)allocate(c.num_tensors * sizeof *r->tensors);
+    gpt2_tensors(&r->config, r->tensors);
+    c.tensors = r->tensors;
+    c.comm = r->comm;
+    c.memory = &r->memory;
+    c.stream = r->stream;
+    if (zero_create(&r->z, &c) != ZERO_OK) die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
+
+    GPT2Units units = {};
+    units.ctx = r;
+    units.acquire_params = unit_params;
+    units.release_params = unit_params_done;
+    units.acquire_grads = unit_grads;
+    units.release_grads = unit_grads_done;
+    if (gpt2_create(&r->model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err, sizeof err) != 0) {
+        die("-b %zu -t %zu: %s", r->B, r->T, err);
+    }
+    matmul_set_tf32((int)o->tf32);
+}
+
+// Ranks on different hosts may have found different files there. They would wait for each other for ever.
+static void check_same_run(const Run *r) {
+    const size_t mine[] = {r->B, r->T, r->G, r->steps, loader_num_samples(r->train), r->val != NULL ? loader_num_samples(r->val) : 0};
+    char *all = (char *)allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    for (int i = 1; i < r->ranks; i++) {
+        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
+            die("rank %d has other data or settings than rank 0: are the files of -i, -j and -e the same on all hosts?", i);
+        }
+    }
+    free(all);
+}
+
+static void open_log(Run *r) {
+    const char *dir = r->options.output_dir;
+    char err[ERR_BYTES] = "";
+    if (r->rank == 0 && dir != NULL && mkdir(dir, 0777) != 0 && errno != EEXIST) {
+        snprintf(err, sizeof err, "-o %s: cannot be made: %s: choose another output directory", dir, strerror(errno));
+    } else if (r->rank == 0) {
+        trainlog_open(&r->log, dir, err, sizeof err);
+    }
+    agree(r, err, NULL);
+}
+
+#define RULE "+-----------------------+----------------------------------------------------+\n"
+
+__attribute__((format(printf, 3, 4)))
+static void print_row(const Run *r, const char *name, const char *format, ...) {
+    char value[ERR_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    say(r, "| %-21s | %-50s |\n", name, value);
+}
+
+static void print_header(const Run *r) {
+    static const char *const SCHEDULES[] = {"cosine", "linear", "constant", "wsd"};
+    static const char *const STAGES[] = {"0 (nothing sharded)", "1 (optimizer state)", "2 (optimizer state, gradients)"};
+    const Options *o = &r->options;
+    const zero_layout *l = zero_get_layout(r->z);
+    const LoaderInfo train = loader_info(r->train);
+    say(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
+    print_row(r, "device", "%s", r->device.name);
+    print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? "BF16, fp32 master weights" : (o->tf32 ? "TF32" : "FP32"));
+    print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
+    print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
+    print_row(r, "transport", "%s", zero_comm_name(r->comm));
+    print_row(r, "sum of gradients", "%s", o->reduce == OPTION_REDUCE_EXACT ? "exact: same bits on any number of ranks" : "library");
+    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits on any number of ranks");
+    say(r, RULE);
+    print_row(r, "train data pattern", "%s", o->train_files);
+    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples, o->shuffle ? ", shuffled" : "");
+    print_row(r, "val data pattern", "%s%s", o->val_files, strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
+    print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
+    say(r, RULE);
+    print_row(r, "model", "%s", o->model);
+    print_row(r, "max_sequence_length T", "%zu", r->config.max_seq_len);
+    print_row(r, "vocab_size V", "%zu (padded to %zu)", r->config.vocab_size, r->config.padded_vocab_size);
+    print_row(r, "num_layers L", "%zu", r->config.num_layers);
+    print_row(r, "num_heads NH", "%zu", r->config.num_heads);
+    print_row(r, "channels C", "%zu", r->config.channels);
+    print_row(r, "num_parameters Psi", "%zu (%zu with padding of shards)", l->numel, l->numel_padded);
+    say(r, RULE);
+    print_row(r, "micro-batch B x T", "%zu x %zu", r->B, r->T);
+    print_row(r, "micro-steps G", "%zu", r->G);
+    print_row(r, "tokens of a step", "%zu", r->B * r->T * r->M);
+    print_row(r, "steps", "%zu", r->steps);
+    print_row(r, "learning rate", "%.2e, %s, warmup %lld, final %.2e", o->lr, SCHEDULES[o->lr_schedule], (long long)o->warmup,
+              o->lr * o->final_lr_fraction);
+    print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
+    print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
+    print_row(r, "recompute", "%lld", (long long)o->recompute);
+    print_row(r, "seed", "%lld", (long long)o->seed);
+    say(r, RULE);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Steps.
+
+static void read_batch(const Run *r, Loader *loader, size_t j) {
+    char err[512];
+    if (loader_batch(loader, j, r->inputs, r->targets, err) != 0) die("%s", err);
+}
+
+// The mean of losses that the ranks computed in `rounds` rounds: the loss with number j = g * N + r is all[r * rounds + g]. Added in
+// the order of j, so that it does not matter how many ranks there are.
+static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t count) {
+    double sum = 0;
+    for (size_t j = 0; j < count; j++) sum += all[j % ranks * rounds + j / ranks];
+    return sum / (double)count;
+}
+
+// Validation is on the first -m micro-batches, shared out among the ranks. In the last round some ranks may have none left: they
+// compute one that is not counted, for all ranks must ask for the same units.
+static double validate(Run *r) {
+    const size_t samples = loader_num_samples(r->val);
+    const int64_t limit = r->options.val_batches;
+    const size_t count = limit < 0 || (size_t)limit > samples ? samples : (size_t)limit;
+    const size_t ranks = (size_t)r->ranks;
+    const size_t rounds = ceil_div(count, ranks);
+    double *mine = (double *)allocate(rounds * sizeof *mine);
+    double *all = (double *)allocate(rounds * ranks * sizeof *all);
+    for (size_t g = 0; g < rounds; g++) {
+        const size_t j = g * ranks + (size_t)r->rank;
+        read_batch(r, r->val, j < count ? j : 0);
+        gpt2_forward(&r->model, r->inputs, r->targets, r->B, r->T, 0);
+        mine[g] = gpt2_loss(&r->model);
+    }
+    gather(r, mine, rounds * sizeof *mine, all);
+    const double loss = mean_loss(all, ranks, rounds, count);
+    free(mine);
+    free(all);
+    return loss;
+}
+
+// A bf16 is the upper half of a float.
+static float to_float(floatX x) {
+    uint32_t bits = 0;
+    memcpy((char *)&bits + sizeof bits - sizeof x, &x, sizeof x);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The token that the random number coin, of [0, 1), chooses with the probabilities softmax(logits).
+static int choose_token(const float *logits, size_t V, double coin) {
+    double highest = logits[0];
+    for (size_t i = 1; i < V; i++) highest = logits[i] > highest ? logits[i] : highest;
+    double sum = 0;
+    for (size_t i = 0; i < V; i++) sum += exp(logits[i] - highest);
+    double below = 0;
+    for (size_t i = 0; i < V; i++) {
+        below += exp(logits[i] - highest);
+        if (coin * sum < below) return (int)i;
+    }
+    return (int)V - 1;
+}
+
+// Writes a text, token by token. All ranks take part and choose the same tokens; rank 0 prints.
+static void sample(Run *r) {
+    const size_t V = r->config.vocab_size;
+    const size_t tokens = (size_t)r->options.sample_tokens;
+    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : (int)(V > 50256 ? 50256 : V - 1);
+    int *text = (int *)allocate((tokens + 1) * sizeof *text);
+    floatX *row = (floatX *)allocate(V * sizeof *row);
+    float *logits = (float *)allocate(V * sizeof *logits);
+    uint64_t random = SAMPLING_SEED;
+    text[0] = eot;
+    say(r, "generating:\n---\n");
+    for (size_t n = 1; n <= tokens; n++) {
+        // The last T tokens are the context. What follows them in the model's input does not matter: few different lengths do.
+        const size_t context = n < r->T ? n : r->T;
+        const size_t length = ceil_div(context, 32) * 32 < r->T ? ceil_div(context, 32) * 32 : r->T;
+        for (size_t i = 0; i < length; i++) r->inputs[i] = i < context ? text[n - context + i] : eot;
+        gpt2_forward(&r->model, r->inputs, NULL, 1, length, 0);
+        const floatX *from = r->model.logits + (context - 1) * r->config.padded_vocab_size;
+        cudaCheck(cudaMemcpyAsync(row, from, V * sizeof *row, cudaMemcpyDeviceToHost, r->stream));
+        cudaCheck(cudaStreamSynchronize(r->stream));
+        for (size_t i = 0; i < V; i++) logits[i] = to_float(row[i]);
+        text[n] = choose_token(logits, V, xorshift_f32(&random));
+        if (r->tokenizer != NULL) say(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
+        else say(r, "%d ", text[n]);
+        if (r->rank == 0) fflush(stdout);
+    }
+    say(r, "\n---\n");
+    free(text);
+    free(row);
+    free(logits);
+}
+
+// The part of the update that all ranks must agree on: they have the same loss and norm, so they do.
+static int skip_update(const Run *r, size_t step, double loss, double loss_z, double norm, double norm_z) {
+    const Options *o = &r->options;
+    if (!isfinite(loss) || !isfinite(norm)) {
+        say(r, "step %zu: loss %f, gradient norm %f: not finite: all ranks skip the update, nothing is changed\n", step + 1, loss, norm);
+        return 1;
+    }
+    if (o->skip_loss_z > 0 && loss_z > o->skip_loss_z) {
+        say(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step + 1, loss_z, o->skip_loss_z);
+        return 1;
+    }
+    if (o->skip_norm_z > 0 && norm_z > o->skip_norm_z) {
+        say(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step + 1, norm_z, o->skip_norm_z);
+        return 1;
+    }
+    return 0;
+}
+
+// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that the transport gathered between
+// the first gradient and the update, but its formula knows only its own: the losses are ours.
+static void note_wire(Run *r) {
+    r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
+    for (size_t i = 0; i < r->wire_rows; i++) {
+        zero_row *row = &r->wire[i];
+        if (strcmp(row->what, "numbers") != 0) continue;
+        const size_t length = strlen(row->formula);
+        row->expected += r->G * sizeof(double) * (size_t)(r->ranks - 1);
+        snprintf(row->formula + length, sizeof row->formula - length, ", %zu G (N-1) losses", sizeof(double));
+    }
+}
+
+// One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about these.
+static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
+    const Options *o = &r->options;
+    for (size_t g = 0; g < r->G; g++) {
+        const size_t first = o->overfit ? 0 : step * r->M;
+        read_batch(r, r->train, first + g * (size_t)r->ranks + (size_t)r->rank);
+        gpt2_forward(&r->model, r->inputs, r->targets, r->B, r->T, 1);
+        gpt2_backward(&r->model);
+        must(r, zero_finish_backward(r->z), "end of the backward pass");
+        r->losses[g] = gpt2_loss(&r->model);
+    }
+    gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
+
+    StepLine s = {};
+    s.step = step;
+    s.steps = r->steps;
+    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, r->G, r->M);
+    s.lr = schedule_lr(schedule, step);
+    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");
+    s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
+    s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
+
+    if (skip_update(r, step, s.loss, s.loss_z, s.norm, s.norm_z)) {
+        must(r, zero_discard(r->z), "skipping an update");
+    } else {
+        zero_adamw a = {};
+        a.lr = (float)s.lr;
+        a.beta1 = (float)o->beta1;
+        a.beta2 = (float)o->beta2;
+        a.eps = (float)o->eps;
+        a.weight_decay = (float)o->weight_decay;
+        a.grad_scale = o->grad_clip > 0 && s.norm > o->grad_clip ? (float)(o->grad_clip / s.norm) : 1.0f;
+        a.t = ++*updates;
+        must(r, zero_step(r->z, &a), "update");
+        note_wire(r);
+    }
+    cudaCheck(cudaStreamSynchronize(r->stream));
+    return s;
+}
+
+static void train(Run *r) {
+    const Options *o = &r->options;
+    Schedule schedule = {};
+    schedule.kind = (int)o->lr_schedule;
+    schedule.lr = o->lr;
+    schedule.warmup = (size_t)o->warmup;
+    schedule.steps = r->steps;
+    schedule.final_fraction = o->final_lr_fraction;
+    const size_t tokens = r->B * r->T * r->M;
+    const double flops = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T, tokens);
+    const double peak = gpu_peak_flops(r->device.name) * r->gpus;
+    uint64_t updates = 0;
+    double total_ms = 0;            // of all steps but the first
+    double speed = 0;               // moving average of tokens per second; the first step is slow, and forgotten
+    char err[ERR_BYTES];
+
+    for (size_t step = 0; step <= r->steps; step++) {
+        const int last = step == r->steps;
+        if (r->val != NULL && (step % (size_t)o->val_every == 0 || last)) {
+            zero_comm_phase(r->comm, "validation", 0);
+            const double loss = validate(r);
+            say(r, "val loss %f\n", loss);
+            if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) die("%s", err);
+        }
+        if (o->sample_every > 0 && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
+            zero_comm_phase(r->comm, "sampling", 0);
+            sample(r);
+        }
+        if (o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last)) {
+            zero_comm_phase(r->comm, "writing the model", 0);
+            write_model(r, step);
+        }
+        if (last) break;
+
+        zero_comm_phase(r->comm, "training", 0);
+        const double begin = seconds();
+        StepLine s = train_step(r, step, &schedule, &updates);
+        s.ms = 1000 * (seconds() - begin);
+        if (step > 0) total_ms += s.ms;
+        const double tokens_per_second = (double)tokens / s.ms * 1000;
+        speed = step <= 1 ? tokens_per_second : 0.95 * speed + 0.05 * tokens_per_second;
+        s.tokens_per_second = speed;
+        s.mfu = peak > 0 ? flops / (s.ms / 1000) / peak : -1;
+        char line[512];
+        step_line(line, sizeof line, &s);
+        say(r, "%s\n", line);
+        if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) die("%s", err);
+        if (o->gpu_info_every > 0 && (step + 1) % (size_t)o->gpu_info_every == 0) {
+            size_t free_bytes, all_bytes;
+            cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
+            say(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
+        }
+    }
+    if (r->steps > 0) say(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Reports: what the formula says beside what was measured, on the rank with the least and on the one with the most.
+
+static void report(const Run *r, const char *title, const zero_row *rows, size_t n) {
+    typedef struct Pair { uint64_t expected, measured; } Pair;
+    Pair mine[MAX_ROWS] = {};
+    for (size_t i = 0; i < n; i++) {
+        mine[i].expected = rows[i].expected;
+        mine[i].measured = rows[i].measured;
+    }
+    Pair *all = (Pair *)allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    say(r, "\n%-26s %-40s %15s %15s %15s\n", title, "formula", "by formula", "measured, min", "max over ranks");
+    for (size_t i = 0; i < n; i++) {
+        uint64_t least = UINT64_MAX;
+        uint64_t most = 0;
+        int differs = -1;
+        for (int rank = 0; rank < r->ranks; rank++) {
+            const Pair p = all[(size_t)rank * MAX_ROWS + i];
+            least = p.measured < least ? p.measured : least;
+            most = p.measured > most ? p.measured : most;
+            if (p.measured != p.expected && differs == -1) differs = rank;
+        }
+        say(r, "%-26s %-40s %15llu %15llu %15llu", rows[i].what, rows[i].formula, (unsigned long long)rows[i].expected,
+            (unsigned long long)least, (unsigned long long)most);
+        if (differs == -1) say(r, "\n");
+        else say(r, "  rank %d differs from the formula\n", differs);
+    }
+    free(all);
+}
+
+static void print_reports(const Run *r) {
+    zero_row rows[MAX_ROWS];
+    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
+    rows[n].what = "activations";
+    snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
+    rows[n].expected = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute);
+    rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
+    n++;
+    report(r, "memory per rank, bytes", rows, n);
+    if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
+}
+
+int main(int argc, char **argv) {
+    static Run run;
+    Run *r = &run;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &r->ranks);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+
+    OptionsBuild build = {};
+#ifdef CUDA_ON_CPU
+    build.cpu = 1;
+#endif
+    build.bf16 = FLOATX == ZERO_BF16;
+    char err[ERR_BYTES];
+    const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
+    int failed = parsed < 0;        // on how many ranks: a job of several programs may have several command lines
+    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (failed > 0 && failed < r->ranks) die("%s", parsed < 0 ? err : "another rank's command line is wrong");
+    if (parsed != 0) {              // the same on all ranks, before any has begun: no need to abort
+        if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
+        if (r->rank == 0 && parsed < 0) fprintf(stderr, "error: %s\n", err);
+        MPI_Finalize();
+        return parsed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    }
+
+    choose_device(r);
+    choose_model_and_data(r);
+    r->B = (size_t)r->options.batch_size;
+    r->T = (size_t)r->options.seq_len;
+    if (options_check_batch(&r->options, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
+    r->M = r->G * (size_t)r->ranks;
+    open_data(r);
+    r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
+    r->targets = (int *)allocate(r->B * r->T * sizeof(int));
+    r->losses = (double *)allocate(r->G * sizeof(double));
+    r->all_losses = (double *)allocate(r->M * sizeof(double));
+
+    create_model(r);
+    check_same_run(r);
+    open_log(r);
+    if (r->choice[0] != '\0') say(r, "%s\n", r->choice);
+    print_header(r);
+    set_parameters(r);
+    train(r);
+    print_reports(r);
+    if (r->options.hash) {
+        uint64_t params, optimizer;
+        must(r, zero_hash(r->z, &params, &optimizer), "hash");
+        say(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params, (unsigned long long)optimizer);
+    }
+
+    trainlog_close(&r->log);
+    gpt2_destroy(&r->model);
+    zero_destroy(r->z);
+    zero_comm_destroy(r->comm);
+    matmul_destroy();
+    cudaCheck(cudaStreamDestroy(r->stream));
+    tokenizer_close(r->tokenizer);
+    loader_close(r->train);
+    loader_close(r->val);
+    free(r->tensors);
+    free(r->inputs);
+    free(r->targets);
+    free(r->losses);
+    free(r->all_losses);
+    MPI_Finalize();
+    return EXIT_SUCCESS;
+}
+#endif
