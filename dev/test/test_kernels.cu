@@ -154,7 +154,7 @@ static void square_sum_hides_nan_or_infinity(void) {
 
 /* A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched. */
 template <class T> static void check_adamw(int t, float scale) {
-    const enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
+    constexpr enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
     const size_t counts[] = {ZERO_TILE, 8, 64, 3000, 0, 72, ZERO_TILE}, gap = 128;
     std::vector<zero_tile> tiles;
     size_t n = gap;
@@ -164,7 +164,8 @@ template <class T> static void check_adamw(int t, float scale) {
     }
     n += 128;
     const int own_master = dtype == ZERO_BF16;
-    Values w = random_values<float>(n, 1), m = random_values<float>(n, 0.1), v = random_values<float>(n, 0.01, 0.02), g = random_values<float>(n, 3);
+    Values w = random_values<float>(n, 1), m = random_values<float>(n, 0.1), v = random_values<float>(n, 0.01, 0.02);
+    const Values g = random_values<float>(n, 3);
     Values params(n);
     for (size_t i = 0; i < n; i++) params[i] = own_master ? rounded<T>(w[i]) : w[i];
     const Device<T> dp(params);
@@ -183,8 +184,8 @@ template <class T> static void check_adamw(int t, float scale) {
             const double gradient = g[tile.grad + i] * a.scale;
             m[s] = a.beta1 * m[s] + (1 - (double)a.beta1) * gradient;
             v[s] = a.beta2 * v[s] + (1 - (double)a.beta2) * gradient * gradient;
-            const double update = m[s] / a.correction1 / (sqrt(v[s] / a.correction2) + a.eps) + (tile.decay ? a.weight_decay : 0) * master[at];
-            master[at] -= a.lr * update;
+            const double decay = tile.decay ? a.weight_decay * master[at] : 0;
+            master[at] -= a.lr * (m[s] / a.correction1 / (sqrt(v[s] / a.correction2) + a.eps) + decay);
         }
     }
     char where[80];
@@ -193,11 +194,12 @@ template <class T> static void check_adamw(int t, float scale) {
     check_error(max_error(dm.read(), m), 5e-7, __LINE__, "AdamW: m (max)", where);
     check_error(max_error(dv.read(), v), 5e-7, __LINE__, "AdamW: v (max)", where);
     check_error(max_error(got_master, master), 2e-7, __LINE__, "AdamW: master weights (max)", where);
-    if (!own_master) return;
-    for (const zero_tile &tile : tiles) {
-        for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = rounded<T>(got_master[tile.state + i]);
+    if constexpr (dtype == ZERO_BF16) {
+        for (const zero_tile &tile : tiles) {
+            for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = rounded<T>(got_master[tile.state + i]);
+        }
+        CHECK_BITS(got_params, params, "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
     }
-    CHECK_BITS(got_params, params, "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
 }
 
 static void adamw_is_another_formula(void) {
