@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 struct uint3 {
@@ -169,27 +170,32 @@ typedef void (*cuda_on_cpu_fn)();
 struct cuda_on_cpu_call {
     void (*body)(void *args);       // runs one thread of the grid
     void *args;
+    size_t args_bytes;
     cuda_on_cpu_fn kernel;          // identifies the kernel
     const char *text, *file;        // the launch's source text and place
     int line;
 };
 
-#define CUDA_ON_CPU_SHARED_DEFAULT ((size_t)48 << 10)      /* dynamic shared memory without, and at most with, */
-#define CUDA_ON_CPU_SHARED_OPTIN ((size_t)163 << 10)       /* cudaFuncSetAttribute: of an A100, an H100 has more */
+#define CUDA_ON_CPU_SHARED_DEFAULT ((size_t)48 << 10)      // dynamic shared memory without, and at most with,
+#define CUDA_ON_CPU_SHARED_OPTIN ((size_t)163 << 10)       // cudaFuncSetAttribute: of an A100, an H100 has more
 
-cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);
-cudaError_t cuda_on_cpu_error(cudaError_t error);           // remembers it for cudaGetLastError, returns it
+cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);         // streams.cpp
+cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);   // can it be run?
+cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);            // now, by this thread
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
+cudaError_t cuda_on_cpu_error(cudaError_t error);           // remembers it for cudaGetLastError, returns it
+bool cuda_on_cpu_deferred();                                // does work wait in its stream's queue?
 
 template <class... E, class... A>
 static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char *file, int line, const cudaLaunchConfig_t *config,
                                                     void (*kernel)(E...), A &&...args) {
+    static_assert((std::is_trivially_copyable<E>::value && ...), "a kernel's arguments are copied byte for byte");
     struct bound {
         void (*kernel)(E...);
         std::tuple<E...> args;
     } b{kernel, std::tuple<E...>(std::forward<A>(args)...)};
     const cuda_on_cpu_call call = {[](void *p) { std::apply(static_cast<bound *>(p)->kernel, static_cast<bound *>(p)->args); },
-                                   &b, reinterpret_cast<cuda_on_cpu_fn>(kernel), text, file, line};
+                                   &b, sizeof b, reinterpret_cast<cuda_on_cpu_fn>(kernel), text, file, line};
     return cuda_on_cpu_launch(config, &call);
 }
 

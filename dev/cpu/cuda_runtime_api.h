@@ -3,7 +3,7 @@
  *
  * With -Idev/cpu before any CUDA directory, `#include <cuda_runtime_api.h>` finds this file, and the same sources that
  * nvcc builds for a GPU are built by gcc and g++. The "device" is the host: device memory is host memory, and a stream's work
- * is done before the call that enqueued it returns. Names, argument order, error numbers and meaning are CUDA's own, which its
+ * is done before the call that enqueued it returns, unless CUDA_ON_CPU_STREAMS says otherwise (streams.cpp). Names, argument order, error numbers and meaning are CUDA's own, which its
  * manual describes; here are only the differences:
  *
  *  - there is one device, number 0;
@@ -115,6 +115,9 @@ cudaError_t cudaGetLastError(void);         /* of the calling thread, and forget
 cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
+
+/* Not CUDA's: runs fn(a copy of the `bytes` at args) in its turn on the stream, for host code that stands for a library of the device. */
+cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes);
 
 #ifdef __cplusplus
 }

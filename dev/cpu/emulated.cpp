@@ -403,17 +403,20 @@ static void run_block() {
     observe(&E.end_token);
 }
 
-cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
+cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
     const std::lock_guard<std::mutex> guard(E.lock);
     const char *problem = over_limit(config, call);
-    if (problem) {
-        fprintf(stderr, "emulated GPU: %s: launch (%s) at %s:%d\n", problem, call->text, call->file, call->line);
-        return cuda_on_cpu_error(cudaErrorInvalidConfiguration);
-    }
+    if (!problem) return cudaSuccess;
+    fprintf(stderr, "emulated GPU: %s: launch (%s) at %s:%d\n", problem, call->text, call->file, call->line);
+    return cudaErrorInvalidConfiguration;
+}
+
+cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
+    const std::lock_guard<std::mutex> guard(E.lock);
     const dim3 &g = config->gridDim, &b = config->blockDim;
     E.threads = static_cast<int>(b.x * b.y * b.z);
     for (int i = 0; i < E.threads; i++) {
-        if (!E.fibers[i].stack && !make_fiber(&E.fibers[i])) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
+        if (!E.fibers[i].stack && !make_fiber(&E.fibers[i])) return cudaErrorMemoryAllocation;
     }
     if (!E.random) {
         const char *s = getenv("CUDA_ON_CPU_SCHEDULE");
@@ -422,7 +425,7 @@ cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_c
     }
     E.shared = nullptr;
     if (config->dynamicSmemBytes && posix_memalign(reinterpret_cast<void **>(&E.shared), 256, config->dynamicSmemBytes)) {
-        return cuda_on_cpu_error(cudaErrorMemoryAllocation);
+        return cudaErrorMemoryAllocation;
     }
 #if defined(CUDA_ON_CPU_TSAN)
     E.tsan = __tsan_get_current_fiber();

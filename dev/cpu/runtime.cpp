@@ -1,27 +1,18 @@
 /*
- * The CUDA runtime on the host: memory, streams, events, errors, and the launch of the fast build.
+ * The CUDA runtime on the host: device, memory, errors, and the launch of the fast build. (Streams and events are in streams.cpp.)
  *
- * Work is done at the moment it is enqueued, so a stream is an empty token and an event is a time. That is one of the orders in which a GPU may
- * do it. What the caller may rely on is what CUDA promises: results do not depend on the number of OpenMP threads, because blocks are
- * independent of each other and each is run by one thread, from its beginning to its end.
+ * Results do not depend on the number of OpenMP threads: blocks are independent of each other, as CUDA demands, and each is run
+ * by one thread, from its beginning to its end.
  */
 #include "cuda_runtime.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
+#include <map>
+#include <mutex>
 #include <omp.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-struct CUstream_st {
-    unsigned flags;
-};
-
-struct CUevent_st {
-    bool recorded;
-    timespec when;
-};
 
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 
@@ -79,10 +70,27 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device) {
     return cudaMemGetInfo(&free_bytes, &prop->totalGlobalMem);
 }
 
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
+
+// Memory of the device, or pinned: copies between such memory are done in their stream's turn, others before the call returns.
+static std::map<const char *, size_t> remembered;
+static std::mutex remembered_lock;
+
+static void remember(void *ptr, size_t bytes) {
+    const std::lock_guard<std::mutex> guard(remembered_lock);
+    if (bytes) remembered[static_cast<char *>(ptr)] = bytes;
+    else remembered.erase(static_cast<char *>(ptr));
+}
+
+static bool is_remembered(const void *ptr) {
+    const std::lock_guard<std::mutex> guard(remembered_lock);
+    const char *p = static_cast<const char *>(ptr);
+    const auto next = remembered.upper_bound(p);
+    if (next == remembered.begin()) return false;
+    const auto range = std::prev(next);
+    return p < range->first + range->second;
+}
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes) {
     *ptr = nullptr;
@@ -96,107 +104,81 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes) {
 #ifdef CUDA_ON_CPU_EMULATED
     memset(*ptr, 0xff, bytes);
 #endif
+    remember(*ptr, bytes);
     return cudaSuccess;
 }
 
+// A GPU waits for everything before it frees.
 cudaError_t cudaFree(void *ptr) {
+    cudaDeviceSynchronize();
+    remember(ptr, 0);
     free(ptr);
     return cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t bytes) { return cudaMalloc(ptr, bytes); }
 cudaError_t cudaFreeHost(void *ptr) { return cudaFree(ptr); }
-cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) { return cuda_on_cpu_error(ptr && bytes ? cudaSuccess : cudaErrorInvalidValue); }
-cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind, cudaStream_t) {
-    if (bytes) memcpy(dst, src, bytes);
+cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) {
+    if (!ptr || !bytes) return cuda_on_cpu_error(cudaErrorInvalidValue);
+    remember(ptr, bytes);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
-    return cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
+cudaError_t cudaHostUnregister(void *ptr) {
+    cudaDeviceSynchronize();
+    remember(ptr, 0);
+    return cudaSuccess;
+}
+
+struct copy_args {
+    char *dst;
+    const char *src;
+    size_t dst_pitch, src_pitch, width, height;
+};
+
+static void copy_rows(void *p) {
+    const copy_args *a = static_cast<copy_args *>(p);
+    for (size_t row = 0; a->width && row < a->height; row++) {
+        memcpy(a->dst + row * a->dst_pitch, a->src + row * a->src_pitch, a->width);
+    }
 }
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              cudaMemcpyKind, cudaStream_t) {
+                              cudaMemcpyKind, cudaStream_t stream) {
     if (width > dst_pitch || width > src_pitch) return cuda_on_cpu_error(cudaErrorInvalidValue);
-    for (size_t row = 0; width && row < height; row++) {
-        memcpy(static_cast<char *>(dst) + row * dst_pitch, static_cast<const char *>(src) + row * src_pitch, width);
-    }
-    return cudaSuccess;
+    const copy_args args = {static_cast<char *>(dst), static_cast<const char *>(src), dst_pitch, src_pitch, width, height};
+    const cudaError_t e = cuda_on_cpu_enqueue(stream, copy_rows, &args, sizeof args);
+    const bool in_turn = !cuda_on_cpu_deferred() || (is_remembered(dst) && is_remembered(src));
+    return e != cudaSuccess || in_turn ? e : cudaStreamSynchronize(stream);
 }
 
-cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t) {
-    if (bytes) memset(dst, value, bytes);
-    return cudaSuccess;
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    return cudaMemcpy2DAsync(dst, bytes, src, bytes, bytes, 1, kind, stream);
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    const cudaError_t e = cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
+    return e == cudaSuccess ? cudaStreamSynchronize(nullptr) : e;
+}
+
+struct fill_args {
+    void *dst;
+    int value;
+    size_t bytes;
+};
+
+static void fill(void *p) {
+    const fill_args *a = static_cast<fill_args *>(p);
+    if (a->bytes) memset(a->dst, a->value, a->bytes);
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    const fill_args args = {dst, value, bytes};
+    return cuda_on_cpu_enqueue(stream, fill, &args, sizeof args);
 }
 
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) { return cudaMemsetAsync(dst, value, bytes, nullptr); }
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Streams and events
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-    *stream = static_cast<cudaStream_t>(calloc(1, sizeof **stream));
-    if (!*stream) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
-    (*stream)->flags = flags;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) { return cudaStreamCreateWithFlags(stream, flags); }
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = *greatest = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    free(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
-    return cuda_on_cpu_error(event ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t fn, void *user_data) {
-    fn(user_data);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
-    *event = static_cast<cudaEvent_t>(calloc(1, sizeof **event));
-    return cuda_on_cpu_error(*event ? cudaSuccess : cudaErrorMemoryAllocation);
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
-    event->recorded = true;
-    clock_gettime(CLOCK_MONOTONIC, &event->when);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cuda_on_cpu_error(event ? cudaSuccess : cudaErrorInvalidResourceHandle); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start || !end || !start->recorded || !end->recorded) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
-    const double seconds = static_cast<double>(end->when.tv_sec - start->when.tv_sec);
-    const double nanoseconds = static_cast<double>(end->when.tv_nsec - start->when.tv_nsec);
-    *ms = static_cast<float>(seconds * 1e3 + nanoseconds * 1e-6);
-    return cudaSuccess;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Errors
@@ -278,31 +260,46 @@ static void run_blocks(const cudaLaunchConfig_t *config, const cuda_on_cpu_call 
     }
 }
 
-cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
+cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *) {
     const dim3 &g = config->gridDim, &b = config->blockDim;
-    const size_t blocks = static_cast<size_t>(g.x) * g.y * g.z;
-    if (blocks == 0 || b.x != 1 || b.y != 1 || b.z != 1) return cuda_on_cpu_error(cudaErrorInvalidConfiguration);
-    if (blocks == 1) {
-        if (!reserve_shared(config->dynamicSmemBytes)) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
-        run_blocks(config, call, 0, 1);
+    const bool one_thread = b.x == 1 && b.y == 1 && b.z == 1;
+    return g.x && g.y && g.z && one_thread ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
+cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
+    const dim3 &g = config->gridDim;
+    const size_t blocks = static_cast<size_t>(g.x) * g.y * g.z, threads = static_cast<size_t>(omp_get_max_threads());
+    if (blocks == 1 || threads == 1) {      // no parallel region: waking threads takes microseconds
+        if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;
+        run_blocks(config, call, 0, blocks);
         return cudaSuccess;
     }
+    // A short grid is over in less time than it takes to wake threads. To find out costs at most one block, an 8th of a thread's share.
+    size_t first = 0;
+    if (blocks >= 8 * threads) {
+        if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;
+        const double give_up = omp_get_wtime() + 5e-6;
+        do {
+            run_blocks(config, call, first, first + 1);
+            if (++first == blocks) return cudaSuccess;
+        } while (omp_get_wtime() < give_up);
+    }
     // About 16 pieces for each thread: a busy core or an uneven kernel (causal attention) then costs a 16th at most.
-    const size_t piece = blocks / (static_cast<size_t>(omp_get_max_threads()) * 16) + 1;
+    const size_t piece = blocks / (threads * 16) + 1;
     bool ok = true;
 #pragma omp parallel
     {
         const bool mine = reserve_shared(config->dynamicSmemBytes);
-#pragma omp for schedule(dynamic)
-        for (size_t begin = 0; begin < blocks; begin += piece) {
-            if (mine) run_blocks(config, call, begin, min(begin + piece, blocks));
-        }
         if (!mine) {
 #pragma omp atomic write
             ok = false;
         }
+#pragma omp for schedule(dynamic)
+        for (size_t begin = first; begin < blocks; begin += piece) {
+            if (mine) run_blocks(config, call, begin, min(begin + piece, blocks));
+        }
     }
-    return cuda_on_cpu_error(ok ? cudaSuccess : cudaErrorMemoryAllocation);
+    return ok ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 #endif

@@ -48,6 +48,7 @@ template <class T> static T *device_array(size_t n, const T *host) {
     CUDA(cudaMalloc(&p, n * sizeof(T)));
     if (host) CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
     else CUDA(cudaMemset(p, 0, n * sizeof(T)));
+    CUDA(cudaStreamSynchronize(nullptr));       // cudaMemset does not wait, and other streams may not either
     return static_cast<T *>(p);
 }
 

@@ -1,0 +1,290 @@
+/*
+ * Streams and events, and the order in which their work is done.
+ *
+ * By default work is done at the moment it is enqueued: one of the orders in which a GPU may do it, and the fastest here. It hides every
+ * missing event and every missing synchronisation, so there is another way: with CUDA_ON_CPU_STREAMS=0..n in the environment work waits in
+ * the queue of its stream until the host synchronises with it, and only what the host waits for has to be done by then. 0 does nothing
+ * else; another number is the seed of a random order in which other streams run ahead by as much as they may. A program whose streams are
+ * ordered by the events they need gives the same bits in all of them; one that reads a buffer too early does not.
+ *
+ * An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An event is such a
+ * pair, and so is the rule that the default stream and the streams that block with it follow each other. Nothing waits for what is not
+ * enqueued yet, so there is always something that can run. Work is run by the thread that waits, under one lock.
+ *
+ * Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the source).
+ */
+#include "cuda_runtime.h"
+
+#include <cstdlib>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+struct operation {
+    void (*fn)(void *args);     // null: only waits
+    void *args;                 // a copy, freed when it is done
+    CUstream_st *after;
+    size_t position;            // of `after`
+};
+
+struct CUstream_st {
+    bool blocking;              // follows the default stream, and is followed by it
+    std::deque<operation> queue;
+    size_t enqueued, done;      // operations
+};
+
+struct CUevent_st {
+    bool recorded;
+    CUstream_st *stream;
+    size_t position;
+    timespec when;
+};
+
+struct record_args {
+    cudaEvent_t event;
+};
+
+static std::recursive_mutex lock;       // of all that follows; recursive, because an operation may be a host function
+// Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
+static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
+static uint64_t seed;
+
+static CUstream_st *new_stream(bool blocking) {
+    CUstream_st *s = new CUstream_st();
+    s->blocking = blocking;
+    streams.push_back(s);
+    return s;
+}
+
+static CUstream_st *stream_of(cudaStream_t s) {
+    static CUstream_st *const default_stream = new_stream(true);
+    return s ? s : default_stream;
+}
+
+bool cuda_on_cpu_deferred() {
+    static const bool deferred = [] {
+        const char *s = getenv("CUDA_ON_CPU_STREAMS");
+        seed = s ? strtoull(s, nullptr, 10) * 0x9e3779b97f4a7c15ull : 0;
+        return s != nullptr;
+    }();
+    return deferred;
+}
+
+static unsigned random_below(unsigned n) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return static_cast<unsigned>((seed >> 32) % n);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The queues
+
+static bool waits(const CUstream_st *s) {
+    const operation &o = s->queue.front();
+    return o.after && o.after->done < o.position;
+}
+
+static void run_first(CUstream_st *s) {
+    const operation o = s->queue.front();
+    if (o.fn) o.fn(o.args);
+    free(o.args);
+    s->queue.pop_front();
+    s->done++;
+}
+
+// One operation of s, or of the stream that s waits for.
+static void advance(CUstream_st *s) {
+    while (waits(s)) s = s->queue.front().after;
+    run_first(s);
+}
+
+static void run_until(CUstream_st *s, size_t position) {
+    const unsigned eager = seed ? random_below(4) : 0;      // quarters of the time that others get
+    while (s->done < position) {
+        if (eager && random_below(4) < eager) {
+            CUstream_st *other = streams[random_below(static_cast<unsigned>(streams.size()))];
+            if (!other->queue.empty() && !waits(other)) run_first(other);
+        } else {
+            advance(s);
+        }
+    }
+}
+
+static void run_all() {
+    for (size_t i = 0; i < streams.size(); i++) run_until(streams[i], streams[i]->enqueued);
+}
+
+static bool push(CUstream_st *s, void (*fn)(void *), const void *args, size_t bytes, CUstream_st *after, size_t position) {
+    void *copy = nullptr;
+    if (bytes) {
+        copy = malloc(bytes);
+        if (!copy) return false;
+        memcpy(copy, args, bytes);
+    }
+    s->queue.push_back(operation{fn, copy, after, position});
+    s->enqueued++;
+    return true;
+}
+
+cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes) {
+    if (!cuda_on_cpu_deferred()) {
+        fn(const_cast<void *>(args));
+        return cudaSuccess;
+    }
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    CUstream_st *s = stream_of(stream), *first = stream_of(nullptr);
+    for (CUstream_st *other : streams) {
+        const bool follows = other != s && s->blocking && other->blocking && (s == first || other == first);
+        if (follows && other->done < other->enqueued) push(s, nullptr, nullptr, 0, other, other->enqueued);
+    }
+    return push(s, fn, args, bytes, nullptr, 0) ? cudaSuccess : cuda_on_cpu_error(cudaErrorMemoryAllocation);
+}
+
+extern "C" {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Streams
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    *stream = new_stream(!(flags & cudaStreamNonBlocking));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) { return cudaStreamCreateWithFlags(stream, flags); }
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    CUstream_st *s = stream_of(stream);
+    run_until(s, s->enqueued);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    return stream ? cudaStreamSynchronize(stream) : cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+}
+
+// Asking makes one operation's progress, so that a loop that asks until it is done ends.
+static cudaError_t ask(CUstream_st *s, size_t position) {
+    if (s->done < position) advance(s);
+    return s->done < position ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    CUstream_st *s = stream_of(stream);
+    return ask(s, s->enqueued);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    run_all();
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_data) {
+    struct host_call {
+        cudaHostFn_t fn;
+        void *user_data;
+    } const call = {fn, user_data};
+    return cuda_on_cpu_enqueue(stream, [](void *p) { static_cast<host_call *>(p)->fn(static_cast<host_call *>(p)->user_data); },
+                               &call, sizeof call);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    *event = new CUevent_st();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+
+// What has been recorded may still be in a queue, and writes the time into the event.
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const cudaError_t e = cudaEventSynchronize(event);
+    delete event;
+    return e;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    const record_args args = {event};
+    const cudaError_t e = cuda_on_cpu_enqueue(
+        stream, [](void *p) { clock_gettime(CLOCK_MONOTONIC, &static_cast<record_args *>(p)->event->when); }, &args, sizeof args);
+    event->recorded = true;
+    event->stream = stream_of(stream);
+    event->position = event->stream->enqueued;
+    return e;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
+    push(stream_of(stream), nullptr, nullptr, 0, event->stream, event->position);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    return event->recorded ? ask(event->stream, event->position) : cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    if (event->recorded) run_until(event->stream, event->position);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!start || !end || !start->recorded || !end->recorded) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    for (cudaEvent_t e : {start, end}) {
+        if (e->stream->done < e->position) return cudaErrorNotReady;
+    }
+    const double seconds = static_cast<double>(end->when.tv_sec - start->when.tv_sec);
+    const double nanoseconds = static_cast<double>(end->when.tv_nsec - start->when.tv_nsec);
+    *ms = static_cast<float>(seconds * 1e3 + nanoseconds * 1e-6);
+    return cudaSuccess;
+}
+
+} // extern "C"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launch: refused at once or run in its turn
+
+struct alignas(16) queued_launch {
+    cudaLaunchConfig_t config;
+    cuda_on_cpu_call call;
+};
+
+static void run_queued_launch(void *p) {
+    queued_launch *q = static_cast<queued_launch *>(p);
+    q->call.args = q + 1;
+    cuda_on_cpu_run(&q->config, &q->call);
+}
+
+cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
+    const cudaError_t refused = cuda_on_cpu_check_launch(config, call);
+    if (refused != cudaSuccess) return cuda_on_cpu_error(refused);
+    if (!cuda_on_cpu_deferred()) return cuda_on_cpu_error(cuda_on_cpu_run(config, call));
+    std::vector<char> bytes(sizeof(queued_launch) + call->args_bytes);
+    const queued_launch q = {*config, *call};
+    memcpy(bytes.data(), &q, sizeof q);
+    memcpy(bytes.data() + sizeof q, call->args, call->args_bytes);
+    return cuda_on_cpu_enqueue(config->stream, run_queued_launch, bytes.data(), bytes.size());
+}
