@@ -166,6 +166,26 @@ static void classifier_kernel_is_wrong(void) {
     }
 }
 
+/* Comparisons with NaN are false, so a maximum passes over it; the sum of exp must not. */
+static void nan_logit_is_swallowed(void) {
+    const size_t V = 131, Vp = 256;
+    const int target = 50;
+    const Device<int> d_target(Values(1, target));
+    for (size_t column : {(size_t)0, (size_t)1, (size_t)7, (size_t)8, (size_t)50, (size_t)128, V - 1}) {
+        for (double bad : {(double)NAN, (double)INFINITY}) {
+            Values logits = random_x(Vp, 1);
+            logits[column] = bad;
+            const DeviceX d_logits(logits);
+            const DeviceF d_loss(Values(1, 0));
+            classifier(d_logits.p, d_loss.p, d_target.p, 1, 1, V, Vp, 1, 0);
+            double sum = 0;
+            for (double d : d_logits.read()) sum += d;
+            CHECK(isnan(d_loss.read()[0]), "logit %zu of %zu is %f, the loss is %f", column, V, bad, d_loss.read()[0]);
+            CHECK(isnan(sum), "logit %zu of %zu is %f, all gradients are finite", column, V, bad);
+        }
+    }
+}
+
 static void attention_kernel_is_wrong(void) {
     static const struct { size_t B, T, NH, HS; } shape[] = {
         {1, 1, 1, 8}, {3, 1, 2, 64}, {2, 7, 3, 32}, {1, 63, 1, 128}, {2, 64, 2, 64}, {3, 65, 3, 32}, {1, 65, 2, 80}, {2, 200, 1, 8},
