@@ -32,8 +32,7 @@ more was not exact.
 #include "dev/test/baseline.h"          // the arithmetic of a step without sharding
 #include "zero/comm_mpi.h"              // three transports over the same ranks
 
-enum { STAGES = 3, TRANSPORTS = 4 };
-enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2 };
+enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 3 };
 static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
 
 // What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
@@ -80,6 +79,12 @@ typedef struct Trainer {
     uint64_t dawdle;                    // not 0: sleep now and then; the state of the dice, of each rank its own
 } Trainer;
 
+#ifdef CUDA_ON_CPU_EMULATED
+static const int EMULATED = 1;
+#else
+static const int EMULATED = 0;
+#endif
+
 static int rank, ranks;
 static enum Breakage breakage;
 static cudaStream_t stream;
@@ -113,23 +118,9 @@ template <class T> static T *new_zeroed(size_t count) {
 // ----------------------------------------------------------------------------
 // What both sides are given: tokens, initial weights, hyperparameters
 
-static uint64_t mix(uint64_t x) {       // splitmix64
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-// B*T+1 tokens of micro-batch j of a step, with something to learn: three in four follow from the one before.
 static int *new_tokens(const Setup *s, size_t step, size_t j) {
-    const size_t V = s->config.vocab_size;
     int *tokens = new_zeroed<int>(s->B * s->T + 1);
-    uint64_t h = mix(mix(step) + j);
-    tokens[0] = (int)(h % V);
-    for (size_t i = 1; i <= s->B * s->T; i++) {
-        h = mix(h);
-        tokens[i] = (int)(h % 4 ? (7 * (size_t)tokens[i - 1] + 3) % V : (h >> 8) % V);
-    }
+    baseline_tokens(tokens, s->B * s->T + 1, s->config.vocab_size, step, j);
     return tokens;
 }
 
@@ -140,7 +131,7 @@ static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
     const float mean = strncmp(name, "ln", 2) == 0 && name[strlen(name) - 1] == 'w';
     const size_t end = t == 0 ? s->config.vocab_size * s->config.channels : s->tensors[t].numel;    // rows of wte that no token has
     for (size_t i = 0; i < count; i++) {
-        const float noise = (float)(mix(mix(t) + begin + i) >> 40) / 16777216.0f - 0.5f;
+        const float noise = (float)(baseline_mix(baseline_mix(t) + begin + i) >> 40) / 16777216.0f - 0.5f;
         out[i] = begin + i < end ? mean + 0.1f * noise : 0.0f;
     }
     return 0;
@@ -254,7 +245,7 @@ static void engine_must(const Trainer *t, int ok, const char *call) { must(ok, c
 
 static void dawdle(Trainer *t) {
     if (!t->dawdle) return;
-    t->dawdle = mix(t->dawdle);
+    t->dawdle = baseline_mix(t->dawdle);
     if (t->dawdle % 3 == 0) usleep((useconds_t)(t->dawdle / 3 % 3000));
 }
 
@@ -302,7 +293,7 @@ static void sharded_release_grads(void *ctx, size_t unit) {
 static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     memset(t, 0, sizeof *t);
     t->s = s;
-    t->dawdle = c->disturbance == DAWDLE ? mix((uint64_t)rank) : 0;
+    t->dawdle = c->disturbance == DAWDLE ? baseline_mix((uint64_t)rank) : 0;
     zero_config config = {};
     config.stage = stage;
     config.dtype = FLOATX;
@@ -529,7 +520,7 @@ static void run_case(Setup *s, Case c) {
 }
 
 static size_t draw(uint64_t *seed, size_t n) {
-    *seed = mix(*seed);
+    *seed = baseline_mix(*seed);
     return *seed % n;
 }
 
@@ -541,6 +532,16 @@ static Setup random_setup(uint64_t *seed) {
     for (int k = 0; k < 4; k++) s.G[k] = 1 + draw(seed, 4);
     snprintf(s.name, sizeof s.name, "random C %zu L %zu V %zu/%zu B %zu T %zu/%zu", C, L, V, padded, B, T, max_t);
     return s;
+}
+
+// The emulated GPU takes a hundred times as long, so it gets one small setup.
+static void run_emulated(void) {
+    Setup small = {"small", {8, 40, 48, 1, 2, 16}, 1, 8, 2, {1, 2, 1, 1}, 0.1f, 0.1f};
+    expect(&small, 0);
+    for (int stage = 0; stage < STAGES; stage++) {
+        for (int d = NOTHING; d <= NAN_GRADIENT; d++) run_case(&small, {stage, (stage + d) % TRANSPORTS, stage, (enum Disturbance)d});
+    }
+    forget(&small);
 }
 
 static void run_all(uint64_t seed) {
@@ -606,7 +607,8 @@ int main(int argc, char **argv) {
         const int rc = zero_comm_create_mpi(&comms[i], MPI_COMM_WORLD, &config, &memory);
         must(rc == ZERO_OK, "zero_comm_create_mpi", comms[i] ? zero_comm_error(comms[i]) : "out of memory");
     }
-    run_all(seed);
+    if (EMULATED) run_emulated();
+    else run_all(seed);
     for (int i = 0; i < TRANSPORTS; i++) zero_comm_destroy(comms[i]);
     cudaCheck(cudaStreamDestroy(stream));
     if (rank == 0) printf("%zu passed, %zu failed\n", passed, failed);

@@ -15,6 +15,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+uint64_t baseline_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* Three tokens in four follow from the one before. */
+void baseline_tokens(int *tokens, size_t n, size_t vocab, size_t step, size_t j) {
+    uint64_t h = baseline_mix(baseline_mix(step) + j);
+    size_t token = h % vocab;
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = (int)token;
+        h = baseline_mix(h);
+        token = h % 4 ? (7 * token + 3) % vocab : (h >> 8) % vocab;
+    }
+}
+
 static size_t block_up(size_t n) { return (n + 63) / 64 * 64; }
 
 int baseline_create(baseline *b, const zero_tensor *tensors, size_t num_tensors) {

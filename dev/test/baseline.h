@@ -32,6 +32,11 @@ double baseline_norm(const baseline *b, size_t micro_batches);
 void baseline_adamw(baseline *b, const zero_adamw *a, size_t micro_batches);
 void baseline_store(const baseline *b, void *params, enum zero_dtype dtype);
 
+/* What both sides of a comparison are given. A hash of 64 bits (the splitmix64 generator's step); and tokens[n] below vocab that
+   belong to micro-batch j of a step, with something in them to learn. */
+uint64_t baseline_mix(uint64_t x);
+void baseline_tokens(int *tokens, size_t n, size_t vocab, size_t step, size_t j);
+
 /* w as it reads back from parameters of that dtype. */
 float baseline_rounded(float w, enum zero_dtype dtype);
 
