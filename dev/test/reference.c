@@ -30,9 +30,8 @@ static double dot(const double *a, const double *b, size_t n) {
     return sum;
 }
 
-/* y += factor * x; y may be NULL: nobody wants it. */
+/* y += factor * x. */
 static void add(double *y, double factor, const double *x, size_t n) {
-    if (!y) return;
     for (size_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
@@ -211,7 +210,7 @@ typedef struct {
     double *x, *ln1, *qkv, *att, *mid, *ln2, *fc, *gelu;
 } Layer;
 
-/* size: of each array, in rows of C. */
+/* RC: rows times channels. */
 static Layer layer_create(size_t RC) {
     return (Layer){zeros(RC), zeros(RC), zeros(3 * RC), zeros(RC), zeros(RC), zeros(RC), zeros(4 * RC), zeros(4 * RC)};
 }
@@ -239,13 +238,16 @@ static void layer_forward(double *out, const Layer *a, const Weights *w, size_t 
 static void layer_backward(double *dx, const Layer *a, const Weights *w, const Weights *dw, size_t B, size_t T, size_t C, size_t NH) {
     const size_t R = B * T;
     Layer d = layer_create(R * C);
-    reference_linear_backward(d.gelu, dw->at[REFERENCE_FCPROJW], dw->at[REFERENCE_FCPROJB], dx, a->gelu, w->at[REFERENCE_FCPROJW], R, 4 * C, C);
+    reference_linear_backward(d.gelu, dw->at[REFERENCE_FCPROJW], dw->at[REFERENCE_FCPROJB], dx, a->gelu, w->at[REFERENCE_FCPROJW],
+                              R, 4 * C, C);
     reference_gelu_backward(d.fc, d.gelu, a->fc, R * 4 * C);
     reference_linear_backward(d.ln2, dw->at[REFERENCE_FCW], dw->at[REFERENCE_FCB], d.fc, a->ln2, w->at[REFERENCE_FCW], R, C, 4 * C);
     reference_layernorm_backward(dx, dw->at[REFERENCE_LN2W], dw->at[REFERENCE_LN2B], d.ln2, a->mid, w->at[REFERENCE_LN2W], R, C);
-    reference_linear_backward(d.att, dw->at[REFERENCE_ATTPROJW], dw->at[REFERENCE_ATTPROJB], dx, a->att, w->at[REFERENCE_ATTPROJW], R, C, C);
+    reference_linear_backward(d.att, dw->at[REFERENCE_ATTPROJW], dw->at[REFERENCE_ATTPROJB], dx, a->att, w->at[REFERENCE_ATTPROJW],
+                              R, C, C);
     reference_attention_backward(d.qkv, d.att, a->qkv, B, T, C, NH);
-    reference_linear_backward(d.ln1, dw->at[REFERENCE_QKVW], dw->at[REFERENCE_QKVB], d.qkv, a->ln1, w->at[REFERENCE_QKVW], R, C, 3 * C);
+    reference_linear_backward(d.ln1, dw->at[REFERENCE_QKVW], dw->at[REFERENCE_QKVB], d.qkv, a->ln1, w->at[REFERENCE_QKVW],
+                              R, C, 3 * C);
     reference_layernorm_backward(dx, dw->at[REFERENCE_LN1W], dw->at[REFERENCE_LN1B], d.ln1, a->x, w->at[REFERENCE_LN1W], R, C);
     layer_destroy(&d);
 }
@@ -279,7 +281,8 @@ double reference_gpt2(const reference_config *c, const double *params, const int
         double *dlogits = zeros(R * Vp), *dlnf = zeros(R * C), *dx = zeros(R * C);
         reference_classifier(NULL, dlogits, logits, targets, 1 / (double)R, R, V, Vp);
         reference_linear_backward(dlnf, dw0.at[REFERENCE_WTE], NULL, dlogits, layer[L].ln1, w0.at[REFERENCE_WTE], R, C, Vp);
-        reference_layernorm_backward(dx, dw0.at[REFERENCE_LNFW], dw0.at[REFERENCE_LNFB], dlnf, layer[L].x, w0.at[REFERENCE_LNFW], R, C);
+        reference_layernorm_backward(dx, dw0.at[REFERENCE_LNFW], dw0.at[REFERENCE_LNFB], dlnf, layer[L].x,
+                                     w0.at[REFERENCE_LNFW], R, C);
         for (size_t l = L; l-- > 0;) {
             const Weights w = layer_weights(c, (double *)params, l), dw = layer_weights(c, grads, l);
             layer_backward(dx, &layer[l], &w, &dw, B, T, C, NH);

@@ -1,12 +1,12 @@
-/* test_kernels.cu: every kernel by itself, against the definition in double precision, in fp32 and in bf16.
+/* test_kernels.cu: the module's kernels (zero/kernels.h), fp32 and bf16 in one program.
 
-   The module's kernels (zero/kernels.h) promise bits, so they are compared twice: with the definition to rounding, and with a
-   few plain loops here, which add in the order that the header states, to the bit. */
+   They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops here
+   that add in the order which the header states, to the bit. The model's kernels are test_model.cu's. */
 #include "dev/test/check.h"
 #include "zero/kernels.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The module's: ordered sum.
+// Ordered sum.
 
 /* The balanced tree of zero/kernels.h, from its definition. */
 static float tree_sum(const float *x, int n) {
@@ -84,7 +84,7 @@ static void sum_is_in_another_order(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The module's: sum of squares.
+// Sum of squares.
 
 /* The parts added and the carries done: ZERO_WIDE_DIGITS digits below 2^32, and the two counters. */
 static std::vector<uint64_t> wide_square_sum(const Values &x) {
@@ -150,7 +150,7 @@ static void square_sum_hides_nan_or_infinity(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The module's: AdamW.
+// AdamW.
 
 /* A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched. */
 template <class T> static void check_adamw(int t, float scale) {
