@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS) missing_barrier(float *out, const flo
 
 // Every thread reads all partial sums, and the next round writes them again: the barrier between the two is missing.
 __global__ void __launch_bounds__(THREADS) missing_second_barrier(float *out, const float *in, int faulty) {
-    __shared__ float part[THREADS / 32];
+    __shared__ float part[THREADS / WARP];
     const int t = threadIdx.x;
     float v = in[t];
     for (int round = 0; round < 2; round++) {
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS) float_atomic(float *out, const float 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Launches over a limit
+// Launches over a limit, and streams
 
 __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
     DYNAMIC_SHARED(float, s);
@@ -175,37 +175,60 @@ __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
 }
 
 typedef void (*kernel_fn)(float *, const float *, int);
+enum how_taken { RIGHT, NO_EVENT, NO_WAIT };        // the other stream does not wait for the kernel, the host not for the copy
 
 static const struct {
     const char *name;
     kernel_fn kernel;
     unsigned threads, faulty_threads;
     size_t shared, faulty_shared;
+    how_taken result;
 } FAULTS[] = {
-    {"global_overrun", global_overrun, THREADS, THREADS, 0, 0},
-    {"shared_overrun", shared_overrun, THREADS, THREADS, 0, 0},
-    {"dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float)},
-    {"misaligned", misaligned, THREADS, THREADS, 0, 0},
-    {"unset_shared", unset_shared, THREADS, THREADS, 0, 0},
-    {"unset_global", unset_global, THREADS, THREADS, 0, 0},
-    {"missing_barrier", missing_barrier, THREADS, THREADS, 0, 0},
-    {"missing_second_barrier", missing_second_barrier, THREADS, THREADS, 0, 0},
-    {"missing_syncwarp", missing_syncwarp, THREADS, THREADS, 0, 0},
-    {"neighbour_race", neighbour_race, THREADS, THREADS, 0, 0},
-    {"divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0},
-    {"two_barriers", two_barriers, THREADS, THREADS, 0, 0},
-    {"early_return", early_return, THREADS, THREADS, 0, 0},
-    {"half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0},
-    {"block_race", block_race, THREADS, THREADS, 0, 0},
-    {"float_atomic", float_atomic, THREADS, THREADS, 0, 0},
-    {"too_many_threads", copy, 1024, 1056, 4096, 4224},
-    {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10},
+    {"global_overrun", global_overrun, THREADS, THREADS, 0, 0, RIGHT},
+    {"shared_overrun", shared_overrun, THREADS, THREADS, 0, 0, RIGHT},
+    {"dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float), RIGHT},
+    {"misaligned", misaligned, THREADS, THREADS, 0, 0, RIGHT},
+    {"unset_shared", unset_shared, THREADS, THREADS, 0, 0, RIGHT},
+    {"unset_global", unset_global, THREADS, THREADS, 0, 0, RIGHT},
+    {"missing_barrier", missing_barrier, THREADS, THREADS, 0, 0, RIGHT},
+    {"missing_second_barrier", missing_second_barrier, THREADS, THREADS, 0, 0, RIGHT},
+    {"missing_syncwarp", missing_syncwarp, THREADS, THREADS, 0, 0, RIGHT},
+    {"neighbour_race", neighbour_race, THREADS, THREADS, 0, 0, RIGHT},
+    {"divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0, RIGHT},
+    {"two_barriers", two_barriers, THREADS, THREADS, 0, 0, RIGHT},
+    {"early_return", early_return, THREADS, THREADS, 0, 0, RIGHT},
+    {"half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0, RIGHT},
+    {"block_race", block_race, THREADS, THREADS, 0, 0, RIGHT},
+    {"float_atomic", float_atomic, THREADS, THREADS, 0, 0, RIGHT},
+    {"too_many_threads", copy, 1024, 1056, 4096, 4224, RIGHT},
+    {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10, RIGHT},
+    {"missing_event", copy, 256, 256, 1024, 1024, NO_EVENT},
+    {"missing_wait", copy, 256, 256, 1024, 1024, NO_WAIT},
 };
 
 static void check(cudaError_t e) {
     if (e == cudaSuccess) return;
     fprintf(stderr, "planted_faults: %s\n", cudaGetErrorString(e));
     exit(1);
+}
+
+// Copies the kernel's output to the host, with the faults that streams invite.
+static void take_result(float *host, const float *out, size_t bytes, cudaStream_t stream, how_taken how, bool faulty) {
+    cudaStream_t other;
+    cudaEvent_t event;
+    float *pinned;
+    check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    check(cudaMallocHost(reinterpret_cast<void **>(&pinned), bytes));
+    memset(pinned, 0, bytes);
+    check(cudaEventRecord(event, stream));
+    if (how != NO_EVENT || !faulty) check(cudaStreamWaitEvent(other, event, 0));
+    check(cudaMemcpyAsync(pinned, out, bytes, cudaMemcpyDeviceToHost, other));
+    if (how != NO_WAIT || !faulty) check(cudaStreamSynchronize(other));
+    memcpy(host, pinned, bytes);
+    check(cudaFreeHost(pinned));
+    check(cudaEventDestroy(event));
+    check(cudaStreamDestroy(other));
 }
 
 int main(int argc, char **argv) {
@@ -227,13 +250,17 @@ int main(int argc, char **argv) {
         config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1);
         config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
         config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
+        check(cudaStreamCreateWithFlags(&config.stream, cudaStreamNonBlocking));
         check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(in), static_cast<int>(faulty)));
-        check(cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost));
+        take_result(host, out, sizeof host, config.stream, f.result, faulty);
+        check(cudaStreamDestroy(config.stream));
         check(cudaFree(in));
         check(cudaFree(out));
 
-        uint64_t hash = 0xcbf29ce484222325ull;
-        for (float v : host) hash = (hash ^ __float_as_uint(v)) * 0x100000001b3ull;
+        static unsigned char bytes[sizeof host];
+        memcpy(bytes, host, sizeof host);
+        uint64_t hash = 0xcbf29ce484222325ull;     // FNV-1a
+        for (unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3ull;
         printf("%016llx\n", static_cast<unsigned long long>(hash));
         return 0;
     }

@@ -3,6 +3,7 @@
 #
 #     test_planted_faults.sh ASAN_PROGRAM [TSAN_PROGRAM]
 #
+# In each schedule blocks, warps and lanes run in another order, and streams too (dev/cpu/emulated.cpp, streams.cpp).
 # The programs are dev/test/planted_faults.cu, built for the emulated GPU with AddressSanitizer and UBSan, and with ThreadSanitizer.
 # One line for each fault: its name, the program that must find it, and how:
 #   wrong      the output of some schedule is not the clean version's
@@ -23,7 +24,7 @@ run() {
     schedules="0 1 2 3"
     [ "$1" = "$tsan" ] && schedules="0 2"       # it is slow, and finds a race in any order
     for s in $schedules; do
-        output=$(CUDA_ON_CPU_SCHEDULE=$s "$1" "$2" "$3" 2>&1)
+        output=$(CUDA_ON_CPU_SCHEDULE=$s CUDA_ON_CPU_STREAMS=$s "$1" "$2" "$3" 2>&1)
         echo "$? $(echo "$output" | tr '\n' ' ')"
     done 2>/dev/null                            # the shell's own "Aborted"
 }
@@ -80,6 +81,8 @@ check "$asan" block_race differs
 check "$asan" float_atomic differs
 check "$asan" too_many_threads larger than 1024 threads
 check "$asan" too_much_shared too much dynamic shared memory
+check "$asan" missing_event wrong
+check "$asan" missing_wait wrong
 if [ -x "$tsan" ]; then
     for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race; do
         check "$tsan" $fault data race
