@@ -1583,17 +1583,17 @@ static void choose_model_and_data(Run *r) {
     }
 
     // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4 and 8 ranks
-    // compute the same bits. Without warm-up the gradient's norm jumps to 40 once. The sample is written at the end only.
+    // compute the same bits.
     if (no_model && no_data && !strcmp(o->model, BUILTIN_MODEL)) {
-        set_number(o, "b", 8);
+        const size_t total = 8 * r->config.max_seq_len;
+        set_number(o, "b", 1);
         set_number(o, "t", r->config.max_seq_len);
-        const size_t total = 8 * 8 * r->config.max_seq_len;
         if (total % ((size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks) == 0) set_number(o, "d", total);
-        options_set_default(o, "l", "1e-3");
-        options_set_default(o, "q", "0.1");
-        set_number(o, "u", 10);
-        set_number(o, "x", 150);
-        set_number(o, "v", 100);
+        options_set_default(o, "l", "3e-3");
+        options_set_default(o, "q", "0.05");
+        set_number(o, "u", 50);
+        set_number(o, "x", 1000);
+        set_number(o, "v", 250);
         set_number(o, "s", 1000000);
         set_number(o, "g", 256);
     }

@@ -49,12 +49,13 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
         l->unit_first[u] = t;
         l->unit_offset[u] = physical;
         for (; t < num_tensors && tensors[t].unit == u; t++) {
-            if (tensors[t].numel > limit - ZERO_ALIGN - in_unit) return fail(l, why, "the sizes of the tensors overflow size_t");
+            if (in_unit > limit - ZERO_ALIGN || tensors[t].numel > limit - ZERO_ALIGN - in_unit) return fail(l, why, "the sizes of the tensors overflow size_t");
             l->tensor_offset[t] = in_unit;
             l->numel += tensors[t].numel;
             in_unit = round_up(in_unit + tensors[t].numel, ZERO_ALIGN);
         }
-        if (in_unit > limit - ZERO_ALIGN * ranks - physical) return fail(l, why, "the sizes of the tensors overflow size_t");
+        const size_t with_padding = in_unit + ZERO_ALIGN * ranks;       /* both are at most limit: this cannot wrap */
+        if (with_padding > limit || physical > limit - with_padding) return fail(l, why, "the sizes of the tensors overflow size_t");
         physical += round_up(in_unit, ZERO_ALIGN * ranks);
     }
     l->unit_first[l->num_units] = num_tensors;
