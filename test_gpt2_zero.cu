@@ -32,6 +32,11 @@ more was not exact.
 #include "dev/test/baseline.h"          // the arithmetic of a step without sharding
 #include "zero/comm_mpi.h"              // three transports over the same ranks
 
+#ifdef CUDA_ON_CPU_EMULATED
+enum { EMULATED = 1 };
+#else
+enum { EMULATED = 0 };
+#endif
 enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 3 };
 static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
 
@@ -55,6 +60,7 @@ typedef struct Setup {
     baseline b = {};
     double *losses = NULL;              // one per micro-batch, in the order of (step, j)
     double *norms = NULL;               // one per step
+    floatX *params = NULL, *grads = NULL;       // the plain buffers that it was computed on, in device memory
     int has_hashes = 0;
     uint64_t hashes[2] = {};            // of the first case by bits, for the others to equal
 } Setup;
@@ -78,12 +84,6 @@ typedef struct Trainer {
     unsigned long long num_visited;
     uint64_t dawdle;                    // not 0: sleep now and then; the state of the dice, of each rank its own
 } Trainer;
-
-#ifdef CUDA_ON_CPU_EMULATED
-static const int EMULATED = 1;
-#else
-static const int EMULATED = 0;
-#endif
 
 static int rank, ranks;
 static enum Breakage breakage;
@@ -159,17 +159,11 @@ static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
 
 static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh, zero_memory *memory) {
     char err[256] = "";
-    must(gpt2_config_check(&s->config, err, sizeof err) == 0, s->name, err);
     must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0, "gpt2_create", err);
 }
 
 // ----------------------------------------------------------------------------
 // The expected outcome: one process, plain buffers
-
-typedef struct Plain {
-    const Setup *s;
-    floatX *params, *grads;             // device
-} Plain;
 
 static size_t first_element(const Setup *s, size_t unit) {
     size_t t = 0;
@@ -177,34 +171,33 @@ static size_t first_element(const Setup *s, size_t unit) {
     return s->b.offset[t];
 }
 
-static void *plain_params(void *ctx, size_t unit) { return ((Plain *)ctx)->params + first_element(((Plain *)ctx)->s, unit); }
-static void *plain_grads(void *ctx, size_t unit) { return ((Plain *)ctx)->grads + first_element(((Plain *)ctx)->s, unit); }
+static void *plain_params(void *ctx, size_t unit) { return ((Setup *)ctx)->params + first_element((Setup *)ctx, unit); }
+static void *plain_grads(void *ctx, size_t unit) { return ((Setup *)ctx)->grads + first_element((Setup *)ctx, unit); }
 static void plain_release(void *, size_t) {}
 
 static void train_plainly(Setup *s) {
     const size_t bytes = s->b.numel * sizeof(floatX);
     const zero_mesh alone = {1, 1, 1, 0, 0, 0};
-    Plain plain = {s, NULL, NULL};
-    const GPT2Units units = {&plain, plain_params, plain_release, plain_grads, plain_release};
+    const GPT2Units units = {s, plain_params, plain_release, plain_grads, plain_release};
     zero_memory memory = {};
     GPT2 model = {};
-    cudaCheck(cudaMalloc((void **)&plain.params, bytes));
-    cudaCheck(cudaMalloc((void **)&plain.grads, bytes));
+    cudaCheck(cudaMalloc((void **)&s->params, bytes));
+    cudaCheck(cudaMalloc((void **)&s->grads, bytes));
     make_model(&model, s, 0, &units, &alone, &memory);
-    char *params = new_zeroed<char>(bytes);
+    char *params = new_zeroed<char>(bytes);         // on the host
     for (size_t t = 0; t < s->b.num_tensors; t++) fill(s, t, 0, s->tensors[t].numel, s->b.w + s->b.offset[t]);
     double *loss = s->losses;
     for (size_t step = 0; step < s->steps; step++) {
         const size_t G = s->G[step % 4], M = G * (size_t)ranks;
         void **micro = new_zeroed<void *>(M);
         baseline_store(&s->b, params, FLOATX);
-        cudaCheck(cudaMemcpy(plain.params, params, bytes, cudaMemcpyHostToDevice));
+        cudaCheck(cudaMemcpy(s->params, params, bytes, cudaMemcpyHostToDevice));
         for (size_t j = 0; j < M; j++) {
             micro[j] = new_zeroed<char>(bytes);
-            cudaCheck(cudaMemsetAsync(plain.grads, 0, bytes, stream));
+            cudaCheck(cudaMemsetAsync(s->grads, 0, bytes, stream));
             *loss++ = micro_batch(&model, s, step, j);
             cudaCheck(cudaStreamSynchronize(stream));
-            cudaCheck(cudaMemcpy(micro[j], plain.grads, bytes, cudaMemcpyDeviceToHost));
+            cudaCheck(cudaMemcpy(micro[j], s->grads, bytes, cudaMemcpyDeviceToHost));
         }
         baseline_sum(&s->b, micro, FLOATX, G, (size_t)ranks);
         s->norms[step] = baseline_norm(&s->b, M);
@@ -215,8 +208,8 @@ static void train_plainly(Setup *s) {
     }
     free(params);
     gpt2_destroy(&model);
-    cudaCheck(cudaFree(plain.params));
-    cudaCheck(cudaFree(plain.grads));
+    cudaCheck(cudaFree(s->params));
+    cudaCheck(cudaFree(s->grads));
 }
 
 static void expect(Setup *s, int owner) {
