@@ -105,11 +105,12 @@ int main(int argc, char **argv)
     const zero_comm_mpi_config transport = {.timeout_s = 60};
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
-    check(zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &memory) == ZERO_OK, "transport", comm ? zero_comm_error(comm) : "no memory");
+    const int joined = zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &memory);
+    check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
     const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
     const int G = (MICRO_BATCHES + N - 1) / N;                  /* micro-batches per rank and step */
-    const zero_config config = {.stage = stage, .dtype = ZERO_F32, .tensors = tensors, .num_tensors = TENSORS, .comm = comm, .memory = &memory,
-                                .stream = stream};
+    const zero_config config = {.stage = stage, .dtype = ZERO_F32, .tensors = tensors, .num_tensors = TENSORS, .comm = comm,
+                                .memory = &memory, .stream = stream};
     const int created = zero_create(&z, &config);
     check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");
     CHECK(zero_fill(z, fill, NULL));
@@ -174,8 +175,8 @@ int main(int argc, char **argv)
     uint64_t params, optimizer;
     CHECK(zero_hash(z, &params, &optimizer));
     if (rank == 0) {
-        printf("stage %d, %d ranks (%s), %d micro-batches per step: parameters %016llx, optimizer %016llx\n", stage, N, zero_comm_name(comm),
-               G * N, (unsigned long long)params, (unsigned long long)optimizer);
+        printf("stage %d, %d ranks (%s), %d micro-batches per step: parameters %016llx, optimizer %016llx\n", stage, N,
+               zero_comm_name(comm), G * N, (unsigned long long)params, (unsigned long long)optimizer);
     }
 
     for (size_t u = 0; u < 2; u++) {
