@@ -38,6 +38,19 @@ int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? c->op
 int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return c->ops->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
 int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return c->ops->allgather_host(c, mine, bytes, all); }
 
+int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out) { return c->ops->window_create(c, mem, category, bytes, out); }
+void *zero_comm_window_shard(const zero_window *w) { return w->shard; }
+int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return c->ops->expose(c, w, stream); }
+int zero_comm_conceal(zero_comm *c, zero_window *w) { return c->ops->conceal(c, w); }
+int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket) { return c->ops->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket); }
+int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) { return c->ops->fetch_finish(c, w, ticket, stream); }
+size_t zero_comm_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes) { return c->ops->window_scratch_bytes(c, shard_bytes, unit_bytes); }
+
+void zero_comm_window_destroy(zero_comm *c, zero_window *w)
+{
+    if (w) c->ops->window_destroy(c, w);
+}
+
 size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel) { return c->ops->scratch_bytes(c, exchange_bytes, gather_bytes, reduced_numel); }
 
 int zero_comm_barrier(zero_comm *c)

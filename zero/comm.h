@@ -62,6 +62,24 @@ int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
 
 int zero_comm_reusable(zero_comm *c, zero_ticket ticket);
 
+/* Windows: every rank's shard, for the others to fetch from whenever they like while it is exposed, in any order. Where ranks share memory
+   that takes no rendezvous; elsewhere a fetch is a collective (all ranks must make the same fetches in the same order, always).
+
+       expose      my shard is complete on `stream`, and will not be written until it is concealed. Collective.
+       fetch       out = everybody's [offset, offset + piece_bytes), rank after rank; out is device memory, complete after finish
+       conceal     wait until no rank fetches from my shard any more; it may be written again. Collective; no fetch may be pending. */
+typedef struct zero_window zero_window;
+enum { ZERO_COMM_MAX_FETCHES = 8 };     /* begun and not finished, of one window */
+int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);  /* collective */
+void zero_comm_window_destroy(zero_comm *c, zero_window *w);                                                                /* collective; NULL is fine */
+void *zero_comm_window_shard(const zero_window *w);     /* device memory of this rank, zeroed at first */
+int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
+int zero_comm_conceal(zero_comm *c, zero_window *w);
+int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
+int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
+/* What a window of shard_bytes adds to ZERO_MEM_TRANSPORT, by formula, once units of unit_bytes (all pieces) were fetched. */
+size_t zero_comm_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes);
+
 /* The library's own reduce-scatter, for comparison: out[piece_numel] (fp32) = sum over ranks of piece `rank` of buf, in
    whatever order the library likes: not reproducible. Collective, synchronous. */
 int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);

@@ -1,10 +1,9 @@
 /* comm_mpi.c: the MPI transport. MPI introduces the ranks to each other and carries messages between hosts; ranks of one host
    read each other's memory.
 
-   Shared memory. A symmetric buffer is memory that every other rank of the host maps (shm.h). Each rank also has a control block with two counters, *ready* (the last
-   ticket that it has begun) and *done* (the last one that it has finished reading), on which the others wait with a futex, so
-   that ranks that wait leave the core to those that compute (8 ranks on 2 cores is a normal case here). Since all ranks begin
-   the same operations in the same order, "peer's ready >= ticket" is all there is to know; what was begun stands beside it in
+   Shared memory. A symmetric buffer is memory that every other rank of the host maps (shm.h). Each rank also has a control block
+   with two counters, *ready* (the last ticket that it has begun) and *done* (the last one that it has finished reading), on which the
+   others wait. Since all ranks begin the same operations in the same order, "peer's ready >= ticket" is all there is to know; what was begun stands beside it in
    a ring, and a peer that began something else is reported. Because peers read in place, reducing N buffers costs one pass
    over them, about what copying them costs.
 
@@ -16,79 +15,32 @@
    Time-outs. Every wait has a deadline, and says which rank did not come. */
 #include "zero/comm_mpi.h"
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include "zero/comm_transport.h"
-#include "zero/shm.h"
+#include "zero/comm_mpi_inside.h"
 
-enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 64 };
-#define MAX_MESSAGE ((size_t)1 << 30)       /* MPI counts are ints */
-
-/* What was begun under a ticket. The offset is into the symmetric buffer, so all ranks must have the same. */
-struct call { uint64_t kind, buffer, offset, bytes; };
-enum call_kind { CALL_EXCHANGE = 1, CALL_ALLGATHER, CALL_SMALL };
-
-struct control {                            /* one per rank, written by its owner, read by the ranks of its host */
-    _Atomic uint32_t ready;
-    char pad1[60];
-    _Atomic uint32_t done;
-    char pad2[60];
-    struct call ring[RING];
-    char small[2][SMALL_BYTES];
-};
-
-struct buffer { char *ptr; size_t bytes; struct zero_shm map; zero_memory *mem; enum zero_category category; };
-
-struct pending { struct call call; char *buf; enum zero_wire wire; };
-
-typedef struct comm_mpi {
-    zero_comm base;
-    MPI_Comm comm;
-    double timeout_s;
-    int staged, spin;
-    int *on_host;                           /* [size] 1: rank r shares this host's memory (this rank included) */
-    int num_remote;                         /* ranks of other hosts */
-    int sharing;                            /* some ranks share memory: symmetric buffers are mapped (the same verdict on all ranks) */
-    struct zero_shm control;
-    zero_memory *memory;
-    struct buffer buffers[MAX_BUFFERS];
-    zero_ticket begun, finished;
-    struct pending pending[RING];
-    zero_ticket small_ticket[2], staging_ticket;
-    size_t small_count;
-    struct zero_shm staging;                  /* staged: one unit of host memory that the peers read */
-    char *received;                         /* pieces from remote ranks (host) */
-    size_t received_bytes;
-    char *device_scratch;                   /* staged: the peers' pieces on the device */
-    size_t device_scratch_bytes;
-    const void **pieces, **pieces_device;   /* [size] */
-    MPI_Request *requests;
-    int *request_peer;
-    size_t max_requests;
-} comm_mpi;
-
-static comm_mpi *self(zero_comm *c) { return (comm_mpi *)c; }
-static struct control *control_of(comm_mpi *m, int rank) { return (struct control *)m->control.peer[rank]; }
-
-static int device_check(comm_mpi *m, cudaError_t e)
+int zero_mpi_device_check(comm_mpi *m, cudaError_t e)
 {
     return e == cudaSuccess ? ZERO_OK : zero_comm_fail(&m->base, ZERO_ERR_DEVICE, "%s", cudaGetErrorString(e));
 }
 
 /* ---- waiting for the ranks of this host ----------------------------------------------------------------------------- */
 
-static int wait_for(comm_mpi *m, int peer, int for_done, zero_ticket ticket)
+int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint32_t *counter, uint64_t value, const char *verb)
 {
-    struct control *p = control_of(m, peer);
     uint32_t seen;
-    if (!zero_shm_wait(for_done ? &p->done : &p->ready, (uint32_t)ticket, m->spin, m->timeout_s, &seen)) return ZERO_OK;
-    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s operation %u, this rank waits for %u): "
+    if (!zero_shm_wait(counter, (uint32_t)value, m->spin, m->timeout_s, &seen)) return ZERO_OK;
+    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s number %u, this rank waits for %u): "
                           "it died, stopped, or took another path; see its own output, or allow more time with --timeout",
-                          peer, m->timeout_s, for_done ? "has read" : "has begun", seen, (uint32_t)ticket);
+                          peer, m->timeout_s, verb, seen, (uint32_t)value);
+}
+
+static int wait_done(comm_mpi *m, int peer, zero_ticket ticket)
+{
+    return zero_mpi_wait(m, peer, &control_of(m, peer)->done, ticket, "has read operation");
 }
 
 static const char *call_name(uint64_t kind)
@@ -99,7 +51,7 @@ static const char *call_name(uint64_t kind)
 /* Wait until the peer has begun this ticket, and see that it is the same operation. */
 static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket)
 {
-    const int e = wait_for(m, peer, 0, ticket);
+    const int e = zero_mpi_wait(m, peer, &control_of(m, peer)->ready, ticket, "has begun operation");
     if (e) return e;
     const struct call *mine = &control_of(m, m->base.rank)->ring[ticket % RING], *theirs = &control_of(m, peer)->ring[ticket % RING];
     if (memcmp(mine, theirs, sizeof *mine))
@@ -112,58 +64,73 @@ static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket)
 
 /* ---- messages ------------------------------------------------------------------------------------------------------- */
 
-static int wait_messages(comm_mpi *m, int count)
+int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs)
 {
     const double deadline = zero_shm_now() + m->timeout_s;
     for (size_t i = 0;; i++) {
         int all = 0;
-        if (MPI_Testall(count, m->requests, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
+        if (MPI_Testall(msgs->count, msgs->requests, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
             return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message failed: the ranks sent pieces of different sizes, or the network is down");
-        if (all) return ZERO_OK;
+        if (all) {
+            msgs->count = 0;
+            return ZERO_OK;
+        }
         if (zero_shm_now() > deadline)
-            for (int r = 0; r < count; r++) {
+            for (int r = 0; r < msgs->count; r++) {
                 int flag = 1;
-                if (m->requests[r] != MPI_REQUEST_NULL) MPI_Test(&m->requests[r], &flag, MPI_STATUS_IGNORE);
+                if (msgs->requests[r] != MPI_REQUEST_NULL) MPI_Test(&msgs->requests[r], &flag, MPI_STATUS_IGNORE);
                 if (!flag)
                     return zero_comm_fail(&m->base, ZERO_ERR_COMM, "no message from or to rank %d within %.0f s: it died, stopped, or took another path; "
-                                          "see its own output, or allow more time with --timeout", m->request_peer[r], m->timeout_s);
+                                          "see its own output, or allow more time with --timeout", msgs->peer[r], m->timeout_s);
             }
         if (i > 100) nanosleep(&(struct timespec){ 0, 20 * 1000 }, NULL);
     }
 }
 
-static int post(comm_mpi *m, int *count, int peer, int is_send, char *at, size_t bytes, int tag)
+static int add_request(comm_mpi *m, struct messages *msgs, int peer, MPI_Request **out)
+{
+    if (msgs->count == msgs->max) {
+        const int more = 2 * msgs->max + 64;
+        MPI_Request *requests = realloc(msgs->requests, (size_t)more * sizeof *requests);
+        if (requests) msgs->requests = requests;
+        int *peers = realloc(msgs->peer, (size_t)more * sizeof *peers);
+        if (peers) msgs->peer = peers;
+        if (!requests || !peers) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory for %d MPI requests", more);
+        msgs->max = more;
+    }
+    msgs->peer[msgs->count] = peer;
+    *out = &msgs->requests[msgs->count++];
+    **out = MPI_REQUEST_NULL;
+    return ZERO_OK;
+}
+
+static int post(comm_mpi *m, struct messages *msgs, int peer, int is_send, char *at, size_t bytes, int tag)
 {
     for (size_t sent = 0; sent < bytes; sent += MAX_MESSAGE) {
         const int n = (int)(bytes - sent < MAX_MESSAGE ? bytes - sent : MAX_MESSAGE);
-        if ((size_t)*count == m->max_requests) {
-            const size_t more = 2 * m->max_requests + 64;
-            MPI_Request *requests = realloc(m->requests, more * sizeof *requests);
-            if (requests) m->requests = requests;
-            int *peers = realloc(m->request_peer, more * sizeof *peers);
-            if (peers) m->request_peer = peers;
-            if (!requests || !peers) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory for %zu MPI requests", more);
-            m->max_requests = more;
-        }
-        m->request_peer[*count] = peer;
-        MPI_Request *q = &m->requests[*count];
-        const int e = is_send ? MPI_Isend(at + sent, n, MPI_BYTE, peer, tag, m->comm, q) : MPI_Irecv(at + sent, n, MPI_BYTE, peer, tag, m->comm, q);
+        MPI_Request *q = NULL;
+        int e = add_request(m, msgs, peer, &q);
+        if (e) return e;
+        e = is_send ? MPI_Isend(at + sent, n, MPI_BYTE, peer, tag, m->comm, q) : MPI_Irecv(at + sent, n, MPI_BYTE, peer, tag, m->comm, q);
         if (e != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI refused a message of %d bytes with rank %d", n, peer);
-        ++*count;
     }
     return ZERO_OK;
 }
 
-/* To every rank of another host: bytes from send + r * send_stride; from it: to receive + r * receive_stride. */
-static int exchange_messages(comm_mpi *m, zero_ticket ticket, char *send, size_t send_stride, char *receive, size_t receive_stride, size_t bytes)
+int zero_mpi_post(comm_mpi *m, struct messages *msgs, int tag, char *send, size_t send_stride, char *receive, size_t receive_stride, size_t bytes)
 {
-    int count = 0, e = ZERO_OK;
-    const int tag = (int)(ticket % 32768);
+    int e = ZERO_OK;
     for (int is_send = 0; is_send <= 1; is_send++)
         for (int r = 0; r < m->base.size && !e; r++)
             if (!m->on_host[r])
-                e = post(m, &count, r, is_send, is_send ? send + (size_t)r * send_stride : receive + (size_t)r * receive_stride, bytes, tag);
-    return e ? e : wait_messages(m, count);
+                e = post(m, msgs, r, is_send, is_send ? send + (size_t)r * send_stride : receive + (size_t)r * receive_stride, bytes, tag);
+    return e;
+}
+
+static int exchange_messages(comm_mpi *m, zero_ticket ticket, char *send, size_t send_stride, char *receive, size_t receive_stride, size_t bytes)
+{
+    const int e = zero_mpi_post(m, &m->messages, (int)(ticket % 16384), send, send_stride, receive, receive_stride, bytes);
+    return e ? e : zero_mpi_wait_messages(m, &m->messages);
 }
 
 /* ---- symmetric memory ----------------------------------------------------------------------------------------------- */
@@ -215,8 +182,7 @@ static int find_buffer(comm_mpi *m, const char *at, size_t bytes)
     return -1;
 }
 
-/* A scratch that only grows; its old contents are of no use. Pinned host memory, or device memory. */
-static int grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device)
+int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device)
 {
     if (*have >= need) return ZERO_OK;
     if (*scratch) {
@@ -247,7 +213,7 @@ static int begin(comm_mpi *m, struct call call, char *buf, enum zero_wire wire, 
     struct control *mine = control_of(m, m->base.rank);
     mine->ring[*ticket % RING] = call;
     if (m->staged && call.kind != CALL_SMALL) return ZERO_OK;
-    const int e = call.kind == CALL_SMALL ? ZERO_OK : device_check(m, cudaStreamSynchronize(stream));
+    const int e = call.kind == CALL_SMALL ? ZERO_OK : zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (!e) zero_shm_publish(&mine->ready, *ticket);
     return e;
 }
@@ -275,7 +241,7 @@ static int mpi_reusable(zero_comm *c, zero_ticket ticket)
     comm_mpi *m = self(c);
     int e = ZERO_OK;
     for (int r = 0; r < c->size && !e; r++)
-        if (r != c->rank && m->on_host[r]) e = wait_for(m, r, 1, ticket);
+        if (r != c->rank && m->on_host[r]) e = wait_done(m, r, ticket);
     return e;
 }
 
@@ -288,8 +254,8 @@ static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes,
         zero_shm_unmap(&m->staging);
         if (zero_shm_map(&m->staging, m->comm, m->on_host, whole) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
     }
-    if (!e) e = device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
-    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
+    if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     m->staging_ticket = ticket;
     zero_shm_publish(&control_of(m, m->base.rank)->ready, ticket);
@@ -318,10 +284,10 @@ static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
     const int remote = m->num_remote > 0, size = c->size;
     if (m->staged && size > 1) {
         e = stage_out(m, p->buf, 0, whole, whole, ticket, stream);
-        if (!e) e = grow(m, &m->device_scratch, &m->device_scratch_bytes, whole, 1);
+        if (!e) e = zero_mpi_grow(m, &m->device_scratch, &m->device_scratch_bytes, whole, 1);
     }
     if (remote && !e) {
-        e = grow(m, &m->received, &m->received_bytes, whole, 0);
+        e = zero_mpi_grow(m, &m->received, &m->received_bytes, whole, 0);
         if (!e) e = exchange_messages(m, ticket, m->staged ? m->staging.peer[c->rank] : p->buf, bytes, m->received, bytes, bytes);
     }
     for (int r = 0; r < size && !e; r++) {
@@ -337,20 +303,20 @@ static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
         }
         if (m->staged && !e) {
             char *to = m->device_scratch + (size_t)r * bytes;
-            e = device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+            e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
             from = to;
         }
         m->pieces[r] = from;
         c->received[ZERO_WIRE_GRADS] += bytes;
     }
-    if (!e) e = device_check(m, cudaMemcpyAsync(m->pieces_device, m->pieces, (size_t)size * sizeof *m->pieces, cudaMemcpyHostToDevice, stream));
+    if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(m->pieces_device, m->pieces, (size_t)size * sizeof *m->pieces, cudaMemcpyHostToDevice, stream));
     *pieces = m->pieces_device;
     return e;
 }
 
 static int mpi_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream)
 {
-    const int e = device_check(self(c), cudaStreamSynchronize(stream));
+    const int e = zero_mpi_device_check(self(c), cudaStreamSynchronize(stream));
     if (!e) finished(self(c), ticket);
     return e;
 }
@@ -366,7 +332,7 @@ static int mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t s
     char *arrived = p->buf;             /* where messages arrive: in place unless staged */
     if (m->staged && size > 1) e = stage_out(m, p->buf + own, own, bytes, bytes * (size_t)size, ticket, stream);
     if (remote && !e && m->staged) {
-        e = grow(m, &m->received, &m->received_bytes, bytes * (size_t)size, 0);
+        e = zero_mpi_grow(m, &m->received, &m->received_bytes, bytes * (size_t)size, 0);
         arrived = m->received;
     }
     if (remote && !e) e = exchange_messages(m, ticket, m->staged ? m->staging.peer[c->rank] + own : p->buf + own, 0, arrived, bytes, bytes);
@@ -378,10 +344,10 @@ static int mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t s
             from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)r * bytes;
         }
         char *to = p->buf + (size_t)r * bytes;
-        if (from != to && !e) e = device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
+        if (from != to && !e) e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
         c->received[p->wire] += bytes;
     }
-    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (!e) finished(m, ticket);
     return e;
 }
@@ -421,26 +387,26 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
     comm_mpi *m = self(c);
     const size_t n = piece_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
     if (piece_numel > 0x7fffffff) return zero_comm_fail(c, ZERO_ERR_ARG, "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements a rank: use --reduce exact");
-    int e = grow(m, &m->received, &m->received_bytes, (n + piece_numel) * sizeof(float), 0);      /* all in fp32, then the sum */
+    int e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + piece_numel) * sizeof(float), 0);      /* all in fp32, then the sum */
     if (e) return e;
     float *all = (float *)m->received, *sum = all + n;
-    if (!e) e = device_check(m, cudaMemcpyAsync(all, buf, bytes, cudaMemcpyDeviceToHost, stream));
-    if (!e) e = device_check(m, cudaStreamSynchronize(stream));
+    if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(all, buf, bytes, cudaMemcpyDeviceToHost, stream));
+    if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     if (dtype == ZERO_BF16)             /* widen in place, from the end */
         for (size_t i = n; i-- > 0;) {
             const uint32_t word = (uint32_t)((const uint16_t *)m->received)[i] << 16;
             memcpy(all + i, &word, sizeof word);
         }
-    if (!m->requests && !(m->requests = malloc((m->max_requests = 64) * sizeof *m->requests))) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
-    if (!m->request_peer && !(m->request_peer = calloc(m->max_requests, sizeof *m->request_peer))) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
-    if (MPI_Ireduce_scatter_block(all, sum, (int)piece_numel, MPI_FLOAT, MPI_SUM, m->comm, &m->requests[0]) != MPI_SUCCESS)
+    MPI_Request *q = NULL;
+    e = add_request(m, &m->messages, (c->rank + 1) % c->size, &q);
+    if (e) return e;
+    if (MPI_Ireduce_scatter_block(all, sum, (int)piece_numel, MPI_FLOAT, MPI_SUM, m->comm, q) != MPI_SUCCESS)
         return zero_comm_fail(c, ZERO_ERR_COMM, "MPI_Ireduce_scatter_block failed");
-    m->request_peer[0] = (c->rank + 1) % c->size;
-    e = wait_messages(m, 1);
+    e = zero_mpi_wait_messages(m, &m->messages);
     c->received[ZERO_WIRE_GRADS] += (size_t)(c->size - 1) * piece_numel * sizeof(float);
-    if (!e) e = device_check(m, cudaMemcpyAsync(out, sum, piece_numel * sizeof(float), cudaMemcpyHostToDevice, stream));
-    return e ? e : device_check(m, cudaStreamSynchronize(stream));
+    if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(out, sum, piece_numel * sizeof(float), cudaMemcpyHostToDevice, stream));
+    return e ? e : zero_mpi_device_check(m, cudaStreamSynchronize(stream));
 }
 
 static size_t mpi_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel)
@@ -467,8 +433,8 @@ static void mpi_destroy(zero_comm *c)
     cudaFree(m->device_scratch);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
     free(m->pieces);
-    free(m->requests);
-    free(m->request_peer);
+    free(m->messages.requests);
+    free(m->messages.peer);
     free(m->on_host);
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -481,6 +447,8 @@ static const zero_comm_ops ops = {
     .exchange_begin = mpi_exchange_begin, .exchange_finish = mpi_exchange_finish, .exchange_done = mpi_exchange_done,
     .allgather_begin = mpi_allgather_begin, .allgather_finish = mpi_allgather_finish,
     .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host,
+    .window_create = zero_mpi_window_create, .window_destroy = zero_mpi_window_destroy, .expose = zero_mpi_expose, .conceal = zero_mpi_conceal,
+    .fetch_begin = zero_mpi_fetch_begin, .fetch_finish = zero_mpi_fetch_finish, .window_scratch_bytes = zero_mpi_window_scratch_bytes,
     .scratch_bytes = mpi_scratch_bytes, .destroy = mpi_destroy,
 };
 

@@ -15,9 +15,24 @@ typedef struct zero_comm_ops {
     int (*reusable)(zero_comm *c, zero_ticket ticket);
     int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);
     int (*allgather_host)(zero_comm *c, const void *mine, size_t bytes, void *all);
+    int (*window_create)(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);
+    void (*window_destroy)(zero_comm *c, zero_window *w);
+    int (*expose)(zero_comm *c, zero_window *w, cudaStream_t stream);
+    int (*conceal)(zero_comm *c, zero_window *w);
+    int (*fetch_begin)(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
+    int (*fetch_finish)(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
+    size_t (*window_scratch_bytes)(const zero_comm *c, size_t shard_bytes, size_t unit_bytes);
     size_t (*scratch_bytes)(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
     void (*destroy)(zero_comm *c);
 } zero_comm_ops;
+
+/* A transport's own window begins with this. */
+struct zero_window {
+    char *shard;
+    size_t bytes;
+    zero_memory *memory;
+    enum zero_category category;
+};
 
 struct zero_comm {
     const zero_comm_ops *ops;

@@ -1,6 +1,7 @@
 /* engine.h: the inside of the engine, for zero.c (buffers, reduction, step) and state.c (reading and writing state, reports). */
 #ifndef ZERO_ENGINE_H
 #define ZERO_ENGINE_H
+#include "zero/cache.h"
 #include "zero/zero.h"
 #include "zero/kernels.h"
 
@@ -16,6 +17,12 @@ struct grad_buffer {
     int busy;
 };
 
+/* Stage 3: the memory of a slot of the cache. */
+struct param_buffer {
+    char *ptr;
+    zero_ticket fetch;
+};
+
 struct unit {
     enum unit_state state;
     struct grad_buffer *buffer;
@@ -28,7 +35,11 @@ struct zero {
     zero_layout layout;
     int rank, ranks;
     size_t elem;                    /* bytes of a parameter or gradient */
-    char *params, *grads;
+    char *params, *grads;           /* params: NULL in stage 3 */
+    zero_window *window;            /* stage 3: the shards of the parameters */
+    zero_cache cache;               /* stage 3: which units were fetched, and where */
+    struct param_buffer *param_buffers;     /* one for each slot of the cache */
+    size_t gathered;                /* stages 1, 2, during a change of parameters: units gathered so far */
     struct grad_buffer *buffers;
     size_t num_buffers;
     struct unit *units;
@@ -53,18 +64,23 @@ int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(
 int zero_comm_check(zero *z, int e);
 int zero_device_check(zero *z, cudaError_t e, const char *what);
 
-/* Gather a unit's parameters: begin, and finish those of units [*next, end), counting *next up. */
-int zero_gather_begin(zero *z, size_t u);
-int zero_gather_finish(zero *z, size_t *next, size_t end);
-
-/* Stage 2's pool: for each distinct size of unit, POOL_DEPTH buffers, or as many as there are units of that size. Is there a
-   buffer for unit u? */
-int zero_pool_has(const zero *z, size_t u);
+/* A change of parameters: begin waits until no rank reads this rank's piece; written says that unit u's is complete (units ascending);
+   after end all ranks can use them. */
+int zero_params_begin(zero *z);
+int zero_params_written(zero *z, size_t u);
+int zero_params_end(zero *z);
 
 static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
 static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
-static inline char *unit_params(const zero *z, size_t u) { return z->params + z->layout.unit_offset[u] * z->elem; }
+static inline int sharded_params(const zero *z) { return z->config.stage == 3; }
+
+/* This rank's own piece of a unit's parameters, for the optimizer and for visits. */
+static inline char *own_params(const zero *z, size_t u)
+{
+    if (sharded_params(z)) return (char *)zero_comm_window_shard(z->window) + shard_offset(z, u) * z->elem;
+    return z->params + (z->layout.unit_offset[u] + (size_t)z->rank * shard_numel(z, u)) * z->elem;
+}
 
 /* Optimizer state: which part of a unit this rank has, and where its state lies. */
 static inline int whole_state(const zero *z) { return z->config.stage == 0; }

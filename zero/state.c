@@ -40,6 +40,12 @@ static int copy_out(zero *z, void *host, const void *device, size_t bytes)
     return e ? e : zero_device_check(z, cudaStreamSynchronize(z->config.stream), "reading state");
 }
 
+/* The parameters whose optimizer state this rank has: what zero_fill writes. */
+static char *written_params(zero *z, size_t u)
+{
+    return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
+}
+
 /* One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters. */
 static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin, size_t unit_begin, size_t n)
 {
@@ -53,26 +59,23 @@ static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tens
             memcpy(half + i, &h, sizeof h);
         }
     }
-    return e ? e : copy_in(z, unit_params(z, u) + unit_begin * z->elem, z->host, n * z->elem);
+    return e ? e : copy_in(z, written_params(z, u) + (unit_begin - state_begin(z, u)) * z->elem, z->host, n * z->elem);
 }
 
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
 {
     int e = zero_device_check(z, cudaMemsetAsync(z->m, 0, state_total(z) * sizeof(float), z->config.stream), "clearing m");
     if (!e) e = zero_device_check(z, cudaMemsetAsync(z->v, 0, state_total(z) * sizeof(float), z->config.stream), "clearing v");
-    size_t gathered = 0;
+    if (!e) e = zero_params_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         size_t cursor = 0;
         zero_segment s;
-        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
         while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u), &cursor, &s))
             for (size_t at = 0; at < s.count && !e; at += CHUNK)
                 e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at, s.count - at < CHUNK ? s.count - at : CHUNK);
-        if (!e && !whole_state(z)) {
-            e = zero_gather_begin(z, u);
-            if (!e) e = zero_gather_finish(z, &gathered, u + 1);
-        }
+        if (!e) e = zero_params_written(z, u);
     }
+    if (!e) e = zero_params_end(z);
     return e;
 }
 
@@ -88,7 +91,7 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
         while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
             for (size_t at = 0; at < s.count && !e; at += CHUNK) {
                 const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK, in_unit = s.unit_begin + at;
-                if (from_params) e = copy_out(z, z->host, unit_params(z, u) + in_unit * z->elem, n * z->elem);
+                if (from_params) e = copy_out(z, z->host, own_params(z, u) + (in_unit - begin) * z->elem, n * z->elem);
                 else e = copy_out(z, z->host, array + state_offset(z, u) + in_unit - state_begin(z, u), n * sizeof(float));
                 if (!e && from_params && z->config.dtype == ZERO_BF16) bf16_widen(z->host, n);
                 if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host)) e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off", z->layout.tensors[s.tensor].name);
@@ -111,9 +114,10 @@ static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, con
     return 0;
 }
 
-/* Every rank holds all parameters: do they hold the same? */
+/* Before stage 3 every rank holds all parameters: do they hold the same? */
 static int check_replicas(zero *z)
 {
+    if (sharded_params(z)) return ZERO_OK;
     const size_t bytes = z->layout.numel_padded * z->elem, chunk = CHUNK * sizeof(float);
     uint64_t mine = 0, *all = malloc((size_t)z->ranks * sizeof *all);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
@@ -175,22 +179,25 @@ size_t zero_report_memory(const zero *z, zero_row *rows, size_t max)
     /* the most partial sums ever live: floor(log2(G + 1)), one more for the library's unmerged result */
     while (((size_t)2 << slots) <= z->max_micro + 1) slots++;
     if (library && z->max_micro) slots = 64 - (size_t)__builtin_clzll(z->max_micro);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), psi * b, peak[ZERO_MEM_PARAMS], "%zu Psi", b);
+    if (stage == 3) add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), shard_total(z) * b, peak[ZERO_MEM_PARAMS], "%zu Psi/N", b);
+    else add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), psi * b, peak[ZERO_MEM_PARAMS], "%zu Psi", b);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRADS), stage >= 2 ? 0 : psi * b, peak[ZERO_MEM_GRADS], stage >= 2 ? "0: pooled, see unit buffers" : "%zu Psi", b);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRAD_SHARDS), slots * shard_total(z) * sizeof(float), peak[ZERO_MEM_GRAD_SHARDS],
             library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", slots);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_MASTER), z->master ? state * 4 : 0, peak[ZERO_MEM_MASTER], z->master ? "4 Psi%s" : "0: fp32 parameters%s", z->master ? over : "");
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_M), state * 4, peak[ZERO_MEM_M], "4 Psi%s", over);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_V), state * 4, peak[ZERO_MEM_V], "4 Psi%s", over);
+    const size_t param_depth = stage == 3 && z->ranks > 1 ? 1 + (size_t)z->config.prefetch : 0;
     for (size_t u = 0; u < z->layout.num_units && stage >= 2; u++)
-        if (zero_pool_has(z, u)) unit_buffers += unit_numel(z, u) * b;
+        unit_buffers += (size_t)(zero_pool_has(&z->layout, u, POOL_DEPTH) + zero_pool_has(&z->layout, u, param_depth)) * unit_numel(z, u) * b;
     if (z->unit_sum) unit_buffers = largest_unit(z) * sizeof(float);
     add_row(rows, max, &n, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers, peak[ZERO_MEM_UNIT_BUFFERS],
-            stage >= 2 ? "%zu x (up to %d units of each size)" : z->unit_sum ? "%zu x largest unit" : "0", stage >= 2 ? b : sizeof(float), POOL_DEPTH);
+            stage >= 2 ? "%zu x (up to %zu units of each size)" : z->unit_sum ? "%zu x largest unit" : "0", stage >= 2 ? b : sizeof(float), POOL_DEPTH + param_depth);
     const size_t tables = z->unit_tiles[z->layout.num_units] * sizeof(zero_tile) + ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
-    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, library ? 0 : largest_unit(z) * b, largest_unit(z) * (z->unit_sum ? sizeof(float) : b),
+    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, library ? 0 : largest_unit(z) * b, stage == 3 ? 0 : largest_unit(z) * (z->unit_sum ? sizeof(float) : b),
                                                    library ? largest_unit(z) : 0);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch, peak[ZERO_MEM_TRANSPORT], "optimizer tiles, norm, transport's own");
+    const size_t window = stage == 3 ? zero_comm_window_scratch_bytes(z->config.comm, shard_total(z) * b, largest_unit(z) * b) : 0;
+    add_row(rows, max, &n, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch + window, peak[ZERO_MEM_TRANSPORT], "optimizer tiles, norm, transport's own");
     return n;
 }
 
@@ -200,7 +207,13 @@ size_t zero_report_wire(const zero *z, zero_row *rows, size_t max)
     size_t n = 0;
     if (whole_state(z)) add_row(rows, max, &n, "gradients", others * (g * b + 4), z->wire_step[ZERO_WIRE_GRADS], "(%zu G + 4) Psi (N-1)/N, G = %zu", b, g);
     else add_row(rows, max, &n, "gradients", others * g * b, z->wire_step[ZERO_WIRE_GRADS], "%zu G Psi (N-1)/N, G = %zu", b, g);
-    add_row(rows, max, &n, "parameters", whole_state(z) ? 0 : others * z->elem, z->wire_step[ZERO_WIRE_PARAMS], whole_state(z) ? "0" : "%zu Psi (N-1)/N", z->elem);
+    if (sharded_params(z)) {
+        const size_t fetched = z->ranks > 1 ? zero_cache_traffic(&z->layout, z->cache.order, z->cache.order_length, z->cache.prefetch, g) : 0;
+        add_row(rows, max, &n, "parameters", fetched / (size_t)z->ranks * (size_t)(z->ranks - 1) * z->elem, z->wire_step[ZERO_WIRE_PARAMS],
+                "%zu Psi (N-1)/N x %.3f fetches", z->elem, (double)fetched / (double)z->layout.numel_padded);
+    } else {
+        add_row(rows, max, &n, "parameters", whole_state(z) ? 0 : others * z->elem, z->wire_step[ZERO_WIRE_PARAMS], whole_state(z) ? "0" : "%zu Psi (N-1)/N", z->elem);
+    }
     add_row(rows, max, &n, "numbers", (uint64_t)(z->ranks - 1) * ZERO_WIDE_WORDS * sizeof(uint64_t), z->wire_step[ZERO_WIRE_SCALARS],
             "%zu (N-1) for the norm", ZERO_WIDE_WORDS * sizeof(uint64_t));
     return n;

@@ -1,7 +1,9 @@
 /* zero.c: the engine. zero.h says what it does for its caller; this is how.
 
    Buffers. Parameters are one symmetric flat buffer. Gradients of the micro-batch at hand are another one (stages 0, 1), or a
-   few unit-sized buffers that are taken from a pool and given back (stage 2). Optimizer state and gradient sums are this
+   few unit-sized buffers that are taken from a pool and given back (stages 2, 3). In stage 3 parameters are a window of shards, and
+   units are fetched into another pool, a cache: a buffer keeps its unit until the parameters change or it is wanted for another; so the last
+   block of the forward is still there for the backward, and the embedding for its second use. Optimizer state and gradient sums are this
    rank's shard (optimizer state in stage 0: everything).
 
    Reduction. Releasing a unit's gradients begins an exchange. It is finished later, in the order of release: when a
@@ -12,7 +14,7 @@
    micro-batch index g * N + r, whatever N.
 
    Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the unit's
-   parameters are gathered (stages 1, 2); or the unit's gradient sums are gathered and every rank updates everything (stage 0). */
+   parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every rank updates everything (stage 0). */
 #include "zero/engine.h"
 #include <math.h>
 #include <stdarg.h>
@@ -56,19 +58,25 @@ static int alloc(zero *z, enum zero_category c, size_t bytes, void *out)
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 
-int zero_pool_has(const zero *z, size_t u)
-{
-    int same_before = 0;
-    for (size_t w = 0; w < u; w++) same_before += unit_numel(z, w) == unit_numel(z, u);
-    return same_before < POOL_DEPTH;
-}
-
 static int create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out)
 {
     void *p = NULL;
     const int e = zero_comm_check(z, zero_comm_alloc(z->config.comm, z->config.memory, category, &p, numel * elem));
     memcpy(out, &p, sizeof p);
     return e;
+}
+
+static int create_params(zero *z)
+{
+    const zero_layout *l = &z->layout;
+    if (!sharded_params(z)) return create_buffer(z, ZERO_MEM_PARAMS, l->numel_padded, z->elem, &z->params);
+    int e = zero_comm_check(z, zero_comm_window_create(z->config.comm, z->config.memory, ZERO_MEM_PARAMS, shard_total(z) * z->elem, &z->window));
+    if (!e && zero_cache_create(&z->cache, l, z->config.order, z->config.order_length, (size_t)z->config.prefetch))
+        e = zero_fail(z, ZERO_ERR_ARG, "the order of units has a unit that is not there (there are %zu), or memory is exhausted", l->num_units);
+    z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
+    if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++) e = alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
+    return e ? e : zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
 }
 
 static int create_grads(zero *z)
@@ -79,7 +87,7 @@ static int create_grads(zero *z)
     if (!z->buffers) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (z->config.stage >= 2) {
         for (size_t u = 0; u < l->num_units && !e; u++) {
-            if (!zero_pool_has(z, u)) continue;
+            if (!zero_pool_has(l, u, POOL_DEPTH)) continue;
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
             b->numel = unit_numel(z, u);
             e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, b->numel, z->elem, &b->ptr);
@@ -115,7 +123,8 @@ static int create_tiles(zero *z)
             const size_t to = next < end ? next : end;
             for (; from < to; from += ZERO_TILE)
                 tiles[n++] = (zero_tile){
-                    .param = l->unit_offset[u] + from, .state = state_offset(z, u) + from - begin,
+                    .param = sharded_params(z) ? shard_offset(z, u) + from - begin : l->unit_offset[u] + from,
+                    .state = state_offset(z, u) + from - begin,
                     .grad = whole_state(z) && z->ranks > 1 ? from : shard_offset(z, u) + from - begin,
                     .count = (uint32_t)(to - from < ZERO_TILE ? to - from : ZERO_TILE), .decay = l->tensors[t].decay,
                 };
@@ -132,8 +141,8 @@ static int create(zero *z)
 {
     const zero_config *c = &z->config;
     const char *why = NULL;
-    if (c->stage == 3) return zero_fail(z, ZERO_ERR_ARG, "ZeRO stage 3 is not there yet: use stage 0, 1 or 2");
-    if (c->stage < 0 || c->stage > 3) return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1 or 2", c->stage);
+    if (c->stage < 0 || c->stage > 3) return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->stage);
+    if (c->prefetch < 0 || c->prefetch > 2) return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
     if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why)) return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
     z->config.tensors = z->layout.tensors;
     const zero_layout *l = &z->layout;
@@ -141,7 +150,7 @@ static int create(zero *z)
     z->pending = calloc(l->num_units, sizeof *z->pending);
     z->host = malloc(CHUNK * sizeof *z->host);
     if (!z->units || !z->pending || !z->host) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    int e = create_buffer(z, ZERO_MEM_PARAMS, l->numel_padded, z->elem, &z->params);
+    int e = create_params(z);
     if (!e) e = create_grads(z);
     if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, largest_unit(z), sizeof(float), &z->unit_sum);
     if (!e && c->dtype == ZERO_BF16) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * sizeof(float), &z->master);
@@ -160,7 +169,6 @@ int zero_create(zero **out, const zero_config *config)
     z->rank = zero_comm_rank(config->comm);
     z->ranks = zero_comm_size(config->comm);
     z->elem = zero_dtype_bytes(config->dtype);
-    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = UINT64_MAX;    /* no step has begun */
     zero_comm_phase(config->comm, "creating the engine", 0);
     return create(z);
 }
@@ -172,6 +180,8 @@ void zero_destroy(zero *z)
     if (z->layout.num_units) {
         const size_t state_bytes = state_total(z) * sizeof(float);
         zero_comm_free(z->config.comm, z->params);
+        zero_comm_window_destroy(z->config.comm, z->window);
+        for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) zero_memory_free(mem, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, z->cache.slots[i].numel * z->elem);
         zero_comm_free(z->config.comm, z->grads);
         for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++) zero_comm_free(z->config.comm, z->buffers[i].ptr);
         zero_comm_free(z->config.comm, z->unit_sum);
@@ -182,7 +192,9 @@ void zero_destroy(zero *z)
         if (z->unit_tiles) zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
         for (int s = 0; s < ZERO_MAX_SLOTS; s++) zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
     }
+    zero_cache_destroy(&z->cache);
     zero_layout_destroy(&z->layout);
+    free(z->param_buffers);
     free(z->unit_tiles);
     free(z->buffers);
     free(z->units);
@@ -193,16 +205,73 @@ void zero_destroy(zero *z)
 
 /* ---- brackets --------------------------------------------------------------------------------------------------------- */
 
-void *zero_acquire_params(zero *z, size_t unit)
+static struct param_buffer *buffer_of(zero *z, const zero_cache_slot *s) { return &z->param_buffers[s - z->cache.slots]; }
+
+static int fetch_begin(zero *z, zero_cache_slot *s)
 {
-    if (unit < z->layout.num_units) return unit_params(z, unit);
-    zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", unit);
-    return NULL;
+    struct param_buffer *b = buffer_of(z, s);
+    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
+    s->busy = 1;
+    return zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
 }
 
-int zero_release_params(zero *z, size_t unit)
+static int fetch_finish(zero *z, zero_cache_slot *s)
 {
-    return unit < z->layout.num_units ? ZERO_OK : zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", unit);
+    if (!s->busy) return ZERO_OK;
+    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
+    s->busy = 0;
+    return zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+}
+
+static int fetch_ahead(zero *z)
+{
+    int e = ZERO_OK;
+    for (size_t i = 0; i < z->cache.prefetch && !e; i++) {
+        const size_t u = zero_cache_ahead(&z->cache, i);
+        if (u == ZERO_NO_UNIT || zero_cache_find(&z->cache, u)) continue;
+        zero_cache_slot *s = zero_cache_take(&z->cache, u, unit_numel(z, u));
+        if (s) e = fetch_begin(z, s);
+    }
+    return e;
+}
+
+/* All fetches are finished, and no buffer holds a unit. */
+static int forget_params(zero *z)
+{
+    int e = ZERO_OK;
+    for (size_t i = 0; i < z->cache.num_slots && !e; i++) {
+        if (z->cache.slots[i].users) return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired", z->cache.slots[i].unit);
+        e = fetch_finish(z, &z->cache.slots[i]);
+    }
+    zero_cache_forget(&z->cache);
+    return e;
+}
+
+void *zero_acquire_params(zero *z, size_t u)
+{
+    int e = ZERO_OK;
+    if (u >= z->layout.num_units) {
+        zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+        return NULL;
+    }
+    if (!sharded_params(z)) return z->params + z->layout.unit_offset[u] * z->elem;
+    if (z->ranks == 1) return own_params(z, u);
+    zero_cache_slot *s = zero_cache_find(&z->cache, u);
+    if (!s && (s = zero_cache_take(&z->cache, u, unit_numel(z, u))) != NULL) e = fetch_begin(z, s);
+    if (!s) zero_fail(z, ZERO_ERR_ARG, "the parameters of more units of one size are acquired at a time than there are buffers (%zu): release them sooner", 1 + z->cache.prefetch);
+    if (!s || e || fetch_finish(z, s)) return NULL;
+    zero_cache_acquired(&z->cache, s);
+    return fetch_ahead(z) ? NULL : buffer_of(z, s)->ptr;
+}
+
+int zero_release_params(zero *z, size_t u)
+{
+    if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
+    zero_cache_slot *s = zero_cache_find(&z->cache, u);
+    if (!s || !s->users) return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
+    s->users--;
+    return ZERO_OK;
 }
 
 static int ensure_slot(zero *z, int s)
@@ -274,9 +343,6 @@ static int acquire_grads(zero *z, size_t u)
     if (unit->state != UNIT_FREE || unit->micro != z->micro)
         return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
     if (z->merged) return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
-    if (z->micro == 0 && z->pending_count == 0)
-        for (int k = 0; k < ZERO_WIRE_KINDS; k++)       /* the first unit of a step starts the count of its wire bytes */
-            if (z->wire_start[k] == UINT64_MAX) z->wire_start[k] = zero_comm_received(z->config.comm, (enum zero_wire)k);
     if (z->config.stage >= 2) {
         while (!e && !(unit->buffer = free_buffer(z, unit_numel(z, u)))) {
             if (!z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "more than %d units of one size hold gradients at a time: release them sooner", POOL_DEPTH);
@@ -310,6 +376,12 @@ int zero_release_grads(zero *z, size_t u)
     if (e) return e;
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
+}
+
+int zero_begin_step(zero *z)
+{
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = zero_comm_received(z->config.comm, (enum zero_wire)k);
+    return sharded_params(z) ? forget_params(z) : ZERO_OK;
 }
 
 int zero_finish_backward(zero *z)
@@ -390,20 +462,44 @@ int zero_grad_norm(zero *z, double *norm)
     return e;
 }
 
-int zero_gather_begin(zero *z, size_t u)
-{
-    zero_comm_phase(z->config.comm, "gathering parameters", u);
-    return zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, unit_params(z, u), shard_numel(z, u) * z->elem, ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
-}
-
-int zero_gather_finish(zero *z, size_t *next, size_t end)
+int zero_params_begin(zero *z)
 {
     int e = ZERO_OK;
-    for (; *next < end && !e; ++*next) {
-        zero_comm_phase(z->config.comm, "gathering parameters", *next);
-        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[*next].params_ticket, z->config.stream));
+    z->gathered = 0;
+    if (!sharded_params(z)) {
+        for (size_t u = 0; u < z->layout.num_units && !e; u++) e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
+        return e;
+    }
+    e = forget_params(z);
+    zero_comm_phase(z->config.comm, "waiting for readers of the parameters", 0);
+    return e ? e : zero_comm_check(z, zero_comm_conceal(z->config.comm, z->window));
+}
+
+/* Finish the gathers of units up to `end`. */
+static int finish_gathers(zero *z, size_t end)
+{
+    int e = ZERO_OK;
+    for (; z->gathered < end && !e; z->gathered++) {
+        zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
+        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
     }
     return e;
+}
+
+int zero_params_written(zero *z, size_t u)
+{
+    if (whole_state(z) || sharded_params(z)) return ZERO_OK;
+    zero_comm_phase(z->config.comm, "gathering parameters", u);
+    int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem, shard_numel(z, u) * z->elem,
+                                                         ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
+    return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);
+}
+
+int zero_params_end(zero *z)
+{
+    zero_comm_phase(z->config.comm, "exposing parameters", 0);
+    if (sharded_params(z)) return zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
+    return whole_state(z) ? ZERO_OK : finish_gathers(z, z->layout.num_units);
 }
 
 /* Stage 0: every rank needs the whole unit's gradient sums, in fp32 (rounding them would be another update). */
@@ -425,8 +521,9 @@ static void forget_gradients(zero *z)
     z->micro = 0;
     z->merged = 0;
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) {
-        z->wire_step[k] = zero_comm_received(z->config.comm, (enum zero_wire)k) - z->wire_start[k];
-        z->wire_start[k] = UINT64_MAX;
+        const uint64_t now = zero_comm_received(z->config.comm, (enum zero_wire)k);
+        z->wire_step[k] = now - z->wire_start[k];
+        z->wire_start[k] = now;
     }
 }
 
@@ -438,22 +535,19 @@ int zero_step(zero *z, const zero_adamw *a)
         .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)), .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
         .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks)),
     };
-    size_t gathered = 0;
+    char *params = sharded_params(z) ? zero_comm_window_shard(z->window) : z->params;
+    if (!e) e = zero_params_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         const float *grads = z->slots[0];
         if (whole_state(z) && z->ranks > 1) {
             e = gather_unit_sum(z, u);
             grads = z->unit_sum;
         }
-        if (!e) e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
-        if (!e) e = zero_device_check(z, zero_kernel_adamw(z->params, z->config.dtype, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
-                                                      z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
-        if (!whole_state(z)) {
-            if (!e) e = zero_gather_begin(z, u);
-            if (!e && u - gathered >= ZERO_COMM_MAX_PENDING / 2) e = zero_gather_finish(z, &gathered, gathered + 1);
-        }
+        if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
+                                                           z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
+        if (!e) e = zero_params_written(z, u);
     }
-    if (!e && !whole_state(z)) e = zero_gather_finish(z, &gathered, z->layout.num_units);
+    if (!e) e = zero_params_end(z);
     if (!e) forget_gradients(z);
     return e;
 }

@@ -15,7 +15,7 @@
    p and g point to the unit's flat buffer in device memory, of the dtype in the configuration; tensor t lies at element
    zero_tensor_offset(z, t) of it. g is zero when acquired, and its padding must stay zero.
 
-   Stage: 0 nothing is sharded; 1 optimizer state; 2 and gradients. Whatever the stage, gradients are summed in fp32 in the
+   Stage: 0 nothing is sharded; 1 optimizer state; 2 and gradients; 3 and parameters. Whatever the stage, gradients are summed in fp32 in the
    order of a balanced binary tree over the global micro-batch index j = g * N + r (g = micro-step, r = rank), so that the
    update has the same bits in every stage, and for N * G fixed and N a power of two also for every N. The mean over the
    M = N * G micro-batches is taken once, in fp32, inside the optimizer: a micro-batch's gradient is that of its own mean loss.
@@ -44,11 +44,14 @@ enum zero_reduction {
 };
 
 typedef struct zero_config {
-    int stage;                      /* 0, 1, 2 */
+    int stage;                      /* 0, 1, 2, 3 */
     enum zero_dtype dtype;          /* parameters and gradients; ZERO_BF16 adds fp32 master weights */
     enum zero_reduction reduction;
     const zero_tensor *tensors;     /* copied */
     size_t num_tensors;
+    const size_t *order;            /* stage 3: the units in the order in which a micro-batch acquires their parameters, for */
+    size_t order_length;            /* fetching ahead; copied. Another order works too, only without that. */
+    int prefetch;                   /* stage 3: how many units to fetch ahead: 0, 1, 2 */
     zero_comm *comm;                /* the data-parallel ranks; must outlive the zero */
     zero_memory *memory;            /* books; must outlive the zero */
     cudaStream_t stream;            /* all work is ordered on it */
@@ -61,12 +64,16 @@ const char *zero_error(const zero *z);
 const zero_layout *zero_get_layout(const zero *z);
 size_t zero_tensor_offset(const zero *z, size_t tensor);   /* elements from the start of its unit; the same for every N */
 
-/* The four brackets. release_params does nothing before stage 3, yet call it. Collective in the sense that all ranks make
-   the same calls in the same order. */
+/* The four brackets. Before stage 3, acquire_params returns what is there and release_params does nothing. In stage 3 a unit's
+   parameters are fetched when acquired, and their buffer may be used for another unit once they are released; as long as it is
+   not, acquiring them again costs nothing. Units may be acquired more than once at a time. Collective in the sense that all ranks
+   make the same calls in the same order. */
 void *zero_acquire_params(zero *z, size_t unit);
 int zero_release_params(zero *z, size_t unit);
 void *zero_acquire_grads(zero *z, size_t unit);     /* a zeroed buffer */
 int zero_release_grads(zero *z, size_t unit);       /* starts the reduction */
+int zero_begin_step(zero *z);       /* optional, before a step's first micro-batch: the count of its wire bytes starts here (else at the end
+                                       of the last step), and with no parameters at hand that something else has fetched; collective */
 int zero_finish_backward(zero *z);                  /* ends a micro-batch; collective */
 
 /* Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M, the same bits on all

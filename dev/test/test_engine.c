@@ -42,10 +42,28 @@ static void put(void *buffer, size_t element, float x)
     else ((float *)buffer)[element] = x;
 }
 
+/* What the forward passes have seen of the parameters. */
+static uint64_t seen;
+
+static int forward(zero *z)
+{
+    const size_t b = memory.peak[ZERO_MEM_MASTER] ? 2 : 4;
+    for (size_t i = 0; i <= UNITS; i++) {
+        const size_t u = i % UNITS;         /* the first unit is used at both ends, as an embedding is */
+        const char *p = zero_acquire_params(z, u);
+        if (!p) return ZERO_ERR_COMM;
+        for (size_t t = 0; t < TENSORS; t++)
+            if (tensors[t].unit == u)
+                for (size_t k = 0; k < tensors[t].numel * b; k++) seen = seen * 6364136223846793005u + (unsigned char)p[zero_tensor_offset(z, t) * b + k] + 1;
+        if (zero_release_params(z, u)) return ZERO_ERR_ARG;
+    }
+    return ZERO_OK;
+}
+
 /* One micro-batch, units from last to first, poison in one element of one rank if asked for. */
 static int micro_batch(zero *z, size_t j, size_t step, float poison)
 {
-    int e = ZERO_OK;
+    int e = forward(z);
     for (size_t u = UNITS; u-- > 0 && !e;) {
         char *g = zero_acquire_grads(z, u);
         if (!g || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
@@ -62,7 +80,7 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison)
 static int one_step(zero *z, size_t step, size_t micro_batches, double *norm)
 {
     const zero_adamw a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1 };
-    int e = ZERO_OK;
+    int e = zero_begin_step(z);
     for (size_t g = 0; g < micro_batches && !e; g++) e = micro_batch(z, g * (size_t)ranks + (size_t)rank, step, 0);
     if (!e) e = zero_grad_norm(z, norm);
     return e ? e : zero_step(z, &a);
@@ -109,18 +127,23 @@ static void padding_is_zero(zero *z)
     }
 }
 
-static zero *make(zero_comm *c, int stage, enum zero_dtype dtype, enum zero_reduction reduction)
+/* Variants: stages 0, 1, 2, and stage 3 with 0, 1, 2 units fetched ahead. */
+enum { VARIANTS = 6 };
+
+static zero *make(zero_comm *c, int variant, enum zero_dtype dtype, enum zero_reduction reduction)
 {
+    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
     zero *z;
-    const zero_config config = { .stage = stage, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
+    const zero_config config = { .stage = variant < 3 ? variant : 3, .prefetch = variant < 3 ? 0 : variant - 3, .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
     return z;
 }
 
 /* Steps with a changing number of micro-batches; returns the hashes. Norms are those of one process in double. */
-static void train(zero *z, uint64_t hash[2])
+static void train(zero *z, uint64_t hash[3])
 {
+    seen = 0;
     static const size_t micro_batches[] = { 1, 3, 2, 7, 1, 4 };
     for (size_t s = 0; s < sizeof micro_batches / sizeof *micro_batches; s++) {
         double norm = -1, want = norm_in_double(s, micro_batches[s]);
@@ -129,6 +152,7 @@ static void train(zero *z, uint64_t hash[2])
         reports_agree(z, "after a step");
     }
     EXPECT(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+    hash[2] = seen;
 }
 
 static void nothing_of_a_bad_step_is_kept(zero *z, float poison)
@@ -182,28 +206,28 @@ int main(int argc, char **argv)
         { "staged", { .timeout_s = 60, .staged = 1 } }, { "two ranks a host", { .timeout_s = 60, .ranks_per_host = 2 } },
     };
     char name[128];
-    uint64_t first[2][2] = { { 0 } };
+    uint64_t first[2][3] = { { 0 } };
     zero_comm *c;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
         for (int bf16 = 0; bf16 <= 1; bf16++)
-            for (int stage = 0; stage <= 2; stage++) {
-                uint64_t hash[2], again[2];
+            for (int stage = 0; stage < VARIANTS; stage++) {
+                uint64_t hash[3], again[3];
                 memset(&memory, 0, sizeof memory);
                 EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
                 zero *z = make(c, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
                 train(z, hash);
                 if (!first[bf16][0]) memcpy(first[bf16], hash, sizeof hash);
-                EXPECT(!memcmp(first[bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx", (unsigned long long)hash[0],
+                EXPECT(!memcmp(first[bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
                        (unsigned long long)hash[1], (unsigned long long)first[bf16][0], (unsigned long long)first[bf16][1]);
-                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
                 padding_is_zero(z);
                 nothing_of_a_bad_step_is_kept(z, NAN);
                 nothing_of_a_bad_step_is_kept(z, -INFINITY);
-                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
                 EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
                 train(z, again);
@@ -212,14 +236,14 @@ int main(int argc, char **argv)
                 zero_destroy(z);
                 zero_comm_destroy(c);
                 EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
-                snprintf(name, sizeof name, "refilled, same bits; all memory given back: stage %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "refilled, same bits; all memory given back: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
             }
     memset(&memory, 0, sizeof memory);
     EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
-    for (int stage = 0; stage <= 2; stage++) {
+    for (int stage = 0; stage < VARIANTS; stage++) {
         zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
-        uint64_t hash[2];
+        uint64_t hash[3];
         train(z, hash);         /* no promise about the hash */
         zero_destroy(z);
         memset(memory.peak, 0, sizeof memory.peak);
@@ -227,8 +251,8 @@ int main(int argc, char **argv)
         EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
     }
     case_done("the library's reduction: norms of double");
-    for (int stage = 0; stage <= 2; stage++) {
-        zero *a = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, 2 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
+    for (int stage = 0; stage < VARIANTS; stage++) {
+        zero *a = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, VARIANTS - 1 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
         uint64_t hash_a[2], hash_b[2];
         double norm;
         for (size_t s = 0; s < 3; s++)
@@ -239,14 +263,16 @@ int main(int argc, char **argv)
         zero_destroy(a);
     }
     case_done("two engines live side by side on one transport");
-    for (int stage = 0; stage <= 2; stage++) {
+    for (int stage = 0; stage < VARIANTS; stage++) {
         zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT);
         misuse_is_refused(z);
         zero_destroy(z);
     }
     case_done("misuse of the brackets is refused with words");
     zero_tensor gap[2] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
-    refuses(c, (zero_config){ .stage = 3, .tensors = tensors, .num_tensors = TENSORS }, "stage 3");
+    refuses(c, (zero_config){ .stage = 4, .tensors = tensors, .num_tensors = TENSORS }, "stage 4");
+    refuses(c, (zero_config){ .stage = 3, .prefetch = 3, .tensors = tensors, .num_tensors = TENSORS }, "fetched ahead");
+    refuses(c, (zero_config){ .stage = 3, .order = (const size_t[]){ 9 }, .order_length = 1, .tensors = tensors, .num_tensors = TENSORS }, "not there");
     refuses(c, (zero_config){ .stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
