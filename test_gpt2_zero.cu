@@ -37,7 +37,7 @@ enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
-enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 3 };
+enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 4 };
 static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
 
 // What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
@@ -296,6 +296,11 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.comm = comms[c->transport];
     config.memory = &t->memory;
     config.stream = stream;
+    size_t order[64];
+    must(gpt2_unit_order(&s->config, NULL) <= 64, "order of units", "too many layers for this test");
+    config.order = order;
+    config.order_length = gpt2_unit_order(&s->config, order);
+    config.prefetch = (c->transport + c->recompute) % 3;
     ENGINE(t, zero_create(&t->z, &config));
     ENGINE(t, zero_fill(t->z, fill, s));
     const zero_mesh mesh = {ranks, 1, 1, rank, 0, 0};

@@ -856,6 +856,17 @@ size_t gpt2_num_parameters(const GPT2Config *c) {
     return c->padded_vocab_size * C + c->max_seq_len * C + c->num_layers * (12 * C * C + 13 * C) + 2 * C;
 }
 
+// The units in the order in which a micro-batch acquires their parameters, to order (NULL: only count them). Returns their number.
+size_t gpt2_unit_order(const GPT2Config *c, size_t *order) {
+    const size_t L = c->num_layers;
+    for (size_t i = 0; order != NULL && i < L; i++) {
+        order[1 + i] = 1 + i;               // forward: encoder, the layers,
+        order[3 + L + i] = L - i;           // backward: head, the layers
+    }
+    if (order != NULL) order[0] = order[1 + L] = order[2 + L] = 0;      // unit 0: encoder, head; head
+    return 3 + 2 * L;
+}
+
 // Describes the tensors, unit by unit, to out[gpt2_num_tensors(c)]. `logical` is the place in llm.c's model file, where each
 // kind of layer tensor lies for all layers together, between the embeddings and the final layernorm.
 void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
@@ -1677,6 +1688,10 @@ static void create_model(Run *r) {
     c.stage = (int)o->stage;
     c.dtype = FLOATX;
     c.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
+    c.prefetch = (int)o->prefetch;
+    size_t *order = (size_t *)allocate(gpt2_unit_order(&r->config, NULL) * sizeof *order);
+    c.order = order;
+    c.order_length = gpt2_unit_order(&r->config, order);
     c.num_tensors = gpt2_num_tensors(&r->config);
     r->tensors = (zero_tensor *)allocate(c.num_tensors * sizeof *r->tensors);
     gpt2_tensors(&r->config, r->tensors);
@@ -1685,6 +1700,8 @@ static void create_model(Run *r) {
     c.memory = &r->memory;
     c.stream = r->stream;
     if (zero_create(&r->z, &c) != ZERO_OK) die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
+
+    free(order);
 
     GPT2Units units = {};
     units.ctx = r;
@@ -1736,7 +1753,8 @@ static void print_row(const Run *r, const char *name, const char *format, ...) {
 
 static void print_header(const Run *r) {
     static const char *const SCHEDULES[] = {"cosine", "linear", "constant", "wsd"};
-    static const char *const STAGES[] = {"0 (nothing sharded)", "1 (optimizer state)", "2 (optimizer state, gradients)"};
+    static const char *const STAGES[] = {"0 (nothing sharded)", "1 (optimizer state)", "2 (optimizer state, gradients)",
+                                         "3 (optimizer state, gradients, parameters)"};
     const Options *o = &r->options;
     const zero_layout *l = zero_get_layout(r->z);
     const LoaderInfo train = loader_info(r->train);
@@ -1903,6 +1921,7 @@ static void note_wire(Run *r) {
 // One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about these.
 static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
     const Options *o = &r->options;
+    must(r, zero_begin_step(r->z), "beginning of a step");
     for (size_t g = 0; g < r->G; g++) {
         const size_t first = o->overfit ? 0 : step * r->M;
         read_batch(r, r->train, first + g * (size_t)r->ranks + (size_t)r->rank);

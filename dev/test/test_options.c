@@ -70,7 +70,7 @@ static const struct {
     {"-pi file", "mpi|tcp|fs"},
     // not there yet
     {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"}, {"-ge 1", "-ge 0"}, {"-ge 2", "-ge 0"},
-    {"-z 3", "use -z 0, 1 or 2"}, {"--stage=3", "--stage 3: ZeRO stage 3 is not there yet"}, {"-pi tcp", "mpirun"}, {"-pi fs", "mpirun"},
+    {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"}, {"-pi tcp", "mpirun"}, {"-pi fs", "mpirun"},
     {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"},
     {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--comm nccl", "--comm mpi"},
     // together
@@ -120,7 +120,7 @@ static void test_defaults_are_those_of_llmc(void **state) {
     assert_int_equal(o.val_batches, 20);
     assert_int_equal(o.sample_every, 20);
     assert_int_equal(o.sample_tokens, 64);
-    assert_int_equal(o.stage, 0);
+    assert_int_equal(o.stage, 2);
     assert_int_equal(o.recompute, 1);
     assert_int_equal(o.seed, 42);
     assert_int_equal(o.shuffle, 1);
