@@ -108,6 +108,13 @@ cudaError_t zero_kernel_sum(float *out, const void *const *pieces, int num_piece
 
 /* ---- exact sum of squares ------------------------------------------------------------------------------------------- */
 
+/* On the CPU a block is one thread, and needs no locked instruction. */
+DEV void digit_add(unsigned long long *digit, unsigned long long x)
+{
+    if (blockDim.x == 1) *digit += x;
+    else atomicAdd(digit, x);
+}
+
 /* Add a non-negative double to a wide integer: its 53-bit mantissa, shifted, touches at most three digits. */
 DEV void wide_add(unsigned long long *wide, double s)
 {
@@ -116,7 +123,7 @@ DEV void wide_add(unsigned long long *wide, double s)
     const int exponent = (int)(bits >> 52 & 0x7ff);
     unsigned long long mantissa = bits & 0xfffffffffffffull;
     if (exponent == 0x7ff) {
-        atomicAdd(&wide[mantissa ? ZERO_WIDE_NAN : ZERO_WIDE_INF], 1ull);
+        digit_add(&wide[mantissa ? ZERO_WIDE_NAN : ZERO_WIDE_INF], 1ull);
         return;
     }
     if (exponent == 0) return;      /* zero: squares of fp32 are at least 2^-298, far above double's subnormals */
@@ -128,9 +135,9 @@ DEV void wide_add(unsigned long long *wide, double s)
     }
     const int digit = at / 32, shift = at % 32;
     const unsigned long long low = (mantissa & 0xffffffffull) << shift, high = (mantissa >> 32) << shift;
-    atomicAdd(&wide[digit], low & 0xffffffffull);
-    atomicAdd(&wide[digit + 1], (low >> 32) + (high & 0xffffffffull));
-    atomicAdd(&wide[digit + 2], high >> 32);
+    digit_add(&wide[digit], low & 0xffffffffull);
+    digit_add(&wide[digit + 1], (low >> 32) + (high & 0xffffffffull));
+    digit_add(&wide[digit + 2], high >> 32);
 }
 
 __global__ void __launch_bounds__(256) square_sum_kernel(unsigned long long *out, const float *x, size_t n)
@@ -138,8 +145,9 @@ __global__ void __launch_bounds__(256) square_sum_kernel(unsigned long long *out
     __shared__ unsigned long long wide[ZERO_WIDE_WORDS];
     for (int d = (int)threadIdx.x; d < ZERO_WIDE_WORDS; d += (int)blockDim.x) wide[d] = 0;
     __syncthreads();
-    const size_t blocks = n / 64, stride = (size_t)gridDim.x * blockDim.x;
-    for (size_t b = (size_t)blockIdx.x * blockDim.x + threadIdx.x; b < blocks; b += stride) {
+    const size_t blocks = n / 64, per_part = (blocks + gridDim.x - 1) / gridDim.x, begin = per_part * blockIdx.x;
+    const size_t end = begin + per_part < blocks ? begin + per_part : blocks;
+    for (size_t b = begin + threadIdx.x; b < end; b += blockDim.x) {
         double lane[PACK] = {};
         UNROLL
         for (int i = 0; i < 64; i += PACK) {
