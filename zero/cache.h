@@ -28,6 +28,8 @@ typedef struct zero_cache {
     uint64_t clock;
 } zero_cache;
 
+enum { ZERO_POOL_DEPTH = 2 };     /* gradient buffers for each size of unit, stages 2 and 3 */
+
 /* Is unit u among the first `depth` of its size? A pool has a buffer for each such unit. */
 int zero_pool_has(const zero_layout *l, size_t u, size_t depth);
 

@@ -44,14 +44,15 @@ int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return
 int zero_comm_conceal(zero_comm *c, zero_window *w) { return c->ops->conceal(c, w); }
 int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket) { return c->ops->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket); }
 int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) { return c->ops->fetch_finish(c, w, ticket, stream); }
-size_t zero_comm_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes) { return c->ops->window_scratch_bytes(c, shard_bytes, unit_bytes); }
+size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) { return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes); }
 
 void zero_comm_window_destroy(zero_comm *c, zero_window *w)
 {
     if (w) c->ops->window_destroy(c, w);
 }
 
-size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel) { return c->ops->scratch_bytes(c, exchange_bytes, gather_bytes, reduced_numel); }
+size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel) { return s->ops->scratch_bytes(s, exchange_bytes, gather_bytes, reduced_numel); }
+zero_comm_shape zero_comm_get_shape(const zero_comm *c) { return c->ops->shape(c); }
 
 int zero_comm_barrier(zero_comm *c)
 {

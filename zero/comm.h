@@ -41,10 +41,19 @@ const char *zero_comm_error(const zero_comm *c);        /* the last error in wor
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit);   /* what a time-out should say; not collective; phase: a literal */
 
+/* What decides how much memory a transport takes for itself. It can be asked for without a transport (zero_comm_mpi_shape), to plan. */
+typedef struct zero_comm_shape {
+    const struct zero_comm_ops *ops;        /* which transport */
+    size_t ranks;
+    int staged;                             /* device memory is out of the host's reach */
+    int remote;                             /* there are ranks on other hosts, or the host's memory is not shared */
+} zero_comm_shape;
+zero_comm_shape zero_comm_get_shape(const zero_comm *c);
+
 /* What the transport itself allocates (ZERO_MEM_TRANSPORT), by formula, once it has exchanged buffers of up to exchange_bytes and
    gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced reduced_numel elements by the
    library (0: never). Not collective. */
-size_t zero_comm_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
+size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
 
 /* Symmetric device memory, zeroed, 256-byte aligned. Collective, all ranks with the same bytes. Accounted in mem. */
 int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);
@@ -78,7 +87,7 @@ int zero_comm_conceal(zero_comm *c, zero_window *w);
 int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
 int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
 /* What a window of shard_bytes adds to ZERO_MEM_TRANSPORT, by formula, once units of unit_bytes (all pieces) were fetched. */
-size_t zero_comm_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes);
+size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
 
 /* The library's own reduce-scatter, for comparison: out[piece_numel] (fp32) = sum over ranks of piece `rank` of buf, in
    whatever order the library likes: not reproducible. Collective, synchronous. */

@@ -409,14 +409,19 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
     return e ? e : zero_mpi_device_check(m, cudaStreamSynchronize(stream));
 }
 
-static size_t mpi_scratch_bytes(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel)
+static zero_comm_shape mpi_shape(const zero_comm *c)
 {
     const comm_mpi *m = (const comm_mpi *)c;
+    return zero_comm_mpi_shape((size_t)c->size, m->staged, m->num_remote > 0);
+}
+
+static size_t mpi_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel)
+{
     const size_t larger = exchange_bytes > gather_bytes ? exchange_bytes : gather_bytes;
-    size_t bytes = (size_t)c->size * sizeof *m->pieces + m->control.bytes;
-    if (m->staged && c->size > 1) bytes += larger + exchange_bytes;       /* staging; the pieces on the device */
-    size_t received = m->num_remote ? m->staged ? larger : exchange_bytes : 0;
-    const size_t reduced = (reduced_numel + reduced_numel / (size_t)c->size) * sizeof(float);      /* in fp32, and this rank's sum */
+    size_t bytes = s->ranks * sizeof(void *) + (s->ranks > 1 ? sizeof(struct control) : 0);
+    if (s->staged && s->ranks > 1) bytes += larger + exchange_bytes;       /* staging; the pieces on the device */
+    size_t received = s->remote ? s->staged ? larger : exchange_bytes : 0;
+    const size_t reduced = (reduced_numel + reduced_numel / s->ranks) * sizeof(float);      /* in fp32, and this rank's sum */
     if (reduced > received) received = reduced;
     return bytes + received;
 }
@@ -449,8 +454,10 @@ static const zero_comm_ops ops = {
     .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host,
     .window_create = zero_mpi_window_create, .window_destroy = zero_mpi_window_destroy, .expose = zero_mpi_expose, .conceal = zero_mpi_conceal,
     .fetch_begin = zero_mpi_fetch_begin, .fetch_finish = zero_mpi_fetch_finish, .window_scratch_bytes = zero_mpi_window_scratch_bytes,
-    .scratch_bytes = mpi_scratch_bytes, .destroy = mpi_destroy,
+    .shape = mpi_shape, .scratch_bytes = mpi_scratch_bytes, .destroy = mpi_destroy,
 };
+
+zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote) { return (zero_comm_shape){ &ops, ranks, staged, remote }; }
 
 /* Which ranks live on this rank's host: those that MPI could give shared memory with. */
 static int find_host(comm_mpi *m, const zero_comm_mpi_config *config)

@@ -18,6 +18,9 @@ typedef struct zero_comm_mpi_config {
    exhausted), so that zero_comm_error() can be asked. */
 int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_memory *memory);
 
+/* The shape of such a transport, without making one: pure, needs no MPI_Init. */
+zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote);
+
 #ifdef __cplusplus
 }
 #endif

@@ -75,6 +75,6 @@ int zero_mpi_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
 int zero_mpi_conceal(zero_comm *c, zero_window *w);
 int zero_mpi_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
 int zero_mpi_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
-size_t zero_mpi_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes);
+size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
 
 #endif

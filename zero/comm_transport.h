@@ -21,8 +21,9 @@ typedef struct zero_comm_ops {
     int (*conceal)(zero_comm *c, zero_window *w);
     int (*fetch_begin)(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
     int (*fetch_finish)(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
-    size_t (*window_scratch_bytes)(const zero_comm *c, size_t shard_bytes, size_t unit_bytes);
-    size_t (*scratch_bytes)(const zero_comm *c, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
+    size_t (*window_scratch_bytes)(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
+    zero_comm_shape (*shape)(const zero_comm *c);
+    size_t (*scratch_bytes)(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
     void (*destroy)(zero_comm *c);
 } zero_comm_ops;
 

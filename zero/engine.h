@@ -5,7 +5,7 @@
 #include "zero/zero.h"
 #include "zero/kernels.h"
 
-enum { POOL_DEPTH = 2, CHUNK = 1 << 18 };      /* unit buffers per size of unit; elements that pass through the host at a time */
+enum { CHUNK = 1 << 18 };      /* elements that pass through the host at a time */
 
 enum unit_state { UNIT_FREE, UNIT_ACQUIRED, UNIT_REDUCING };
 
@@ -89,13 +89,5 @@ static inline size_t state_numel(const zero *z, size_t u) { return whole_state(z
 static inline size_t state_offset(const zero *z, size_t u) { return whole_state(z) ? z->layout.unit_offset[u] : shard_offset(z, u); }
 static inline size_t state_total(const zero *z) { return z->layout.numel_padded / (whole_state(z) ? 1 : (size_t)z->ranks); }
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
-
-static inline size_t largest_unit(const zero *z)
-{
-    size_t n = 0;
-    for (size_t u = 0; u < z->layout.num_units; u++)
-        if (unit_numel(z, u) > n) n = unit_numel(z, u);
-    return n;
-}
 
 #endif

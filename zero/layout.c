@@ -68,6 +68,14 @@ size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) { return l->uni
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit) { return zero_layout_unit_numel(l, unit) / l->ranks; }
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit) { return l->unit_offset[unit] / l->ranks; }
 
+size_t zero_layout_largest_unit(const zero_layout *l)
+{
+    size_t n = 0;
+    for (size_t u = 0; u < l->num_units; u++)
+        if (zero_layout_unit_numel(l, u) > n) n = zero_layout_unit_numel(l, u);
+    return n;
+}
+
 int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor, zero_segment *out)
 {
     for (size_t t = l->unit_first[unit] + *cursor; t < l->unit_first[unit + 1]; t++) {

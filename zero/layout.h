@@ -53,6 +53,7 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
 void zero_layout_destroy(zero_layout *l);
 
 size_t zero_layout_unit_numel(const zero_layout *l, size_t unit);      /* padded */
+size_t zero_layout_largest_unit(const zero_layout *l);                  /* the numel of the largest */
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit);     /* of one rank: unit_numel / ranks */
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit);    /* of the unit within a rank's shard: unit_offset / ranks */
 

@@ -1,9 +1,7 @@
-/* state.c: reading and writing the engine's state element by element, its hash, and the reports: formula beside measurement.
+/* state.c: reading and writing the engine's state element by element, its hash, and the reports: plan (plan.h) beside measurement.
 
    Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already. */
 #include "zero/engine.h"
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -156,65 +154,28 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
 
 /* ---- reports ---------------------------------------------------------------------------------------------------------- */
 
-static void add_row(zero_row *rows, size_t max, size_t *n, const char *what, uint64_t expected, uint64_t measured, const char *format, ...) __attribute__((format(printf, 7, 8)));
-static void add_row(zero_row *rows, size_t max, size_t *n, const char *what, uint64_t expected, uint64_t measured, const char *format, ...)
+static zero_plan plan_of(const zero *z)
 {
-    if (*n == max) return;
-    zero_row *r = &rows[(*n)++];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(r->formula, sizeof r->formula, format, args);
-    va_end(args);
-    r->what = what;
-    r->expected = expected;
-    r->measured = measured;
+    const zero_config *c = &z->config;
+    return (zero_plan){
+        .stage = c->stage, .dtype = c->dtype, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
+        .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch,
+        .max_micro_batches = z->max_micro, .micro_batches = z->last_micro,
+    };
 }
 
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max)
 {
-    const size_t psi = z->layout.numel_padded, state = state_total(z), b = z->elem, *peak = z->config.memory->peak;
-    const char *over = whole_state(z) ? "" : "/N";
-    const int library = z->config.reduction == ZERO_REDUCE_LIBRARY, stage = z->config.stage;
-    size_t n = 0, slots = 0, unit_buffers = 0;
-    /* the most partial sums ever live: floor(log2(G + 1)), one more for the library's unmerged result */
-    while (((size_t)2 << slots) <= z->max_micro + 1) slots++;
-    if (library && z->max_micro) slots = 64 - (size_t)__builtin_clzll(z->max_micro);
-    if (stage == 3) add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), shard_total(z) * b, peak[ZERO_MEM_PARAMS], "%zu Psi/N", b);
-    else add_row(rows, max, &n, zero_category_name(ZERO_MEM_PARAMS), psi * b, peak[ZERO_MEM_PARAMS], "%zu Psi", b);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRADS), stage >= 2 ? 0 : psi * b, peak[ZERO_MEM_GRADS], stage >= 2 ? "0: pooled, see unit buffers" : "%zu Psi", b);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_GRAD_SHARDS), slots * shard_total(z) * sizeof(float), peak[ZERO_MEM_GRAD_SHARDS],
-            library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", slots);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_MASTER), z->master ? state * 4 : 0, peak[ZERO_MEM_MASTER], z->master ? "4 Psi%s" : "0: fp32 parameters%s", z->master ? over : "");
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_M), state * 4, peak[ZERO_MEM_M], "4 Psi%s", over);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_V), state * 4, peak[ZERO_MEM_V], "4 Psi%s", over);
-    const size_t param_depth = stage == 3 && z->ranks > 1 ? 1 + (size_t)z->config.prefetch : 0;
-    for (size_t u = 0; u < z->layout.num_units && stage >= 2; u++)
-        unit_buffers += (size_t)(zero_pool_has(&z->layout, u, POOL_DEPTH) + zero_pool_has(&z->layout, u, param_depth)) * unit_numel(z, u) * b;
-    if (z->unit_sum) unit_buffers = largest_unit(z) * sizeof(float);
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers, peak[ZERO_MEM_UNIT_BUFFERS],
-            stage >= 2 ? "%zu x (up to %zu units of each size)" : z->unit_sum ? "%zu x largest unit" : "0", stage >= 2 ? b : sizeof(float), POOL_DEPTH + param_depth);
-    const size_t tables = z->unit_tiles[z->layout.num_units] * sizeof(zero_tile) + ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
-    const size_t scratch = zero_comm_scratch_bytes(z->config.comm, library ? 0 : largest_unit(z) * b, stage == 3 ? 0 : largest_unit(z) * (z->unit_sum ? sizeof(float) : b),
-                                                   library ? largest_unit(z) : 0);
-    const size_t window = stage == 3 ? zero_comm_window_scratch_bytes(z->config.comm, shard_total(z) * b, largest_unit(z) * b) : 0;
-    add_row(rows, max, &n, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch + window, peak[ZERO_MEM_TRANSPORT], "optimizer tiles, norm, transport's own");
+    const zero_plan p = plan_of(z);
+    const size_t n = zero_plan_memory(&p, &z->layout, rows, max);
+    for (size_t i = 0; i < n; i++) rows[i].measured = z->config.memory->peak[rows[i].kind];
     return n;
 }
 
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max)
 {
-    const size_t others = z->layout.numel_padded / (size_t)z->ranks * (size_t)(z->ranks - 1), b = z->config.reduction == ZERO_REDUCE_LIBRARY ? sizeof(float) : z->elem, g = z->last_micro;
-    size_t n = 0;
-    if (whole_state(z)) add_row(rows, max, &n, "gradients", others * (g * b + 4), z->wire_step[ZERO_WIRE_GRADS], "(%zu G + 4) Psi (N-1)/N, G = %zu", b, g);
-    else add_row(rows, max, &n, "gradients", others * g * b, z->wire_step[ZERO_WIRE_GRADS], "%zu G Psi (N-1)/N, G = %zu", b, g);
-    if (sharded_params(z)) {
-        const size_t fetched = z->ranks > 1 ? zero_cache_traffic(&z->layout, z->cache.order, z->cache.order_length, z->cache.prefetch, g) : 0;
-        add_row(rows, max, &n, "parameters", fetched / (size_t)z->ranks * (size_t)(z->ranks - 1) * z->elem, z->wire_step[ZERO_WIRE_PARAMS],
-                "%zu Psi (N-1)/N x %.3f fetches", z->elem, (double)fetched / (double)z->layout.numel_padded);
-    } else {
-        add_row(rows, max, &n, "parameters", whole_state(z) ? 0 : others * z->elem, z->wire_step[ZERO_WIRE_PARAMS], whole_state(z) ? "0" : "%zu Psi (N-1)/N", z->elem);
-    }
-    add_row(rows, max, &n, "numbers", (uint64_t)(z->ranks - 1) * ZERO_WIDE_WORDS * sizeof(uint64_t), z->wire_step[ZERO_WIRE_SCALARS],
-            "%zu (N-1) for the norm", ZERO_WIDE_WORDS * sizeof(uint64_t));
+    const zero_plan p = plan_of(z);
+    const size_t n = zero_plan_wire(&p, &z->layout, rows, max);
+    for (size_t i = 0; i < n; i++) rows[i].measured = z->wire_step[rows[i].kind];
     return n;
 }

@@ -13,6 +13,11 @@ enum zero_status {
     ZERO_ERR_CALLBACK   /* the caller's own callback returned non-zero */
 };
 
+enum zero_reduction {
+    ZERO_REDUCE_EXACT = 0,      /* our ordered sum: the same bits for every stage and number of ranks */
+    ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
+};
+
 enum zero_dtype { ZERO_F32 = 0, ZERO_BF16 = 1 };
 static inline size_t zero_dtype_bytes(enum zero_dtype t) { return t == ZERO_F32 ? 4 : 2; }
 

@@ -153,9 +153,8 @@ int zero_mpi_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, c
     return e;
 }
 
-size_t zero_mpi_window_scratch_bytes(const zero_comm *c, size_t shard_bytes, size_t unit_bytes)
+size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes)
 {
-    const comm_mpi *m = (const comm_mpi *)c;
-    if (c->size == 1) return 0;
-    return sizeof(struct epochs) + (m->staged ? shard_bytes + (m->num_remote ? unit_bytes : 0) : 0);
+    if (s->ranks == 1) return 0;
+    return sizeof(struct epochs) + (s->staged ? shard_bytes + (s->remote ? unit_bytes : 0) : 0);
 }

@@ -87,7 +87,7 @@ static int create_grads(zero *z)
     if (!z->buffers) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (z->config.stage >= 2) {
         for (size_t u = 0; u < l->num_units && !e; u++) {
-            if (!zero_pool_has(l, u, POOL_DEPTH)) continue;
+            if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
             b->numel = unit_numel(z, u);
             e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, b->numel, z->elem, &b->ptr);
@@ -103,12 +103,12 @@ static int create_grads(zero *z)
     return e;
 }
 
-/* The tiles of AdamW: pieces of at most ZERO_TILE elements of one tensor, its padding included. */
+/* The tiles of AdamW: pieces of at most ZERO_TILE elements of one tensor, its padding included. zero_plan_tiles counts the same. */
 static int create_tiles(zero *z)
 {
     const zero_layout *l = &z->layout;
-    size_t n = 0, capacity = state_total(z) / ZERO_TILE + l->num_tensors + l->num_units + 1;
-    zero_tile *tiles = malloc(capacity * sizeof *tiles);
+    size_t n = 0;
+    zero_tile *tiles = malloc((1 + zero_plan_tiles(l, z->config.stage, (size_t)z->rank)) * sizeof *tiles);
     z->unit_tiles = malloc((l->num_units + 1) * sizeof *z->unit_tiles);
     if (!tiles || !z->unit_tiles) {
         free(tiles);
@@ -152,7 +152,7 @@ static int create(zero *z)
     if (!z->units || !z->pending || !z->host) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     int e = create_params(z);
     if (!e) e = create_grads(z);
-    if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, largest_unit(z), sizeof(float), &z->unit_sum);
+    if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
     if (!e && c->dtype == ZERO_BF16) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * sizeof(float), &z->master);
     if (!e) e = alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
     if (!e) e = alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
@@ -345,7 +345,7 @@ static int acquire_grads(zero *z, size_t u)
     if (z->merged) return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
     if (z->config.stage >= 2) {
         while (!e && !(unit->buffer = free_buffer(z, unit_numel(z, u)))) {
-            if (!z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "more than %d units of one size hold gradients at a time: release them sooner", POOL_DEPTH);
+            if (!z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "more than %d units of one size hold gradients at a time: release them sooner", ZERO_POOL_DEPTH);
             e = reduce_oldest(z);
         }
         if (e) return e;

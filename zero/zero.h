@@ -31,17 +31,13 @@
 #include "zero/layout.h"
 #include "zero/memory.h"
 #include "zero/mesh.h"
+#include "zero/plan.h"
 #include "zero/types.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct zero zero;
-
-enum zero_reduction {
-    ZERO_REDUCE_EXACT = 0,      /* our ordered sum: the same bits for every stage and number of ranks */
-    ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
-};
 
 typedef struct zero_config {
     int stage;                      /* 0, 1, 2, 3 */
@@ -110,12 +106,7 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
    verifies that the replicas of the parameters agree on all ranks (ZERO_ERR_COMM if not). Collective. */
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
 
-/* What the books say beside what the formula says. */
-typedef struct zero_row {
-    const char *what;           /* "parameters" */
-    char formula[96];           /* "4 Psi" */
-    uint64_t expected, measured;/* bytes; memory: peak of this rank; wire: received by this rank in the last step */
-} zero_row;
+/* What the books say (memory: peak of this rank; wire: received by this rank in the last step) beside what the plan says. */
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);    /* returns the number of rows, at most max */
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
 
