@@ -1332,8 +1332,15 @@ typedef struct Run {
     size_t wire_rows;
 } Run;
 
-// Ends all ranks. A fault that all ranks have is told once, by rank 0: the others wait for it to end them, and speak
-// only if they are still there after a second, that is if the fault is theirs alone.
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Ends all ranks. Whether all have the fault turns out when they meet here: for a second each waits for the others. If all come, rank 0
+// tells it, once, and the job ends in good order. Otherwise not all have it, or somebody is dead or stopped: whoever is here says
+// so and aborts the rest, the lowest rank first, so that the others are gone before they repeat it.
 __attribute__((format(printf, 1, 2), noreturn))
 static void die(const char *format, ...) {
     int rank;
@@ -1344,15 +1351,22 @@ static void die(const char *format, ...) {
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
     fflush(stdout);
-    if (rank == 0) {
-        fprintf(stderr, "error: %s\n", message);
-    } else {
-        sleep(1);
-        fprintf(stderr, "error: rank %d: %s\n", rank, message);
+
+    MPI_Request meeting;
+    int together = 0;
+    MPI_Ibarrier(MPI_COMM_WORLD, &meeting);
+    const double deadline = seconds() + 1 + 0.5 * (rank < 8 ? rank : 8);
+    for (;;) {
+        MPI_Test(&meeting, &together, MPI_STATUS_IGNORE);
+        if (together || seconds() > deadline) break;
+        usleep(1000);
     }
+    if (rank == 0) fprintf(stderr, "error: %s\n", message);
+    else if (!together) fprintf(stderr, "error: rank %d: %s\n", rank, message);
     fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    abort();
+    if (!together) MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
+    MPI_Finalize();
+    exit(EXIT_FAILURE);
 }
 
 static void must(const Run *r, int status, const char *doing) {
@@ -1389,12 +1403,6 @@ static void say(const Run *r, const char *format, ...) {
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1575,7 +1583,7 @@ static void choose_model_and_data(Run *r) {
         r->config.num_heads = s->num_heads;
         r->config.channels = s->channels;
     } else if (gpt2_config_from_descriptor(&r->config, o->model, err, sizeof err) != 0) {
-        die("%s", err);
+        die("-e: %s%s", err, exists(o->model) ? "; if you mean the file of this name, write it with a /" : "");
     }
     if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", o->model, err);
 
@@ -1732,7 +1740,8 @@ static void open_log(Run *r) {
     const char *dir = r->options.output_dir;
     char err[ERR_BYTES] = "";
     if (r->rank == 0 && dir != NULL && mkdir(dir, 0777) != 0 && errno != EEXIST) {
-        snprintf(err, sizeof err, "-o %s: cannot be made: %s: choose another output directory", dir, strerror(errno));
+        snprintf(err, sizeof err, "-o %s: cannot be made: %s: %s", dir, strerror(errno),
+                 errno == ENOENT ? "make the directory above it first" : "choose another output directory");
     } else if (r->rank == 0) {
         trainlog_open(&r->log, dir, err, sizeof err);
     }
@@ -2073,14 +2082,13 @@ int main(int argc, char **argv) {
     build.bf16 = FLOATX == ZERO_BF16;
     char err[ERR_BYTES];
     const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
-    int failed = parsed < 0;        // on how many ranks: a job of several programs may have several command lines
-    MPI_Allreduce(MPI_IN_PLACE, &failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-    if (failed > 0 && failed < r->ranks) die("%s", parsed < 0 ? err : "another rank's command line is wrong");
-    if (parsed != 0) {              // the same on all ranks, before any has begun: no need to abort
+    int first = parsed < 0 ? r->rank : r->ranks;    // the first rank whose command line is wrong; mpirun may give each another
+    MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (parsed != 0 || first < r->ranks) {
         if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
-        if (r->rank == 0 && parsed < 0) fprintf(stderr, "error: %s\n", err);
+        if (r->rank == first) fprintf(stderr, "error: %s\n", err);
         MPI_Finalize();
-        return parsed > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        return first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     }
 
     choose_device(r);

@@ -248,7 +248,7 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         int code = getopt_long_only(argc, argv, "+:", longs, &which);
         next = optind;
         if (code == -1) {
-            return FAIL("%.200s: not a flag, and not the value of one: every flag takes one value (--help lists them)", used);
+            return FAIL("%.200s: not a flag, and not the value of one: every flag takes one value, a pattern of files in quotes (--help lists all flags)", used);
         }
         if (code == ':') {
             return FAIL("%.200s: its value is missing (--help lists all flags)", used);
