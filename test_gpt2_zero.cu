@@ -9,7 +9,7 @@ A *setup* is a model, a batch and a schedule of steps. For each one the expected
 the ranks share the setups out), without any of zero/: the model runs on plain buffers, one micro-batch of the step after the
 other, and dev/test/baseline.c adds, measures and updates in plain loops. A *case* is a setup trained by all ranks through the
 engine: a stage, a transport, a recompute level, and perhaps a disturbance that must leave no trace: a NaN in one gradient of
-one rank, validation and inference between the micro-batches, ranks that dawdle, a second engine that trains in turns with the first.
+one rank, validation and inference between the micro-batches, the engine's debug mode (ranks that dawdle, NaN in what was given back), a second engine that trains in turns with the first.
 
 Then everything is compared by bits: the loss of each micro-batch, the norm of each step as each rank saw it, and every
 parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the hashes the same in
@@ -27,7 +27,6 @@ more was not exact.
 #include <mpi.h>
 #include <stdarg.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "dev/test/baseline.h"          // the arithmetic of a step without sharding
 #include "zero/comm_mpi.h"              // three transports over the same ranks
@@ -41,8 +40,8 @@ enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 4 };
 static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
 
 // What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
-enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DAWDLE, TWIN, LIBRARY };
-static const char *const DISTURBANCE_NAMES[] = {"", ", NaN in a gradient", ", validation between", ", dawdling ranks", ", two engines",
+enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DEBUG, TWIN, LIBRARY };
+static const char *const DISTURBANCE_NAMES[] = {"", ", NaN in a gradient", ", validation between", ", debug mode", ", two engines",
                                                 ", library reduction"};
 
 enum Breakage { BREAK_NOTHING, BREAK_ORDER, BREAK_BIT, BREAK_REPLICA };
@@ -82,7 +81,6 @@ typedef struct Trainer {
     floatX *tampered;                   // where
     float *visited;                     // a state's elements that this rank owns, 0 elsewhere
     unsigned long long num_visited;
-    uint64_t dawdle;                    // not 0: sleep now and then; the state of the dice, of each rank its own
 } Trainer;
 
 static int rank, ranks;
@@ -236,15 +234,8 @@ static void forget(Setup *s) {
 static void engine_must(const Trainer *t, int ok, const char *call) { must(ok, call, zero_error(t->z)); }
 #define ENGINE(t, call) engine_must(t, (call) == ZERO_OK, #call)
 
-static void dawdle(Trainer *t) {
-    if (!t->dawdle) return;
-    t->dawdle = baseline_mix(t->dawdle);
-    if (t->dawdle % 3 == 0) usleep((useconds_t)(t->dawdle / 3 % 3000));
-}
-
 static void *sharded_params(void *ctx, size_t unit) {
     Trainer *t = (Trainer *)ctx;
-    dawdle(t);
     void *p = zero_acquire_params(t->z, unit);
     engine_must(t, p != NULL, "zero_acquire_params");
     return p;
@@ -279,14 +270,12 @@ static void sharded_release_grads(void *ctx, size_t unit) {
         if (t->tampering && rank == ranks - 1) tamper(t->tampered, t->tampering == Trainer::ADD_NAN);
         t->tampering = Trainer::CLEAN;
     }
-    dawdle(t);
     ENGINE(t, zero_release_grads(t->z, unit));
 }
 
 static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     memset(t, 0, sizeof *t);
     t->s = s;
-    t->dawdle = c->disturbance == DAWDLE ? baseline_mix((uint64_t)rank) : 0;
     zero_config config = {};
     config.stage = stage;
     config.dtype = FLOATX;
@@ -295,6 +284,7 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.num_tensors = s->b.num_tensors;
     config.comm = comms[c->transport];
     config.memory = &t->memory;
+    config.debug = c->disturbance == DEBUG ? 1 + (uint64_t)c->stage : 0;
     config.stream = stream;
     size_t order[64];
     must(gpt2_unit_order(&s->config, NULL) <= 64, "order of units", "too many layers for this test");

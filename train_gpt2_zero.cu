@@ -1688,6 +1688,9 @@ static void create_model(Run *r) {
 
     zero_comm_mpi_config mpi = {};
     mpi.timeout_s = o->timeout;
+    mpi.no_shared_memory = o->debug % 4 == 1;       // --debug: another way for the bytes with each seed
+    mpi.staged = o->debug % 4 == 2;
+    mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
     if (zero_comm_create_mpi(&r->comm, MPI_COMM_WORLD, &mpi, &r->memory) != ZERO_OK) {
         die("transport: %s", r->comm != NULL ? zero_comm_error(r->comm) : "the host's memory is exhausted");
     }
@@ -1697,6 +1700,7 @@ static void create_model(Run *r) {
     c.dtype = FLOATX;
     c.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
     c.prefetch = (int)o->prefetch;
+    c.debug = (uint64_t)o->debug;
     size_t *order = (size_t *)allocate(gpt2_unit_order(&r->config, NULL) * sizeof *order);
     c.order = order;
     c.order_length = gpt2_unit_order(&r->config, order);

@@ -98,6 +98,8 @@ static const Flag FLAGS[] = {
     {"seed", "seed", INTEGER, AT(seed), "SEED", "42", 0, 4294967295.0,
      .help = "of the initial weights and of the order of the data"},
     {"hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1, .help = "print a hash of parameters and optimizer state at the end"},
+    {"debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
+     .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower"},
     {"comm", "comm", CHOICE, AT(comm), "auto|mpi|nccl", "auto", 0, 0, .help = "how ranks talk to each other"},
     {"reduce", "reduce", CHOICE, AT(reduce), "exact|library", "exact", 0, 0,
      .help = "sum of gradients: in a fixed order, or as the library likes"},

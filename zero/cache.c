@@ -65,6 +65,13 @@ void zero_cache_acquired(zero_cache *c, zero_cache_slot *s)
     }
 }
 
+int zero_cache_released(zero_cache *c, zero_cache_slot *s)
+{
+    const int dropped = --s->users == 0 && c->drop;
+    if (dropped) s->unit = ZERO_NO_UNIT;
+    return dropped;
+}
+
 size_t zero_cache_ahead(const zero_cache *c, size_t i)
 {
     return i < c->order_length ? c->order[(c->order_at + i) % c->order_length] : ZERO_NO_UNIT;
@@ -76,11 +83,12 @@ void zero_cache_forget(zero_cache *c)
     c->order_at = 0;
 }
 
-size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, size_t micro_batches)
+size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, int drop, size_t micro_batches)
 {
     zero_cache c;
     size_t fetched = 0;
     if (zero_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;
+    c.drop = drop;
     for (size_t i = 0; i < micro_batches * order_length; i++) {
         const size_t u = order[i % order_length];
         zero_cache_slot *s = zero_cache_find(&c, u);
@@ -95,7 +103,7 @@ size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t orde
             const zero_cache_slot *ahead = zero_cache_take(&c, next, zero_layout_unit_numel(l, next));
             if (ahead) fetched += ahead->numel;
         }
-        s->users--;
+        zero_cache_released(&c, s);
     }
     zero_cache_destroy(&c);
     return fetched;

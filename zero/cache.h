@@ -24,6 +24,7 @@ typedef struct zero_cache_slot {
 typedef struct zero_cache {
     zero_cache_slot *slots;
     size_t num_slots, prefetch;
+    int drop;                                   /* debugging: a unit is forgotten as soon as it has no user */
     size_t *order, order_length, order_at;      /* order_at: the next acquire, if the caller keeps to the order */
     uint64_t clock;
 } zero_cache;
@@ -40,11 +41,12 @@ void zero_cache_destroy(zero_cache *c);
 zero_cache_slot *zero_cache_find(zero_cache *c, size_t unit);                   /* the slot that holds it, or NULL */
 zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel);     /* a slot for it, to be fetched into; NULL: all are in use */
 void zero_cache_acquired(zero_cache *c, zero_cache_slot *s);                    /* counts the user, follows the order */
+int zero_cache_released(zero_cache *c, zero_cache_slot *s);                     /* one user less; 1: and with it the unit */
 size_t zero_cache_ahead(const zero_cache *c, size_t i);                         /* the i-th next unit of the order, i < prefetch; or ZERO_NO_UNIT */
 void zero_cache_forget(zero_cache *c);                                          /* no slot holds a unit; the order starts again */
 
 /* Padded elements of the units that a step of micro_batches fetches, from an empty cache. 0 if memory is exhausted. */
-size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, size_t micro_batches);
+size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, int drop, size_t micro_batches);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 #include "zero/comm.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 #include "zero/comm_transport.h"
 
 int zero_comm_rank(const zero_comm *c) { return c->rank; }
@@ -27,23 +28,41 @@ int zero_comm_fail(zero_comm *c, int code, const char *format, ...)
     return code;
 }
 
+void zero_comm_debug(zero_comm *c, uint64_t seed) { c->dice = seed && c->size > 1 ? (seed + (uint64_t)c->rank + 1) * 0x9e3779b97f4a7c15u : 0; }
+
+void zero_comm_dawdle(zero_comm *c)
+{
+    if (!c->dice) return;
+    c->dice ^= c->dice << 13;
+    c->dice ^= c->dice >> 7;
+    c->dice ^= c->dice << 17;
+    if (c->dice % 8 == 0) nanosleep(&(struct timespec){ 0, (long)(c->dice >> 32) % 500000 }, NULL);
+}
+
+/* Where all collectives pass. */
+static const zero_comm_ops *ops(zero_comm *c)
+{
+    zero_comm_dawdle(c);
+    return c->ops;
+}
+
 int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes) { return c->ops->alloc(c, mem, category, ptr, bytes); }
 int zero_comm_free(zero_comm *c, void *ptr) { return ptr ? c->ops->free(c, ptr) : ZERO_OK; }
-int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) { return c->ops->exchange_begin(c, buf, piece_bytes, stream, ticket); }
-int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) { return c->ops->exchange_finish(c, ticket, stream, pieces); }
-int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return c->ops->exchange_done(c, ticket, stream); }
-int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket) { return c->ops->allgather_begin(c, buf, piece_bytes, kind, stream, ticket); }
-int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return c->ops->allgather_finish(c, ticket, stream); }
-int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? c->ops->reusable(c, ticket) : ZERO_OK; }
-int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return c->ops->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
-int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return c->ops->allgather_host(c, mine, bytes, all); }
+int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->exchange_begin(c, buf, piece_bytes, stream, ticket); }
+int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) { return ops(c)->exchange_finish(c, ticket, stream, pieces); }
+int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ops(c)->exchange_done(c, ticket, stream); }
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->allgather_begin(c, buf, piece_bytes, kind, stream, ticket); }
+int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ops(c)->allgather_finish(c, ticket, stream); }
+int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? ops(c)->reusable(c, ticket) : ZERO_OK; }
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return ops(c)->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
+int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return ops(c)->allgather_host(c, mine, bytes, all); }
 
 int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out) { return c->ops->window_create(c, mem, category, bytes, out); }
 void *zero_comm_window_shard(const zero_window *w) { return w->shard; }
-int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return c->ops->expose(c, w, stream); }
-int zero_comm_conceal(zero_comm *c, zero_window *w) { return c->ops->conceal(c, w); }
-int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket) { return c->ops->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket); }
-int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) { return c->ops->fetch_finish(c, w, ticket, stream); }
+int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->expose(c, w, stream); }
+int zero_comm_conceal(zero_comm *c, zero_window *w) { return ops(c)->conceal(c, w); }
+int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket); }
+int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) { return ops(c)->fetch_finish(c, w, ticket, stream); }
 size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) { return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes); }
 
 void zero_comm_window_destroy(zero_comm *c, zero_window *w)

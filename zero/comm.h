@@ -50,6 +50,11 @@ typedef struct zero_comm_shape {
 } zero_comm_shape;
 zero_comm_shape zero_comm_get_shape(const zero_comm *c);
 
+/* Debugging: with a seed other than 0 the ranks dawdle, each in its own way: now and then an operation begins or ends up to
+   half a millisecond later than it could. Whatever waits for too little then shows. Not collective. */
+void zero_comm_debug(zero_comm *c, uint64_t seed);
+void zero_comm_dawdle(zero_comm *c);                    /* an occasion for it; every collective is one */
+
 /* What the transport itself allocates (ZERO_MEM_TRANSPORT), by formula, once it has exchanged buffers of up to exchange_bytes and
    gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced reduced_numel elements by the
    library (0: never). Not collective. */

@@ -41,6 +41,7 @@ struct zero_comm {
     const char *phase;              /* for messages: what the ranks are doing, and to which unit */
     size_t phase_unit;
     uint64_t received[ZERO_WIRE_KINDS];
+    uint64_t dice;                  /* debugging: the state of the dice that say when to dawdle; 0: never */
     char name[160], error[640];
 };
 

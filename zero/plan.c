@@ -105,7 +105,7 @@ size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, 
     } else if (p->stage < 3) {
         add(&t, ZERO_WIRE_PARAMS, "parameters", others * shard * b, "%zu Psi (N-1)/N", b);
     } else {
-        const size_t fetched = others ? zero_cache_traffic(l, p->order, p->order_length, p->prefetch, G) : 0;
+        const size_t fetched = others ? zero_cache_traffic(l, p->order, p->order_length, p->prefetch, p->drop, G) : 0;
         add(&t, ZERO_WIRE_PARAMS, "parameters", fetched / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f fetches", b, (double)fetched / (double)l->numel_padded);
     }
     add(&t, ZERO_WIRE_SCALARS, "numbers", others * ZERO_WIDE_WORDS * sizeof(uint64_t), "%zu (N-1) for the norm", ZERO_WIDE_WORDS * sizeof(uint64_t));

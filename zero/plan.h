@@ -20,6 +20,7 @@ typedef struct zero_plan {
     enum zero_reduction reduction;
     const size_t *order;
     size_t order_length, prefetch;
+    int drop;                       /* debug mode: parameters without a user are fetched anew */
     size_t rank;                    /* whose memory; ranks differ only in how many tiles of the optimizer they have */
     zero_comm_shape transport;      /* its ranks must be the layout's */
     size_t max_micro_batches;       /* for memory: the most of any step */

@@ -159,7 +159,7 @@ static zero_plan plan_of(const zero *z)
     const zero_config *c = &z->config;
     return (zero_plan){
         .stage = c->stage, .dtype = c->dtype, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
-        .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch,
+        .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch, .drop = z->cache.drop,
         .max_micro_batches = z->max_micro, .micro_batches = z->last_micro,
     };
 }

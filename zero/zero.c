@@ -56,6 +56,12 @@ static int alloc(zero *z, enum zero_category c, size_t bytes, void *out)
     return p ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a higher ZeRO stage, more ranks or a smaller model", bytes, zero_category_name(c));
 }
 
+/* Debugging: whoever reads on what was given back sees NaN. */
+static int poison(zero *z, void *p, size_t bytes)
+{
+    return z->config.debug && p ? zero_device_check(z, cudaMemsetAsync(p, 0xff, bytes, z->config.stream), "poisoning a buffer") : ZERO_OK;
+}
+
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 
 static int create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out)
@@ -73,6 +79,7 @@ static int create_params(zero *z)
     int e = zero_comm_check(z, zero_comm_window_create(z->config.comm, z->config.memory, ZERO_MEM_PARAMS, shard_total(z) * z->elem, &z->window));
     if (!e && zero_cache_create(&z->cache, l, z->config.order, z->config.order_length, (size_t)z->config.prefetch))
         e = zero_fail(z, ZERO_ERR_ARG, "the order of units has a unit that is not there (there are %zu), or memory is exhausted", l->num_units);
+    z->cache.drop = z->config.debug != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++) e = alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
@@ -170,6 +177,7 @@ int zero_create(zero **out, const zero_config *config)
     z->ranks = zero_comm_size(config->comm);
     z->elem = zero_dtype_bytes(config->dtype);
     zero_comm_phase(config->comm, "creating the engine", 0);
+    zero_comm_debug(config->comm, config->debug);
     return create(z);
 }
 
@@ -270,8 +278,7 @@ int zero_release_params(zero *z, size_t u)
     if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
     zero_cache_slot *s = zero_cache_find(&z->cache, u);
     if (!s || !s->users) return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
-    s->users--;
-    return ZERO_OK;
+    return zero_cache_released(&z->cache, s) ? poison(z, buffer_of(z, s)->ptr, s->numel * z->elem) : ZERO_OK;
 }
 
 static int ensure_slot(zero *z, int s)
@@ -390,6 +397,11 @@ int zero_finish_backward(zero *z)
     while (z->pending_count && !e) e = reduce_oldest(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
         if (z->units[u].micro != z->micro + 1) e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
+    /* Not each time: this waits for the last reader, and who never runs ahead meets no race. */
+    for (size_t i = 0; i < z->num_buffers && z->config.debug && z->micro % 2 && !e; i++) {
+        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket));
+        if (!e) e = poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
+    }
     if (e) return e;
     z->micro++;
     if (z->micro > z->max_micro) z->max_micro = z->micro;
@@ -514,8 +526,10 @@ static int gather_unit_sum(zero *z, size_t u)
     return e ? e : zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, *t, z->config.stream));
 }
 
-static void forget_gradients(zero *z)
+static int forget_gradients(zero *z)
 {
+    int e = ZERO_OK;
+    for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
     z->last_micro = z->micro;
     z->micro = 0;
@@ -525,6 +539,7 @@ static void forget_gradients(zero *z)
         z->wire_step[k] = now - z->wire_start[k];
         z->wire_start[k] = now;
     }
+    return e;
 }
 
 int zero_step(zero *z, const zero_adamw *a)
@@ -543,18 +558,17 @@ int zero_step(zero *z, const zero_adamw *a)
             e = gather_unit_sum(z, u);
             grads = z->unit_sum;
         }
+        zero_comm_dawdle(z->config.comm);
         if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
                                                            z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
         if (!e) e = zero_params_written(z, u);
     }
     if (!e) e = zero_params_end(z);
-    if (!e) forget_gradients(z);
-    return e;
+    return e ? e : forget_gradients(z);
 }
 
 int zero_discard(zero *z)
 {
     if (z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
-    forget_gradients(z);
-    return ZERO_OK;
+    return forget_gradients(z);
 }

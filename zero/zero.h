@@ -48,6 +48,8 @@ typedef struct zero_config {
     const size_t *order;            /* stage 3: the units in the order in which a micro-batch acquires their parameters, for */
     size_t order_length;            /* fetching ahead; copied. Another order works too, only without that. */
     int prefetch;                   /* stage 3: how many units to fetch ahead: 0, 1, 2 */
+    uint64_t debug;                 /* not 0: a seed. Ranks dawdle at random, and what is given back is filled with NaN: parameters of a unit
+                                       without users (stage 3; they are fetched anew each time), gradients, sums of gradients. */
     zero_comm *comm;                /* the data-parallel ranks; must outlive the zero */
     zero_memory *memory;            /* books; must outlive the zero */
     cudaStream_t stream;            /* all work is ordered on it */

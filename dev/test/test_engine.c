@@ -1,5 +1,9 @@
 /* test_engine.c: the engine by itself, with made-up tensors and gradients: what its caller may rely on, in every stage, precision
-   and way of moving bytes. (That its numbers are those of unsharded training is test_gpt2_zero's business.) Run under mpirun. */
+   and way of moving bytes. (That its numbers are those of unsharded training is test_gpt2_zero's business.) Run under mpirun.
+
+   The transport says how many bytes a rank has received, and so does the formula. A third count is independent of both: MPI_Isend and
+   MPI_Irecv are those of this file, which add up the bytes and pass the call on (MPI's profiling interface). Where all goes by messages,
+   what the other ranks have sent to a rank, and what it has asked for, must be what the transport says. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,6 +14,23 @@
 
 static int rank, ranks;
 static zero_memory memory;
+static uint64_t *sent_to, asked_for;        /* bytes in messages of MPI since the start: to each rank; from all */
+
+int MPI_Isend(const void *buf, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request)
+{
+    int size;
+    MPI_Type_size(type, &size);
+    sent_to[to] += (uint64_t)count * (uint64_t)size;
+    return PMPI_Isend(buf, count, type, to, tag, comm, request);
+}
+
+int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *request)
+{
+    int size;
+    MPI_Type_size(type, &size);
+    asked_for += (uint64_t)count * (uint64_t)size;
+    return PMPI_Irecv(buf, count, type, from, tag, comm, request);
+}
 
 /* Units of equal and of different size, tensors around the alignment, an empty one. Logical order is not registration order. */
 static const zero_tensor tensors[] = {
@@ -22,9 +43,10 @@ static const zero_tensor tensors[] = {
 enum { TENSORS = sizeof tensors / sizeof *tensors, UNITS = 5 };
 
 static float initial(size_t logical) { return (float)(int)(logical % 251) / 125.0f - 1.0f; }
+static float scale = 1;             /* of all gradients */
 static float gradient(size_t logical, size_t j, size_t step)    /* of micro-batch j, exact in bf16 */
 {
-    return (float)((int)((logical * 7 + j * 31 + step * 13) % 127) - 63) / 64.0f * (j % 3 ? 1.0f : 0x1p-9f);
+    return (float)((int)((logical * 7 + j * 31 + step * 13) % 127) - 63) / 64.0f * (j % 3 ? 1.0f : 0x1p-9f) * scale;
 }
 
 static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
@@ -127,27 +149,47 @@ static void padding_is_zero(zero *z)
     }
 }
 
-/* Variants: stages 0, 1, 2, and stage 3 with 0, 1, 2 units fetched ahead. */
-enum { VARIANTS = 6 };
+/* prefetch is also what the size of stage 3's pool depends on. In debug mode ranks dawdle, and what is given back turns into NaN. */
+static const struct { const char *name; int stage, prefetch; uint64_t debug; } variants[] = {
+    { "stage 0", 0, 0, 0 }, { "stage 1", 1, 0, 0 }, { "stage 2", 2, 0, 0 },
+    { "stage 3, no prefetch", 3, 0, 0 }, { "stage 3, prefetch 1", 3, 1, 0 }, { "stage 3, prefetch 2", 3, 2, 0 },
+    { "stage 1, debug", 1, 0, 1 }, { "stage 2, debug", 2, 0, 2 },
+    { "stage 3, no prefetch, debug", 3, 0, 3 }, { "stage 3, prefetch 1, debug", 3, 1, 4 }, { "stage 3, prefetch 2, debug", 3, 2, 5 },
+};
+enum { VARIANTS = sizeof variants / sizeof *variants };
 
 static zero *make(zero_comm *c, int variant, enum zero_dtype dtype, enum zero_reduction reduction)
 {
     static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
     zero *z;
-    const zero_config config = { .stage = variant < 3 ? variant : 3, .prefetch = variant < 3 ? 0 : variant - 3, .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
+    const zero_config config = { .stage = variants[variant].stage, .prefetch = variants[variant].prefetch, .debug = variants[variant].debug,
+                                 .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
     return z;
 }
 
+/* See the top of the file. Only where all goes by messages. */
+static void messages_are_counted(zero_comm *c)
+{
+    uint64_t received = 0, sent_to_me = 0, *from = calloc((size_t)ranks, sizeof *from);
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) received += zero_comm_received(c, (enum zero_wire)k);
+    MPI_Alltoall(sent_to, 1, MPI_UINT64_T, from, 1, MPI_UINT64_T, MPI_COMM_WORLD);
+    for (int r = 0; r < ranks; r++) sent_to_me += from[r];
+    EXPECT(received == asked_for && received == sent_to_me && (received > 0 || ranks == 1), "received: %llu bytes says the transport, %llu were asked of MPI, %llu sent by others",
+           (unsigned long long)received, (unsigned long long)asked_for, (unsigned long long)sent_to_me);
+    free(from);
+}
+
 /* Steps with a changing number of micro-batches; returns the hashes. Norms are those of one process in double. */
-static void train(zero *z, uint64_t hash[3])
+static void train(zero *z, size_t steps, uint64_t hash[3])
 {
     seen = 0;
     static const size_t micro_batches[] = { 1, 3, 2, 7, 1, 4 };
-    for (size_t s = 0; s < sizeof micro_batches / sizeof *micro_batches; s++) {
-        double norm = -1, want = norm_in_double(s, micro_batches[s]);
-        EXPECT(one_step(z, s, micro_batches[s], &norm) == ZERO_OK, "step %zu: %s", s, zero_error(z));
+    for (size_t s = 0; s < steps; s++) {
+        const size_t G = micro_batches[s % (sizeof micro_batches / sizeof *micro_batches)];
+        double norm = -1, want = norm_in_double(s, G);
+        EXPECT(one_step(z, s, G, &norm) == ZERO_OK, "step %zu: %s", s, zero_error(z));
         EXPECT(fabs(norm - want) <= 1e-6 * want, "step %zu: norm %.9f, in double %.9f", s, norm, want);
         reports_agree(z, "after a step");
     }
@@ -166,6 +208,41 @@ static void nothing_of_a_bad_step_is_kept(zero *z, float poison)
     EXPECT(zero_discard(z) == ZERO_OK, "discard: %s", zero_error(z));
     EXPECT(zero_hash(z, &after[0], &after[1]) == ZERO_OK && !memcmp(before, after, sizeof before), "a discarded step changed the state");
     EXPECT(one_step(z, 9, 2, &norm) == ZERO_OK && isfinite(norm), "the step after a discarded one: norm %f %s", norm, zero_error(z));
+}
+
+/* Zeros, and denormal numbers: bf16 has them down to 2^-133. */
+static void small_norms_are_exact(zero *z)
+{
+    double norm = -1;
+    scale = 0;
+    EXPECT(one_step(z, 10, 3, &norm) == ZERO_OK && norm == 0, "the norm of zeros is %g %s", norm, zero_error(z));
+    scale = 0x1p-116f;
+    const double want = norm_in_double(11, 3);
+    EXPECT(one_step(z, 11, 3, &norm) == ZERO_OK && fabs(norm - want) <= 1e-6 * want, "the norm of denormal numbers is %g, in double %g %s", norm, want, zero_error(z));
+    scale = 1;
+}
+
+/* Forward passes where a step does not expect them: twice before a backward, after the last backward, before the next step. */
+static void looking_leaves_no_trace(zero *z)
+{
+    uint64_t hash[2][2];
+    double norm;
+    for (int look = 0; look <= 1; look++) {
+        EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+        for (size_t s = 0; s < 3; s++) {
+            const zero_adamw a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = s + 1 };
+            for (size_t g = 0; g < 2; g++) {
+                for (int i = 0; i < look * 2; i++) EXPECT(forward(z) == ZERO_OK, "forward: %s", zero_error(z));
+                EXPECT(micro_batch(z, g * (size_t)ranks + (size_t)rank, s, 0) == ZERO_OK, "micro-batch: %s", zero_error(z));
+            }
+            EXPECT(!look || forward(z) == ZERO_OK, "forward: %s", zero_error(z));
+            EXPECT(zero_grad_norm(z, &norm) == ZERO_OK, "norm: %s", zero_error(z));
+            EXPECT(!look || forward(z) == ZERO_OK, "forward: %s", zero_error(z));
+            EXPECT(zero_step(z, &a) == ZERO_OK, "step: %s", zero_error(z));
+        }
+        EXPECT(zero_hash(z, &hash[look][0], &hash[look][1]) == ZERO_OK, "hash: %s", zero_error(z));
+    }
+    EXPECT(!memcmp(hash[0], hash[1], sizeof hash[0]), "forward passes between the steps changed the state");
 }
 
 static void misuse_is_refused(zero *z)
@@ -206,37 +283,47 @@ int main(int argc, char **argv)
         { "staged", { .timeout_s = 60, .staged = 1 } }, { "two ranks a host", { .timeout_s = 60, .ranks_per_host = 2 } },
     };
     char name[128];
-    uint64_t first[2][3] = { { 0 } };
+    uint64_t first[2][2][3] = { { { 0 } } };        /* of 20 steps by shared memory, of 6 steps in other ways */
     zero_comm *c;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    sent_to = calloc((size_t)ranks, sizeof *sent_to);
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
         for (int bf16 = 0; bf16 <= 1; bf16++)
             for (int stage = 0; stage < VARIANTS; stage++) {
+                const size_t steps = w == 0 ? 20 : 6;
                 uint64_t hash[3], again[3];
+                const char *variant = variants[stage].name;
                 memset(&memory, 0, sizeof memory);
+                memset(sent_to, 0, (size_t)ranks * sizeof *sent_to);
+                asked_for = 0;
                 EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
                 zero *z = make(c, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
-                train(z, hash);
-                if (!first[bf16][0]) memcpy(first[bf16], hash, sizeof hash);
-                EXPECT(!memcmp(first[bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
-                       (unsigned long long)hash[1], (unsigned long long)first[bf16][0], (unsigned long long)first[bf16][1]);
-                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                train(z, steps, hash);
+                if (!first[w > 0][bf16][0]) memcpy(first[w > 0][bf16], hash, sizeof hash);
+                EXPECT(!memcmp(first[w > 0][bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
+                       (unsigned long long)hash[1], (unsigned long long)first[w > 0][bf16][0], (unsigned long long)first[w > 0][bf16][1]);
+                if (ways[w].config.no_shared_memory) messages_are_counted(c);
+                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
                 padding_is_zero(z);
                 nothing_of_a_bad_step_is_kept(z, NAN);
                 nothing_of_a_bad_step_is_kept(z, -INFINITY);
-                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
+                case_done(name);
+                small_norms_are_exact(z);
+                looking_leaves_no_trace(z);
+                snprintf(name, sizeof name, "norms of zeros and denormals, looking leaves no trace: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
                 EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
-                train(z, again);
+                train(z, steps, again);
                 EXPECT(!memcmp(hash, again, sizeof hash), "a refilled engine trains otherwise than a new one");
                 EXPECT(zero_fill(z, aborts, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "could not be filled"), "a failing callback: %s", zero_error(z));
                 zero_destroy(z);
                 zero_comm_destroy(c);
                 EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
-                snprintf(name, sizeof name, "refilled, same bits; all memory given back: variant %d, %s, %s", stage, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "refilled, same bits; all memory given back: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
                 case_done(name);
             }
     memset(&memory, 0, sizeof memory);
@@ -244,7 +331,7 @@ int main(int argc, char **argv)
     for (int stage = 0; stage < VARIANTS; stage++) {
         zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
         uint64_t hash[3];
-        train(z, hash);         /* no promise about the hash */
+        train(z, 6, hash);      /* no promise about the hash */
         zero_destroy(z);
         memset(memory.peak, 0, sizeof memory.peak);
         zero_comm_destroy(c);

@@ -74,7 +74,7 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
 }
 
 static void sum_is_in_another_order(void) {
-    for (int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 64, 100}) {
+    for (int n = 1; n <= 65; n++) {
         check_sum<float>(n, 0, 64);
         check_sum<bf16>(n, 0, 64 * 37);
         check_sum<float>(n, 1 + n % 3, 64 * 5);
