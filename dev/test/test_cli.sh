@@ -334,31 +334,31 @@ rank_process() {
     done
 }
 
-# lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends, non-zero, in
-# 10 s, leaves no process behind, and says WORD
+# lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends, non-zero,
+# in 20 s, leaves no process behind, and says WORD
 lose() {
-    local name=$1 ranks=$2 signal=$3 whom=$4 word=$5 mpirun victim processes wrong='' i
+    local name=$1 ranks=$2 signal=$3 victim=$4 word=$5 mpirun processes wrong='' i
+    : > "$log"
     "${MPIRUN:-mpirun}" -np "$ranks" "$trainer" "${good[@]}" -x 1000000000 "${@:6}" > "$log" 2>&1 < /dev/null &
     mpirun=$!
-    for i in {1..200}; do
+    for i in {1..400}; do
         grep -q '^step' "$log" && break
         sleep 0.05
     done
-    processes=$(for ((i = 0; i < ranks; i++)); do rank_process $mpirun $i; done)
-    victim=$mpirun
-    [ "$whom" = mpirun ] || victim=$(rank_process $mpirun "$whom")
-    kill "-$signal" "$victim"
-    for i in {1..100}; do
+    read -r -a processes <<< "$(for ((i = 0; i < ranks; i++)); do rank_process $mpirun $i; done | xargs) $mpirun"
+    [ ${#processes[@]} = $((ranks + 1)) ] || wrong=", not all ranks were found"
+    [ "$victim" = mpirun ] && victim=$ranks
+    kill "-$signal" "${processes[victim]}"
+    for i in {1..200}; do
         kill -0 $mpirun 2> /dev/null || break
         sleep 0.1
     done
-    kill -0 $mpirun 2> /dev/null && wrong="it goes on after 10 s"
-    for i in $processes; do     # one whose parent does not care may be a zombie
+    for i in "${processes[@]}"; do      # a zombie is only waiting for its parent
         grep -q '^State:.[^Z]' "/proc/$i/status" 2> /dev/null && kill -9 "$i" && wrong="$wrong, process $i lives on"
     done
     wait $mpirun && wrong="$wrong, exit status 0"
     grep -qE -- "$word" "$log" || wrong="$wrong, it does not say \"$word\""
-    report "$name" "$log" "$wrong"
+    report "$name" "$log" "${wrong#, }"
 }
 
 lose "a rank is killed" 2 KILL 1 "rank 1"
