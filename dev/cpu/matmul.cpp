@@ -11,9 +11,11 @@ scratch, DEPTH terms at a time:
   - its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that the
     innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16 KiB) in L1;
   - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
-When all terms are in, bias and old c are added, and the tile is rounded into c.
+When all terms of some columns are in, finish() adds bias and old c, and rounds them into c while they are still in the cache.
+Memory is asked for ahead of use, by prefetch, where the processor cannot foresee it: the lines that pack() reads next, and the
+sums that kernel() adds to.
 
-Panels at the edges are filled up with zeros and computed like all others. So every element is summed by the same instructions
+Panels at the edges are filled up with anything and computed like all others. So every element is summed by the same instructions
 in the same order, DEPTH terms one after the other, then the next DEPTH; the tiles can be chosen for speed alone.
 */
 #include "dev/matmul.h"
@@ -36,9 +38,9 @@ enum { NR = 2 * LANES };
 enum { DEPTH = 256 };                // terms that are packed at a time
 enum { TILE_M = 264, TILE_N = 384 }; // largest tile; multiples of every MR and NR
 enum { SMALL_M = 48, SMALL_N = 96 }; // about the smallest: smaller ones spend too much of their time on packing
-enum { TILES_PER_THREAD = 2 };       // at least, so that a thread that lost its core for a while is not waited for
+enum { TILES_PER_THREAD = 4 };       // are enough to keep all threads busy nearly to the end; fewer must divide evenly
 enum { GROUP_N = 96 };               // columns of b that are packed at a time: enough to read whole cache lines in a row
-enum { STRIP = 16 };                 // terms that pack() copies at a time: few enough for their lines to stay in L1
+enum { STRIP = 8 };                  // terms that pack() copies at a time: few enough for their lines to stay in L1
 enum { SPILL = 16 };                 // pack() may write this far past the last panel
 enum { SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL }; // floats: a tile of sums, panels of a and of b
 
@@ -124,7 +126,8 @@ static inline void transpose8(Float8 r[8])
 }
 
 /* Packs `depth` terms of `lines` lines (rows of a, columns of b) into panels of W lines: term q of line i goes to
-   to[i / W * W * depth + q * W + i % W], and zeros to the lines that the last panel lacks. One of the strides is 1. */
+   to[i / W * W * depth + q * W + i % W]. Lines that the last panel lacks are copies of its last one: what comes of them is not
+   used. One of the strides is 1. */
 template <int W, typename T>
 static void pack(float *to, const T *from, size_t line_stride, size_t term_stride, size_t lines, size_t depth)
 {
@@ -134,6 +137,7 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
         for (size_t strip = 0; strip < depth; strip += STRIP) {
             for (size_t i = 0; i < done; i += W) {
                 for (size_t q = strip; q < smaller(strip + STRIP, depth); q++) {
+                    __builtin_prefetch(from + smaller(q + STRIP, depth - 1) * term_stride + i);
                     for (size_t j = 0; j < W; j++) {
                         to[i * depth + q * W + j] = load(from + q * term_stride + i + j);
                     }
@@ -148,13 +152,21 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
         float *panel = to + done * depth;
         const T *source = from + done * line_stride;
         size_t width = smaller(W, lines - done);
+        size_t ahead = done + 2 * W <= lines ? W * line_stride : 0; // to the next panel
         for (size_t i = (W - 1) / 8 * 8 + 8; i >= 8; i -= 8) {
+            const T *line[8];
+            for (size_t j = 0; j < 8; j++) {
+                line[j] = source + smaller(i - 8 + j, width - 1) * line_stride;
+            }
             for (size_t q = 0; q < blocks; q += 8) {
-                Float8 r[8] = {};
-                for (size_t j = 0; j < 8 && i - 8 + j < width; j++) {
-                    load8(&r[j], source + (i - 8 + j) * line_stride + q);
+                Float8 r[8];
+#pragma GCC unroll 8
+                for (size_t j = 0; j < 8; j++) {
+                    load8(&r[j], line[j] + q);
+                    __builtin_prefetch(line[j] + q + ahead);
                 }
                 transpose8(r);
+#pragma GCC unroll 8
                 for (size_t j = 0; j < 8; j++) {
                     memcpy(panel + (q + j) * W + i - 8, &r[j], sizeof r[j]);
                 }
@@ -162,7 +174,7 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
         }
         for (size_t q = blocks; q < depth; q++) {
             for (size_t i = 0; i < W; i++) {
-                panel[q * W + i] = i < width ? load(source + i * line_stride + q * term_stride) : 0.0f;
+                panel[q * W + i] = load(source + smaller(i, width - 1) * line_stride + q * term_stride);
             }
         }
     }
@@ -172,7 +184,11 @@ static void pack(float *to, const T *from, size_t line_stride, size_t term_strid
    panel of a and a panel of b. */
 static inline void kernel(float *c, size_t ldc, const float *a, const float *b, size_t depth, bool first)
 {
+    for (int i = 0; i < MR; i++) {
+        __builtin_prefetch(c + i * ldc, 1);
+    }
     Lanes sum[MR][2] = {};
+#pragma GCC unroll 4
     for (size_t q = 0; q < depth; q++) {
         const Lanes b0 = *(const Lanes *)(b + q * NR);
         const Lanes b1 = *(const Lanes *)(b + q * NR + LANES);
@@ -191,33 +207,11 @@ static inline void kernel(float *c, size_t ldc, const float *a, const float *b, 
     }
 }
 
+/* Adds bias and old c to the sums (rows of TILE_N floats), and stores them: rows x cols of c from (row, col) on are ready. */
 template <typename T>
-static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room)
+static void finish(const Product *p, float *sums, size_t row, size_t col, size_t rows, size_t cols)
 {
-    const T *a = (const T *)p->a;
-    const T *b = (const T *)p->b;
     const T *bias = (const T *)p->bias;
-    size_t a_line = p->trans_a ? 1 : p->k, a_term = p->trans_a ? p->m : 1;
-    size_t b_line = p->trans_b ? p->k : 1, b_term = p->trans_b ? 1 : p->n;
-    float *sums = room;
-    float *panels_b = sums + TILE_M * TILE_N;
-    float *panels_a = panels_b + GROUP_N * DEPTH;
-    if (p->k == 0) {
-        memset(sums, 0, TILE_M * TILE_N * sizeof *sums);
-    }
-    for (size_t q = 0; q < p->k; q += DEPTH) {
-        size_t depth = smaller(DEPTH, p->k - q);
-        pack<MR>(panels_a, a + row * a_line + q * a_term, a_line, a_term, rows, depth);
-        for (size_t group = 0; group < cols; group += GROUP_N) {
-            size_t width = smaller(GROUP_N, cols - group);
-            pack<NR>(panels_b, b + (col + group) * b_line + q * b_term, b_line, b_term, width, depth);
-            for (size_t j = 0; j < width; j += NR) {
-                for (size_t i = 0; i < rows; i += MR) {
-                    kernel(sums + i * TILE_N + group + j, TILE_N, panels_a + i * depth, panels_b + j * depth, depth, q == 0);
-                }
-            }
-        }
-    }
     for (size_t i = 0; i < rows; i++) {
         T *to = (T *)p->c + (row + i) * p->n + col;
         float *sum = sums + i * TILE_N;
@@ -233,6 +227,39 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
         }
         for (size_t j = 0; j < cols; j++) {
             store(to + j, sum[j]);
+        }
+    }
+}
+
+template <typename T>
+static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room)
+{
+    const T *a = (const T *)p->a;
+    const T *b = (const T *)p->b;
+    size_t a_line = p->trans_a ? 1 : p->k, a_term = p->trans_a ? p->m : 1;
+    size_t b_line = p->trans_b ? p->k : 1, b_term = p->trans_b ? 1 : p->n;
+    float *sums = room;
+    float *panels_b = sums + TILE_M * TILE_N;
+    float *panels_a = panels_b + GROUP_N * DEPTH;
+    if (p->k == 0) {
+        memset(sums, 0, TILE_M * TILE_N * sizeof *sums);
+        finish<T>(p, sums, row, col, rows, cols);
+    }
+    for (size_t q = 0; q < p->k; q += DEPTH) {
+        size_t depth = smaller(DEPTH, p->k - q);
+        pack<MR>(panels_a, a + row * a_line + q * a_term, a_line, a_term, rows, depth);
+        for (size_t group = 0; group < cols; group += GROUP_N) {
+            size_t width = smaller(GROUP_N, cols - group);
+            float *out = p->k > DEPTH ? sums + group : sums; // sums that need not wait for more terms share a place, in the cache
+            pack<NR>(panels_b, b + (col + group) * b_line + q * b_term, b_line, b_term, width, depth);
+            for (size_t j = 0; j < width; j += NR) {
+                for (size_t i = 0; i < rows; i += MR) {
+                    kernel(out + i * TILE_N + j, TILE_N, panels_a + i * depth, panels_b + j * depth, depth, q == 0);
+                }
+            }
+            if (q + depth == p->k) {
+                finish<T>(p, out, row, col + group, rows, width);
+            }
         }
     }
 }
@@ -262,12 +289,12 @@ static void run(void *args)
     const Product *p = (const Product *)args;
     size_t m = p->m, n = p->n;
 
-    // As few tiles as fit the scratch; then twice as many, until there are enough to keep all threads busy to the end.
+    // As few tiles as fit the scratch, since every tile packs for itself; then twice as many, until the threads share them fairly.
     size_t tile_m = pieces(pieces(m, pieces(m, TILE_M)), MR) * MR;
     size_t tile_n = pieces(pieces(n, pieces(n, TILE_N)), NR) * NR;
-    int threads = (int)smaller((size_t)scratch_threads, (size_t)omp_get_max_threads());
-    size_t wanted = threads > 1 ? (size_t)threads * TILES_PER_THREAD : 1;
-    while (pieces(m, tile_m) * pieces(n, tile_n) < wanted) {
+    size_t threads = smaller((size_t)scratch_threads, (size_t)omp_get_max_threads());
+    size_t tiles = pieces(m, tile_m) * pieces(n, tile_n);
+    while (tiles % threads != 0 && tiles < threads * TILES_PER_THREAD) {
         if (tile_m >= 2 * SMALL_M && (tile_m >= tile_n || tile_n < 2 * SMALL_N)) {
             tile_m = pieces(tile_m / 2, MR) * MR;
         } else if (tile_n >= 2 * SMALL_N) {
@@ -275,9 +302,10 @@ static void run(void *args)
         } else {
             break;
         }
+        tiles = pieces(m, tile_m) * pieces(n, tile_n);
     }
-    size_t tiles_m = pieces(m, tile_m), tiles = tiles_m * pieces(n, tile_n);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (tiles > 1)
+    size_t tiles_m = pieces(m, tile_m);
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads) if (tiles > 1)
     for (size_t t = 0; t < tiles; t++) {
         size_t row = t % tiles_m * tile_m, col = t / tiles_m * tile_n;
         size_t rows = smaller(tile_m, m - row), cols = smaller(tile_n, n - col);
