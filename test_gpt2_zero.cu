@@ -36,8 +36,8 @@ enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
-enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TRANSPORTS, STAGES = 4 };
-static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two"};
+enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TWO_GROUPS, FOUR_GROUPS, TRANSPORTS, STAGES = 4 };
+static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two", "two groups", "four groups, messages"};
 
 // What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
 enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DEBUG, TWIN, LIBRARY };
@@ -86,7 +86,7 @@ typedef struct Trainer {
 static int rank, ranks;
 static enum Breakage breakage;
 static cudaStream_t stream;
-static zero_comm *comms[TRANSPORTS];
+static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];      // all ranks; those of a group; of the other groups
 static char problem[240];               // the first thing that this rank found wrong with the present case
 static size_t passed, failed;
 
@@ -175,7 +175,7 @@ static void plain_release(void *, size_t) {}
 
 static void train_plainly(Setup *s) {
     const size_t bytes = s->b.numel * sizeof(floatX);
-    const zero_mesh alone = {1, 1, 1, 0, 0, 0};
+    const zero_mesh alone = {1, 1, 1, 0, 0, 0, 1, 1, 0, 0};
     const GPT2Units units = {s, plain_params, plain_release, plain_grads, plain_release};
     zero_memory memory = {};
     GPT2 model = {};
@@ -282,7 +282,9 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.reduction = c->disturbance == LIBRARY ? ZERO_REDUCE_LIBRARY : ZERO_REDUCE_EXACT;
     config.tensors = s->tensors;
     config.num_tensors = s->b.num_tensors;
-    config.comm = comms[c->transport];
+    const int groups = stage > 0 && config.reduction == ZERO_REDUCE_EXACT;      // of ranks that shard; else all ranks are one
+    config.comm = groups ? shards[c->transport] : comms[c->transport];
+    config.replicas = groups ? replicas[c->transport] : NULL;
     config.memory = &t->memory;
     config.debug = c->disturbance == DEBUG ? 1 + (uint64_t)c->stage : 0;
     config.stream = stream;
@@ -293,7 +295,7 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.prefetch = (c->transport + c->recompute) % 3;
     ENGINE(t, zero_create(&t->z, &config));
     ENGINE(t, zero_fill(t->z, fill, s));
-    const zero_mesh mesh = {ranks, 1, 1, rank, 0, 0};
+    const zero_mesh mesh = {ranks, 1, 1, rank, 0, 0, ranks, 1, rank, 0};
     t->units = {t, sharded_params, sharded_release_params, sharded_grads, sharded_release_grads};
     make_model(&t->model, s, c->recompute, &t->units, &mesh, &t->memory);
     t->losses = new_zeroed<double>(micro_steps(s, s->steps));
@@ -589,15 +591,24 @@ int main(int argc, char **argv) {
     for (int i = 0; i < TRANSPORTS; i++) {
         zero_comm_mpi_config config = {};
         config.timeout_s = 60;
-        config.no_shared_memory = i == MESSAGES || i == STAGED;
+        config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
         config.staged = i == STAGED;
         config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
-        const int rc = zero_comm_create_mpi(&comms[i], MPI_COMM_WORLD, &config, &memory);
-        must(rc == ZERO_OK, "zero_comm_create_mpi", comms[i] ? zero_comm_error(comms[i]) : "out of memory");
+        // Groups are the same tree of sums only if all numbers are powers of two.
+        const int groups = i == TWO_GROUPS ? 2 : i == FOUR_GROUPS ? 4 : 1, power = (ranks & (ranks - 1)) == 0;
+        zero_mesh mesh;
+        char err[512];
+        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err, sizeof err);
+        if (rc == ZERO_OK) rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
+        must(rc == ZERO_OK, "zero_mesh_comms_mpi", err);
     }
     if (EMULATED) run_emulated();
     else run_all(seed);
-    for (int i = 0; i < TRANSPORTS; i++) zero_comm_destroy(comms[i]);
+    for (int i = 0; i < TRANSPORTS; i++) {
+        zero_comm_destroy(replicas[i]);
+        if (shards[i] != comms[i]) zero_comm_destroy(shards[i]);
+        zero_comm_destroy(comms[i]);
+    }
     cudaCheck(cudaStreamDestroy(stream));
     if (rank == 0) printf("%zu passed, %zu failed\n", passed, failed);
     MPI_Finalize();

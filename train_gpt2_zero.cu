@@ -1317,7 +1317,8 @@ typedef struct Run {
 
     zero_mesh mesh;
     zero_memory memory;
-    zero_comm *comm;
+    zero_comm *comm;                                // all ranks
+    zero_comm *shard_comm, *replica_comm;           // those that shard among them; those of other groups with the same shard
     zero *z;
     GPT2 model;
     Loader *train, *val;                            // val NULL: no validation
@@ -1684,15 +1685,18 @@ static void choose_device(Run *r) {
 static void create_model(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
-    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, err, sizeof err) != ZERO_OK) die("%s", err);
+    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->shard_group, err, sizeof err) != ZERO_OK ||
+        zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
+        die("%s", err);
+    }
 
     zero_comm_mpi_config mpi = {};
     mpi.timeout_s = o->timeout;
     mpi.no_shared_memory = o->debug % 4 == 1;       // --debug: another way for the bytes with each seed
     mpi.staged = o->debug % 4 == 2;
     mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
-    if (zero_comm_create_mpi(&r->comm, MPI_COMM_WORLD, &mpi, &r->memory) != ZERO_OK) {
-        die("transport: %s", r->comm != NULL ? zero_comm_error(r->comm) : "the host's memory is exhausted");
+    if (zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err) != ZERO_OK) {
+        die("transport: %s", err);
     }
 
     zero_config c = {};
@@ -1708,7 +1712,8 @@ static void create_model(Run *r) {
     r->tensors = (zero_tensor *)allocate(c.num_tensors * sizeof *r->tensors);
     gpt2_tensors(&r->config, r->tensors);
     c.tensors = r->tensors;
-    c.comm = r->comm;
+    c.comm = r->shard_comm;
+    c.replicas = r->replica_comm;
     c.memory = &r->memory;
     c.stream = r->stream;
     if (zero_create(&r->z, &c) != ZERO_OK) die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
@@ -1776,6 +1781,7 @@ static void print_header(const Run *r) {
     print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? "BF16, fp32 master weights" : (o->tf32 ? "TF32" : "FP32"));
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
+    if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     print_row(r, "sum of gradients", "%s", o->reduce == OPTION_REDUCE_EXACT ? "exact: same bits on any number of ranks" : "library");
     if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits on any number of ranks");
@@ -2124,6 +2130,8 @@ int main(int argc, char **argv) {
     trainlog_close(&r->log);
     gpt2_destroy(&r->model);
     zero_destroy(r->z);
+    zero_comm_destroy(r->replica_comm);
+    if (r->shard_comm != r->comm) zero_comm_destroy(r->shard_comm);
     zero_comm_destroy(r->comm);
     matmul_destroy();
     cudaCheck(cudaStreamDestroy(r->stream));

@@ -85,6 +85,8 @@ static const Flag FLAGS[] = {
      .allowed = 0, .missing = "fused GELU is not there yet: use -ge 0"},
     {"z", "stage", INTEGER, AT(stage), "0|1|2|3", "2", 0, 3, .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters"},
     {"prefetch", "prefetch", INTEGER, AT(prefetch), "0|1|2", "1", 0, 2, .help = "stage 3: units of parameters to fetch ahead of use"},
+    {"shard-group", "shard-group", INTEGER, AT(shard_group), "RANKS", "0", 0, 1 << 20,
+     .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group"},
     {"r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2, .help = "recompute in backward: 1 GELU, 2 and layernorm"},
     {"lg", "gpu-info-every", INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
      .help = "print the GPU's free memory every STEPS steps; -1 or 0: never"},

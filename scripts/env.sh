@@ -26,6 +26,9 @@ if ! command -v ssh > /dev/null 2>&1 && ! command -v rsh > /dev/null 2>&1; then
     export OMPI_MCA_plm_rsh_agent="${OMPI_MCA_plm_rsh_agent-}"
 fi
 
+# A rank that waits for a message lets others run: without this Open MPI spins where it sees a core for each rank, though others may want it too.
+export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle-1}"
+
 # The cores, divided among the ranks.
 if [ -z "${OMP_NUM_THREADS-}" ]; then
     OMP_NUM_THREADS=$(( $(nproc 2> /dev/null || echo 1) / ${NP:-8} ))

@@ -24,7 +24,7 @@ int zero_comm_fail(zero_comm *c, int code, const char *format, ...)
     va_start(args, format);
     vsnprintf(words, sizeof words, format, args);
     va_end(args);
-    snprintf(c->error, sizeof c->error, "rank %d of %d, in %s (unit %zu): %s", c->rank, c->size, c->phase ? c->phase : "start-up", c->phase_unit, words);
+    snprintf(c->error, sizeof c->error, "rank %d, in %s (unit %zu): %s", c->names ? c->names[c->rank] : c->rank, c->phase ? c->phase : "start-up", c->phase_unit, words);
     return code;
 }
 

@@ -32,7 +32,7 @@ typedef uint64_t zero_ticket;          /* one begun operation; 0 = none, always 
 enum { ZERO_COMM_MAX_PENDING = 256 };  /* operations begun and not yet finished */
 
 /* Bytes that this rank has received from other ranks since the start, by purpose. */
-enum zero_wire { ZERO_WIRE_GRADS, ZERO_WIRE_PARAMS, ZERO_WIRE_SCALARS, ZERO_WIRE_KINDS };
+enum zero_wire { ZERO_WIRE_GRADS, ZERO_WIRE_PARAMS, ZERO_WIRE_GROUPS /* sums between groups */, ZERO_WIRE_SCALARS, ZERO_WIRE_KINDS };
 
 int zero_comm_rank(const zero_comm *c);
 int zero_comm_size(const zero_comm *c);

@@ -35,7 +35,7 @@ int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint32_t *counter, uint64_t val
     if (!zero_shm_wait(counter, (uint32_t)value, m->spin, m->timeout_s, &seen)) return ZERO_OK;
     return zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d has not come within %.0f s (it %s number %u, this rank waits for %u): "
                           "it died, stopped, or took another path; see its own output, or allow more time with --timeout",
-                          peer, m->timeout_s, verb, seen, (uint32_t)value);
+                          m->base.names[peer], m->timeout_s, verb, seen, (uint32_t)value);
 }
 
 static int wait_done(comm_mpi *m, int peer, zero_ticket ticket)
@@ -57,7 +57,7 @@ static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket)
     if (memcmp(mine, theirs, sizeof *mine))
         return zero_comm_fail(&m->base, ZERO_ERR_COMM, "the ranks disagree about operation %llu: this rank calls %s (buffer %llu, offset %llu, %llu bytes), "
                               "rank %d calls %s (buffer %llu, offset %llu, %llu bytes)", (unsigned long long)ticket,
-                              call_name(mine->kind), (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes, peer,
+                              call_name(mine->kind), (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes, m->base.names[peer],
                               call_name(theirs->kind), (unsigned long long)theirs->buffer, (unsigned long long)theirs->offset, (unsigned long long)theirs->bytes);
     return ZERO_OK;
 }
@@ -81,7 +81,7 @@ int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs)
                 if (msgs->requests[r] != MPI_REQUEST_NULL) MPI_Test(&msgs->requests[r], &flag, MPI_STATUS_IGNORE);
                 if (!flag)
                     return zero_comm_fail(&m->base, ZERO_ERR_COMM, "no message from or to rank %d within %.0f s: it died, stopped, or took another path; "
-                                          "see its own output, or allow more time with --timeout", msgs->peer[r], m->timeout_s);
+                                          "see its own output, or allow more time with --timeout", m->base.names[msgs->peer[r]], m->timeout_s);
             }
         if (i > 100) nanosleep(&(struct timespec){ 0, 20 * 1000 }, NULL);
     }
@@ -112,7 +112,7 @@ static int post(comm_mpi *m, struct messages *msgs, int peer, int is_send, char 
         int e = add_request(m, msgs, peer, &q);
         if (e) return e;
         e = is_send ? MPI_Isend(at + sent, n, MPI_BYTE, peer, tag, m->comm, q) : MPI_Irecv(at + sent, n, MPI_BYTE, peer, tag, m->comm, q);
-        if (e != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI refused a message of %d bytes with rank %d", n, peer);
+        if (e != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI refused a message of %d bytes with rank %d", n, m->base.names[peer]);
     }
     return ZERO_OK;
 }
@@ -441,6 +441,7 @@ static void mpi_destroy(zero_comm *c)
     free(m->messages.requests);
     free(m->messages.peer);
     free(m->on_host);
+    free(c->names);
     int finalized = 0;
     MPI_Finalized(&finalized);
     if (!finalized && m->comm != MPI_COMM_NULL) MPI_Comm_free(&m->comm);
@@ -478,6 +479,27 @@ static int find_host(comm_mpi *m, const zero_comm_mpi_config *config)
     return ZERO_OK;
 }
 
+/* The ranks of the job that this communicator's ranks are. */
+static int find_names(comm_mpi *m)
+{
+    MPI_Group world, group;
+    const int size = m->base.size;
+    int *own = malloc((size_t)size * sizeof *own);
+    m->base.names = calloc((size_t)size, sizeof *m->base.names);
+    if (!own || !m->base.names) {
+        free(own);
+        return ZERO_ERR_MEMORY;
+    }
+    for (int r = 0; r < size; r++) own[r] = r;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Comm_group(m->comm, &group);
+    MPI_Group_translate_ranks(group, size, own, world, m->base.names);
+    MPI_Group_free(&world);
+    MPI_Group_free(&group);
+    free(own);
+    return ZERO_OK;
+}
+
 static void only_messages(comm_mpi *m)
 {
     for (int r = 0; r < m->base.size; r++) m->on_host[r] = r == m->base.rank;
@@ -505,7 +527,7 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->pieces = calloc((size_t)size, sizeof *m->pieces);
     m->pieces_device = zero_memory_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
-    if (!m->on_host || !m->pieces || !m->pieces_device) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
+    if (!m->on_host || !m->pieces || !m->pieces_device || find_names(m) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
     if (size == 1) {
         m->on_host[0] = 1;
         snprintf(m->base.name, sizeof m->base.name, "none: one rank");

@@ -3,6 +3,7 @@
 #define ZERO_COMM_MPI_H
 #include <mpi.h>
 #include "zero/comm.h"
+#include "zero/mesh.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -20,6 +21,12 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
 
 /* The shape of such a transport, without making one: pure, needs no MPI_Init. */
 zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote);
+
+/* The communicators of a mesh over world: *data joins this rank's data-parallel ranks, *shard those that shard among them, *replicas
+   those that hold the same shard in other groups. With one group *shard is *data, and *replicas NULL; destroy each once. Collective over
+   world. On failure err says why. */
+int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_memory *memory,
+                        zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes);
 
 #ifdef __cplusplus
 }

@@ -38,6 +38,7 @@ struct zero_window {
 struct zero_comm {
     const zero_comm_ops *ops;
     int rank, size;
+    int *names;                     /* [size] what to call a rank in messages: its rank among all ranks of the job */
     const char *phase;              /* for messages: what the ranks are doing, and to which unit */
     size_t phase_unit;
     uint64_t received[ZERO_WIRE_KINDS];

@@ -33,7 +33,8 @@ struct unit {
 struct zero {
     zero_config config;
     zero_layout layout;
-    int rank, ranks;
+    int rank, ranks;                /* among those that shard */
+    int groups;                     /* that shard the same; ranks * groups in all */
     size_t elem;                    /* bytes of a parameter or gradient */
     char *params, *grads;           /* params: NULL in stage 3 */
     zero_window *window;            /* stage 3: the shards of the parameters */
@@ -49,6 +50,9 @@ struct zero {
     float *slots[ZERO_MAX_SLOTS];
     float *unit_sum;                /* stage 0: a unit's gathered gradient sums */
     zero_ticket unit_sum_ticket;
+    float *group_sum, *all_sum;     /* several groups: a unit's sum in this group, and in all, cut into `groups` pieces */
+    zero_ticket group_sum_ticket, all_sum_ticket;
+    const void **all_sum_piece;     /* device: one pointer, to all_sum */
     zero_tile *tiles;               /* device */
     size_t *unit_tiles;             /* [num_units + 1] */
     uint64_t *squares;              /* device: ZERO_SQUARE_PARTS wide integers */

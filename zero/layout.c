@@ -76,6 +76,19 @@ size_t zero_layout_largest_unit(const zero_layout *l)
     return n;
 }
 
+size_t zero_layout_group_piece(const zero_layout *l, size_t unit, size_t groups)
+{
+    return round_up(zero_layout_shard_numel(l, unit), ZERO_ALIGN * groups) / groups;
+}
+
+size_t zero_layout_group_buffer(const zero_layout *l, size_t groups)
+{
+    size_t numel = 0;
+    for (size_t u = 0; u < l->num_units; u++)
+        if (zero_layout_group_piece(l, u, groups) * groups > numel) numel = zero_layout_group_piece(l, u, groups) * groups;
+    return numel;
+}
+
 int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor, zero_segment *out)
 {
     for (size_t t = l->unit_first[unit] + *cursor; t < l->unit_first[unit + 1]; t++) {

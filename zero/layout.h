@@ -57,6 +57,11 @@ size_t zero_layout_largest_unit(const zero_layout *l);                  /* the n
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit);     /* of one rank: unit_numel / ranks */
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit);    /* of the unit within a rank's shard: unit_offset / ranks */
 
+/* With several groups of ranks that shard the same: the piece of a unit's shard that each group sums for all; and the largest buffer that
+   holds all groups' pieces of a unit. */
+size_t zero_layout_group_piece(const zero_layout *l, size_t unit, size_t groups);
+size_t zero_layout_group_buffer(const zero_layout *l, size_t groups);
+
 /* The segments of elements [begin, end) of a unit, in ascending order: call with *cursor = 0, until it returns 0. */
 int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor, zero_segment *out);
 

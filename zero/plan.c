@@ -8,7 +8,8 @@
 
    Wire. A rank receives the N - 1 other pieces of what is exchanged: its own gradient shard of each micro-batch from each rank, the
    updated parameters of the others' shards once a step (stages 1, 2) or whenever the cache of units asks for them (3), or fp32 sums of
-   gradients instead of parameters (0). */
+   gradients instead of parameters (0). With R groups of ranks that shard the same, the fp32 sums of a shard are exchanged and gathered among
+   the R ranks that hold it. */
 #include "zero/plan.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -81,15 +82,17 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + p->prefetch : 0;
     const int gathers_sums = stage == 0 && l->ranks > 1;
     const size_t unit_buffers = gathers_sums ? largest * sizeof(float) : pooled(p, l, param_depth) * b;
-    add(&t, ZERO_MEM_UNIT_BUFFERS, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers,
-        stage >= 2 ? "%zu x (up to %zu units of each size)" : gathers_sums ? "%zu x largest unit" : "0", gathers_sums ? sizeof(float) : b,
-        ZERO_POOL_DEPTH + param_depth);
+    const size_t between = p->groups > 1 ? zero_layout_group_buffer(l, p->groups) * sizeof(float) : 0;
+    const char *for_groups = between ? " + 8 x largest shard" : "";
+    if (stage >= 2) add(&t, ZERO_MEM_UNIT_BUFFERS, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers + 2 * between, "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, for_groups);
+    else add(&t, ZERO_MEM_UNIT_BUFFERS, zero_category_name(ZERO_MEM_UNIT_BUFFERS), unit_buffers + 2 * between, "%s%s", gathers_sums ? "4 x largest unit" : "0", for_groups);
 
     const size_t tables = zero_plan_tiles(l, stage, p->rank) * sizeof(zero_tile) + ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
     const size_t exchanged = library ? 0 : largest * b, gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
     const size_t scratch = zero_comm_scratch_bytes(&p->transport, exchanged, gathered, library ? largest : 0);
     const size_t window = stage == 3 ? zero_comm_window_scratch_bytes(&p->transport, shard * b, largest * b) : 0;
-    add(&t, ZERO_MEM_TRANSPORT, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch + window, "optimizer tiles, norm, transport's own");
+    const size_t groups = between ? zero_comm_scratch_bytes(&p->between, between, between, 0) + sizeof(void *) : 0;
+    add(&t, ZERO_MEM_TRANSPORT, zero_category_name(ZERO_MEM_TRANSPORT), tables + scratch + window + groups, "optimizer tiles, norm, transport's own");
     return t.n;
 }
 
@@ -108,6 +111,10 @@ size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, 
         const size_t fetched = others ? zero_cache_traffic(l, p->order, p->order_length, p->prefetch, p->drop, G) : 0;
         add(&t, ZERO_WIRE_PARAMS, "parameters", fetched / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f fetches", b, (double)fetched / (double)l->numel_padded);
     }
+    size_t pieces = 0;
+    for (size_t u = 0; u < l->num_units && p->groups > 1; u++) pieces += zero_layout_group_piece(l, u, p->groups);
+    add(&t, ZERO_WIRE_GROUPS, "sums between groups", p->groups > 1 ? 2 * (p->groups - 1) * pieces * sizeof(float) * G : 0,
+        p->groups > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->groups);
     add(&t, ZERO_WIRE_SCALARS, "numbers", others * ZERO_WIDE_WORDS * sizeof(uint64_t), "%zu (N-1) for the norm", ZERO_WIDE_WORDS * sizeof(uint64_t));
     return t.n;
 }

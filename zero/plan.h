@@ -23,6 +23,8 @@ typedef struct zero_plan {
     int drop;                       /* debug mode: parameters without a user are fetched anew */
     size_t rank;                    /* whose memory; ranks differ only in how many tiles of the optimizer they have */
     zero_comm_shape transport;      /* its ranks must be the layout's */
+    size_t groups;                  /* that shard the same (0 or 1: one); `between` is their transport, of as many ranks */
+    zero_comm_shape between;
     size_t max_micro_batches;       /* for memory: the most of any step */
     size_t micro_batches;           /* for the wire: of the step */
 } zero_plan;
@@ -30,7 +32,7 @@ typedef struct zero_plan {
 typedef struct zero_row {
     int kind;                       /* memory: enum zero_category; wire: enum zero_wire */
     const char *what;               /* "parameters" */
-    char formula[96];               /* "4 Psi"; Psi: padded parameters, N: ranks, G: micro-batches */
+    char formula[96];               /* "4 Psi"; Psi: padded parameters, N: ranks that shard, R: groups of them, G: micro-batches */
     uint64_t expected, measured;    /* bytes; measured is 0 in a plan */
 } zero_row;
 

@@ -77,7 +77,7 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
     return e;
 }
 
-int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
+static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
 {
     const int from_params = state == ZERO_STATE_PARAMS || (state == ZERO_STATE_MASTER && !z->master);
     const float *array = state == ZERO_STATE_MASTER ? z->master : state == ZERO_STATE_M ? z->m : z->v;
@@ -96,6 +96,11 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
             }
     }
     return e;
+}
+
+int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
+{
+    return z->groups > 1 && zero_comm_rank(z->config.replicas) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
 }
 
 /* A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share cuts
@@ -131,6 +136,19 @@ static int check_replicas(zero *z)
     return e;
 }
 
+/* Every group has the same state: does it? */
+static int check_groups(zero *z, uint64_t params, uint64_t optimizer)
+{
+    if (z->groups == 1) return ZERO_OK;
+    uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->groups * sizeof mine);
+    int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicas, mine, sizeof mine, all));
+    for (int g = 0; g < z->groups && !e; g++)
+        if (memcmp(all + 2 * g, mine, sizeof mine)) e = zero_fail(z, ZERO_ERR_COMM, "its group's state differs from that of group %d: the replicas have drifted apart", g);
+    free(all);
+    return e;
+}
+
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
 {
     const enum zero_state states[] = { ZERO_STATE_PARAMS, ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
@@ -139,7 +157,7 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
     zero_comm_phase(z->config.comm, "hashing the state", 0);
     for (size_t s = 0; s < sizeof states / sizeof *states && !e; s++) {
         struct hash_visit h = { &z->layout, 0, s };
-        e = zero_visit(z, states[s], hash_blocks, &h);
+        e = visit_shard(z, states[s], hash_blocks, &h);
         mine[s > 0] += h.sum;
     }
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, mine, sizeof mine, all));
@@ -149,6 +167,7 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
         *optimizer += all[2 * r + 1];
     }
     free(all);
+    if (!e) e = check_groups(z, *params, *optimizer);
     return e ? e : check_replicas(z);
 }
 
@@ -160,6 +179,7 @@ static zero_plan plan_of(const zero *z)
     return (zero_plan){
         .stage = c->stage, .dtype = c->dtype, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
         .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch, .drop = z->cache.drop,
+        .groups = (size_t)z->groups, .between = z->groups > 1 ? zero_comm_get_shape(c->replicas) : (zero_comm_shape){ 0 },
         .max_micro_batches = z->max_micro, .micro_batches = z->last_micro,
     };
 }

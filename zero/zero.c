@@ -13,6 +13,9 @@
    end of the step is added from the newest to the oldest. With N a power of two the whole is the balanced tree over the global
    micro-batch index g * N + r, whatever N.
 
+   Groups. With several groups that shard the same (hierarchical sharding), a unit's sum in a group is summed over the groups, again as a
+   tree and before it meets other micro-steps: groups are contiguous ranks, so that is the same balanced tree.
+
    Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the unit's
    parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every rank updates everything (stage 0). */
 #include "zero/engine.h"
@@ -36,7 +39,8 @@ int zero_fail(zero *z, int code, const char *format, ...)
 
 int zero_comm_check(zero *z, int e)
 {
-    if (e) snprintf(z->error, sizeof z->error, "%s", zero_comm_error(z->config.comm));
+    const char *words = zero_comm_error(z->config.comm);       /* empty if it was not this transport */
+    if (e) snprintf(z->error, sizeof z->error, "%s", *words || z->groups == 1 ? words : zero_comm_error(z->config.replicas));
     return e;
 }
 
@@ -144,11 +148,26 @@ static int create_tiles(zero *z)
     return e;
 }
 
+static int create_group_sums(zero *z)
+{
+    const size_t numel = zero_layout_group_buffer(&z->layout, (size_t)z->groups);
+    void *p[2] = { NULL, NULL };
+    int e = ZERO_OK;
+    for (int i = 0; i < 2 && !e; i++)
+        e = zero_comm_check(z, zero_comm_alloc(z->config.replicas, z->config.memory, ZERO_MEM_UNIT_BUFFERS, &p[i], numel * sizeof(float)));
+    z->group_sum = p[0];
+    z->all_sum = p[1];
+    if (!e) e = alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->all_sum_piece, &z->all_sum_piece);
+    return e ? e : zero_device_check(z, cudaMemcpy(z->all_sum_piece, &z->all_sum, sizeof z->all_sum, cudaMemcpyHostToDevice), "copying a pointer");
+}
+
 static int create(zero *z)
 {
     const zero_config *c = &z->config;
     const char *why = NULL;
     if (c->stage < 0 || c->stage > 3) return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->stage);
+    if (z->groups > 1 && c->stage == 0) return zero_fail(z, ZERO_ERR_ARG, "stage 0 shards nothing: groups of ranks that shard need stage 1, 2 or 3");
+    if (z->groups > 1 && c->reduction == ZERO_REDUCE_LIBRARY) return zero_fail(z, ZERO_ERR_ARG, "the library's reduction works on one group of ranks only");
     if (c->prefetch < 0 || c->prefetch > 2) return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
     if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why)) return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
     z->config.tensors = z->layout.tensors;
@@ -159,6 +178,7 @@ static int create(zero *z)
     if (!z->units || !z->pending || !z->host) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     int e = create_params(z);
     if (!e) e = create_grads(z);
+    if (!e && z->groups > 1) e = create_group_sums(z);
     if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
     if (!e && c->dtype == ZERO_BF16) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * sizeof(float), &z->master);
     if (!e) e = alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
@@ -175,6 +195,7 @@ int zero_create(zero **out, const zero_config *config)
     z->config = *config;
     z->rank = zero_comm_rank(config->comm);
     z->ranks = zero_comm_size(config->comm);
+    z->groups = config->replicas ? zero_comm_size(config->replicas) : 1;
     z->elem = zero_dtype_bytes(config->dtype);
     zero_comm_phase(config->comm, "creating the engine", 0);
     zero_comm_debug(config->comm, config->debug);
@@ -193,6 +214,11 @@ void zero_destroy(zero *z)
         zero_comm_free(z->config.comm, z->grads);
         for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++) zero_comm_free(z->config.comm, z->buffers[i].ptr);
         zero_comm_free(z->config.comm, z->unit_sum);
+        if (z->groups > 1) {
+            zero_comm_free(z->config.replicas, z->group_sum);
+            zero_comm_free(z->config.replicas, z->all_sum);
+            zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->all_sum_piece, sizeof *z->all_sum_piece);
+        }
         zero_memory_free(mem, ZERO_MEM_MASTER, z->master, state_bytes);
         zero_memory_free(mem, ZERO_MEM_M, z->m, state_bytes);
         zero_memory_free(mem, ZERO_MEM_V, z->v, state_bytes);
@@ -295,6 +321,27 @@ static zero_slots slots_of(const zero *z, int first, int count, size_t offset)
     return s;
 }
 
+/* The sum of a unit over the ranks of all groups, from the exchanged pieces of this one, to all_sum. */
+static int sum_over_groups(zero *z, size_t u, const void *const *pieces)
+{
+    const size_t n = zero_layout_group_piece(&z->layout, u, (size_t)z->groups), bytes = n * sizeof(float);
+    const cudaStream_t stream = z->config.stream;
+    const zero_slots none = { .count = 0 };
+    zero_comm *replicas = z->config.replicas;
+    const void *const *sums = NULL;
+    zero_comm_phase(replicas, "sum over groups", u);
+    int e = zero_comm_reusable(replicas, z->group_sum_ticket);
+    if (!e) e = zero_device_check(z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream), "ordered sum");
+    if (!e) e = zero_comm_exchange_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
+    if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket);
+    if (!e) e = zero_comm_exchange_finish(replicas, z->group_sum_ticket, stream, &sums);
+    if (!e) e = zero_device_check(z, zero_kernel_sum(z->all_sum + (size_t)zero_comm_rank(replicas) * n, sums, z->groups, ZERO_F32, none, n, stream), "ordered sum");
+    if (!e) e = zero_comm_exchange_done(replicas, z->group_sum_ticket, stream);
+    if (!e) e = zero_comm_allgather_begin(replicas, z->all_sum, bytes, ZERO_WIRE_GRADS, stream, &z->all_sum_ticket);
+    if (!e) e = zero_comm_allgather_finish(replicas, z->all_sum_ticket, stream);
+    return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
+}
+
 /* Add the exchanged gradients of a unit to its sums: micro-step g merges with the partial sums of g's trailing ones. */
 static int reduce_unit(zero *z, size_t u)
 {
@@ -312,7 +359,15 @@ static int reduce_unit(zero *z, size_t u)
         if (!e && merge) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, NULL, 0, ZERO_F32, slots_of(z, live - merge, merge + 1, offset), n, stream), "ordered sum");
     } else {
         if (!e) e = zero_comm_check(z, zero_comm_exchange_finish(comm, b->ticket, stream, &pieces));
-        if (!e) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, pieces, z->ranks, z->config.dtype, slots_of(z, live - merge, merge, offset), n, stream), "ordered sum");
+        int count = z->ranks;
+        enum zero_dtype dtype = z->config.dtype;
+        if (z->groups > 1 && !e) {
+            e = sum_over_groups(z, u, pieces);
+            pieces = z->all_sum_piece;
+            count = 1;
+            dtype = ZERO_F32;
+        }
+        if (!e) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, pieces, count, dtype, slots_of(z, live - merge, merge, offset), n, stream), "ordered sum");
         if (!e) e = zero_comm_check(z, zero_comm_exchange_done(comm, b->ticket, stream));
     }
     if (e) return e;
@@ -385,9 +440,16 @@ int zero_release_grads(zero *z, size_t u)
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
 }
 
+/* Between groups, gradients are all that the other transport carries. */
+static uint64_t received(const zero *z, enum zero_wire kind)
+{
+    if (kind != ZERO_WIRE_GROUPS) return zero_comm_received(z->config.comm, kind);
+    return z->groups > 1 ? zero_comm_received(z->config.replicas, ZERO_WIRE_GRADS) : 0;
+}
+
 int zero_begin_step(zero *z)
 {
-    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = zero_comm_received(z->config.comm, (enum zero_wire)k);
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
     return sharded_params(z) ? forget_params(z) : ZERO_OK;
 }
 
@@ -467,7 +529,7 @@ int zero_grad_norm(zero *z, double *norm)
         for (int r = 0; r < z->ranks; r++)
             for (int d = 0; d < ZERO_WIDE_WORDS; d++) mine[d] += all[r * ZERO_WIDE_WORDS + d];
         const double squares = mine[ZERO_WIDE_NAN] ? NAN : mine[ZERO_WIDE_INF] ? INFINITY : wide_to_double(mine);
-        *norm = sqrt(squares) / ((double)z->micro * (double)z->ranks);
+        *norm = sqrt(squares) / ((double)z->micro * (double)z->ranks * (double)z->groups);
     }
     free(parts);
     free(all);
@@ -535,7 +597,7 @@ static int forget_gradients(zero *z)
     z->micro = 0;
     z->merged = 0;
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) {
-        const uint64_t now = zero_comm_received(z->config.comm, (enum zero_wire)k);
+        const uint64_t now = received(z, (enum zero_wire)k);
         z->wire_step[k] = now - z->wire_start[k];
         z->wire_start[k] = now;
     }
@@ -548,7 +610,7 @@ int zero_step(zero *z, const zero_adamw *a)
     const zero_adamw_args args = {
         .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
         .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)), .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
-        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks)),
+        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)),
     };
     char *params = sharded_params(z) ? zero_comm_window_shard(z->window) : z->params;
     if (!e) e = zero_params_begin(z);

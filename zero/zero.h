@@ -50,7 +50,9 @@ typedef struct zero_config {
     int prefetch;                   /* stage 3: how many units to fetch ahead: 0, 1, 2 */
     uint64_t debug;                 /* not 0: a seed. Ranks dawdle at random, and what is given back is filled with NaN: parameters of a unit
                                        without users (stage 3; they are fetched anew each time), gradients, sums of gradients. */
-    zero_comm *comm;                /* the data-parallel ranks; must outlive the zero */
+    zero_comm *comm;                /* the ranks that shard among them; must outlive the zero */
+    zero_comm *replicas;            /* stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same shard in other groups,
+                                       so that rank = group * size of comm + rank in comm; must outlive the zero. NULL: there is one group */
     zero_memory *memory;            /* books; must outlive the zero */
     cudaStream_t stream;            /* all work is ordered on it */
 } zero_config;
@@ -100,7 +102,8 @@ typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
 /* Visit what this rank owns of a state: fn gets fp32 values in host memory, in ascending (tensor, begin). Ranks own disjoint
-   ranges, in every stage (in stage 0 too, where all hold everything), and together all. Not collective. */
+   ranges, in every stage (in stage 0 too, where all hold everything), and together all; with several groups the first one owns
+   all. Not collective. */
 typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t count, const float *values);
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 

@@ -19,6 +19,8 @@ began=$SECONDS
 mkdir -p $logs
 
 # Sanitizers stop at the first fault. Leaks are not looked for: MPI and OpenBLAS keep what they allocated until the end.
+# Threads that wait do not spin: several tests' ranks may share the cores with somebody else's work.
+export OMP_WAIT_POLICY=passive
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 
 # count PASSED FAILED NAME WHAT: books one line of the table

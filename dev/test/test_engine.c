@@ -13,6 +13,8 @@
 #include "zero/zero.h"
 
 static int rank, ranks;
+static int data_rank, data_ranks;       /* among the ranks that train one model together: all, or a mesh's data-parallel ranks */
+static int stripe;                      /* which of the mesh's models this is; they have other gradients */
 static zero_memory memory;
 static uint64_t *sent_to, asked_for;        /* bytes in messages of MPI since the start: to each rank; from all */
 
@@ -46,7 +48,7 @@ static float initial(size_t logical) { return (float)(int)(logical % 251) / 125.
 static float scale = 1;             /* of all gradients */
 static float gradient(size_t logical, size_t j, size_t step)    /* of micro-batch j, exact in bf16 */
 {
-    return (float)((int)((logical * 7 + j * 31 + step * 13) % 127) - 63) / 64.0f * (j % 3 ? 1.0f : 0x1p-9f) * scale;
+    return (float)((int)((logical * 7 + j * 31 + step * 13 + (size_t)stripe * 17) % 127) - 63) / 64.0f * (j % 3 ? 1.0f : 0x1p-9f) * scale;
 }
 
 static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
@@ -103,7 +105,7 @@ static int one_step(zero *z, size_t step, size_t micro_batches, double *norm)
 {
     const zero_adamw a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1 };
     int e = zero_begin_step(z);
-    for (size_t g = 0; g < micro_batches && !e; g++) e = micro_batch(z, g * (size_t)ranks + (size_t)rank, step, 0);
+    for (size_t g = 0; g < micro_batches && !e; g++) e = micro_batch(z, g * (size_t)data_ranks + (size_t)data_rank, step, 0);
     if (!e) e = zero_grad_norm(z, norm);
     return e ? e : zero_step(z, &a);
 }
@@ -114,16 +116,20 @@ static double norm_in_double(size_t step, size_t micro_batches)
     for (size_t t = 0; t < TENSORS; t++)
         for (size_t i = 0; i < tensors[t].numel; i++) {
             double sum = 0;
-            for (size_t j = 0; j < micro_batches * (size_t)ranks; j++) sum += gradient(tensors[t].logical + i, j, step);
+            for (size_t j = 0; j < micro_batches * (size_t)data_ranks; j++) sum += gradient(tensors[t].logical + i, j, step);
             squares += sum * sum;
         }
-    return sqrt(squares) / (double)(micro_batches * (size_t)ranks);
+    return sqrt(squares) / (double)(micro_batches * (size_t)data_ranks);
 }
+
+static size_t other_transport;  /* bytes in the books of a transport that is not the engine's */
 
 static void reports_agree(const zero *z, const char *when)
 {
     zero_row rows[16];
     size_t n = zero_report_memory(z, rows, 16);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind == ZERO_MEM_TRANSPORT) rows[i].expected += other_transport;
     for (size_t i = 0; i < n; i++)
         EXPECT(rows[i].expected == rows[i].measured, "%s, memory of %s: %llu bytes by formula (%s), %llu measured", when, rows[i].what,
                (unsigned long long)rows[i].expected, rows[i].formula, (unsigned long long)rows[i].measured);
@@ -267,6 +273,52 @@ static int aborts(void *ctx, size_t tensor, size_t begin, size_t count, float *o
     return 1;
 }
 
+/* A mesh of data x tensor x pipeline ranks: each data-parallel group trains a model of its own, and none sees another's gradients. In groups
+   that shard, if there are enough data ranks. */
+static void meshes_reduce_apart(int variant, int tensor, int pipe, int shard)
+{
+    zero_mesh mesh;
+    zero_comm *data, *shards, *replicas;
+    char err[512] = "";
+    int who[2], all[2 * 64];
+    EXPECT(zero_mesh_create(&mesh, rank, ranks, tensor, pipe, shard, err, sizeof err) == ZERO_OK, "mesh: %s", err);
+    EXPECT(zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &(zero_comm_mpi_config){ .timeout_s = 60 }, &memory, &data, &shards, &replicas, err, sizeof err) == ZERO_OK, "comms: %s", err);
+    data_rank = zero_comm_rank(data);
+    data_ranks = zero_comm_size(data);
+    stripe = who[0] = mesh.pipe_rank * tensor + mesh.tensor_rank;
+    who[1] = rank;
+    EXPECT(data_rank == mesh.data_rank && data_ranks == mesh.data && zero_comm_size(shards) == mesh.shard && zero_comm_rank(shards) == mesh.shard_rank, "ranks out of place");
+    EXPECT(zero_comm_allgather_host(data, who, sizeof who, all) == ZERO_OK, "gather: %s", zero_comm_error(data));
+    for (int d = 0; d < data_ranks; d++)
+        EXPECT(all[2 * d] == stripe && all[2 * d + 1] == (mesh.pipe_rank * mesh.data + d) * tensor + mesh.tensor_rank, "rank %d is not data rank %d", all[2 * d + 1], d);
+    const zero_comm_shape shape = zero_comm_get_shape(data);
+    other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    const zero_config config = { .stage = variant < 3 ? variant : 3, .prefetch = variant < 3 ? 0 : variant - 3, .order = order, .order_length = 11, .tensors = tensors,
+                                 .num_tensors = TENSORS, .comm = shards, .replicas = replicas, .memory = &memory };
+    zero *z;
+    double norm;
+    uint64_t hash[2];
+    EXPECT(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "create: %s", zero_error(z));
+    for (size_t s = 0; s < 3; s++) {
+        const double want = norm_in_double(s, s + 1);
+        EXPECT(one_step(z, s, s + 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
+        EXPECT(fabs(norm - want) <= 1e-6 * want, "norm %.9f, in double %.9f", norm, want);
+        reports_agree(z, "in a mesh");
+    }
+    EXPECT(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+    zero_destroy(z);
+    zero_comm_destroy(replicas);
+    if (shards != data) zero_comm_destroy(shards);
+    zero_comm_destroy(data);
+    EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
+    memset(&memory, 0, sizeof memory);
+    data_rank = rank;
+    data_ranks = ranks;
+    stripe = 0;
+    other_transport = 0;
+}
+
 static void refuses(zero_comm *c, zero_config config, const char *word)
 {
     zero *z;
@@ -289,6 +341,8 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     sent_to = calloc((size_t)ranks, sizeof *sent_to);
+    data_rank = rank;
+    data_ranks = ranks;
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
         for (int bf16 = 0; bf16 <= 1; bf16++)
             for (int stage = 0; stage < VARIANTS; stage++) {
@@ -365,5 +419,14 @@ int main(int argc, char **argv)
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
     case_done("impossible configurations are refused with words");
     zero_comm_destroy(c);
+    memset(&memory, 0, sizeof memory);
+    const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
+    for (int v = 0; v < VARIANTS; v++) {
+        meshes_reduce_apart(v, tensor, pipe, 0);
+        if (v > 0) meshes_reduce_apart(v, 1, 1, ranks % 2 ? 1 : 2);
+        if (v > 0) meshes_reduce_apart(v, tensor, pipe, data % 2 ? 1 : data / 2);
+    }
+    snprintf(name, sizeof name, "data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them", data, tensor, pipe);
+    case_done(name);
     return cases_done();
 }

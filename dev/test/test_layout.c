@@ -276,7 +276,7 @@ static void data_parallel_meshes_number_the_ranks(void **state) {
         for (int r = 0; r < sizes[i]; r++) {
             zero_mesh m;
             char err[256] = "";
-            assert_int_equal(zero_mesh_create(&m, r, sizes[i], 1, 1, err, sizeof err), ZERO_OK);
+            assert_int_equal(zero_mesh_create(&m, r, sizes[i], 1, 1, 0, err, sizeof err), ZERO_OK);
             assert_int_equal(m.data, sizes[i]);
             assert_int_equal(m.tensor, 1);
             assert_int_equal(m.pipe, 1);
@@ -297,25 +297,58 @@ static void data_parallel_meshes_number_the_ranks(void **state) {
     }
 }
 
-static void assert_mesh_refused(int rank, int ranks, int tensor, int pipe, const char *named) {
+/* Every rank has coordinates of its own, from which its rank follows by the documented order. */
+static void grids_number_every_rank_once(void **state) {
+    (void)state;
+    static const int grids[][4] = {{2, 2, 2, 0}, {2, 2, 2, 1}, {4, 2, 3, 2}, {6, 1, 4, 3}, {8, 5, 1, 4}, {1, 4, 4, 1}};      /* data, tensor, pipe, shard */
+    for (size_t i = 0; i < COUNT(grids); i++) {
+        const int data = grids[i][0], tensor = grids[i][1], pipe = grids[i][2], shard = grids[i][3] ? grids[i][3] : data;
+        for (int r = 0; r < data * tensor * pipe; r++) {
+            zero_mesh m;
+            char err[256] = "";
+            assert_int_equal(zero_mesh_create(&m, r, data * tensor * pipe, tensor, pipe, grids[i][3], err, sizeof err), ZERO_OK);
+            assert_int_equal(m.data, data);
+            assert_int_equal((m.pipe_rank * data + m.data_rank) * tensor + m.tensor_rank, r);
+            assert_in_range(m.tensor_rank, 0, tensor - 1);
+            assert_in_range(m.data_rank, 0, data - 1);
+            assert_int_equal(m.shard * m.groups, data);
+            assert_int_equal(m.group * shard + m.shard_rank, m.data_rank);
+            size_t first = 0, last = 0;
+            zero_pp_units(&m, 13, &first, &last);
+            assert_int_equal(first, 13 * (size_t)m.pipe_rank / (size_t)pipe);
+            assert_int_equal(last, 13 * ((size_t)m.pipe_rank + 1) / (size_t)pipe);
+            float x = 1;
+            assert_int_equal(zero_tp_copy(&m, &x, ZERO_F32, 1, 0), tensor == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            assert_int_equal(zero_pp_send(&m, &x, ZERO_F32, 1, 0), pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            assert_int_equal(zero_mesh_require_data_only(&m, err, sizeof err), tensor * pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
+        }
+    }
+}
+
+static void assert_mesh_refused(int ranks, int tensor, int pipe, int shard, const char *named) {
     zero_mesh m;
-    char err[256] = "";
-    assert_int_equal(zero_mesh_create(&m, rank, ranks, tensor, pipe, err, sizeof err), ZERO_ERR_ARG);
+    char err[256] = "", small[8];
+    int e = zero_mesh_create(&m, 0, ranks, tensor, pipe, shard, err, sizeof err);
+    if (e == ZERO_OK) e = zero_mesh_require_data_only(&m, err, sizeof err);
+    assert_int_equal(e, ZERO_ERR_ARG);
     if (!strstr(err, named)) fail_msg("the message does not name %s: \"%s\"", named, err);
-    char small[8];
     memset(small, 'x', sizeof small);
-    assert_int_equal(zero_mesh_create(&m, rank, ranks, tensor, pipe, small, 4), ZERO_ERR_ARG);
+    e = zero_mesh_create(&m, 0, ranks, tensor, pipe, shard, small, 4);
+    if (e == ZERO_OK) e = zero_mesh_require_data_only(&m, small, 4);
     assert_int_equal(small[4], 'x');                                           /* not a byte more than it was given */
 }
 
 static void meshes_that_cannot_run_are_refused_by_flag(void **state) {
     (void)state;
-    assert_mesh_refused(0, 8, 2, 1, "--tp");
-    assert_mesh_refused(0, 8, 1, 2, "--pp");
-    assert_mesh_refused(0, 8, 3, 1, "--tp");
-    assert_mesh_refused(0, 8, 1, 5, "--pp");
-    assert_mesh_refused(0, 8, 0, 1, "--tp");
-    assert_mesh_refused(0, 8, 1, -1, "--pp");
+    assert_mesh_refused(8, 2, 1, 0, "--tp");
+    assert_mesh_refused(8, 1, 2, 0, "--pp");
+    assert_mesh_refused(8, 3, 1, 0, "--tp");
+    assert_mesh_refused(8, 1, 5, 0, "--pp");
+    assert_mesh_refused(8, 0, 1, 0, "--tp");
+    assert_mesh_refused(8, 1, -1, 0, "--pp");
+    assert_mesh_refused(8, 1, 1, 3, "--shard-group");
+    assert_mesh_refused(8, 1, 1, 16, "--shard-group");
+    assert_mesh_refused(8, 1, 1, -1, "--shard-group");
 }
 
 int main(void) {
@@ -327,6 +360,7 @@ int main(void) {
         cmocka_unit_test(impossible_descriptions_are_refused_in_words),
         cmocka_unit_test(sums_that_wrap_around_are_refused),
         cmocka_unit_test(data_parallel_meshes_number_the_ranks),
+        cmocka_unit_test(grids_number_every_rank_once),
         cmocka_unit_test(meshes_that_cannot_run_are_refused_by_flag),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,7 +118,7 @@ static Harness *harness_create(const GPT2Config *c, size_t B, size_t T, int reco
     h->tensors.resize(gpt2_num_tensors(c));
     gpt2_tensors(c, h->tensors.data());
     CHECK(zero_layout_create(&h->layout, h->tensors.data(), h->tensors.size(), 1, &why) == 0, "layout: %s", why);
-    CHECK(zero_mesh_create(&h->mesh, 0, 1, 1, 1, err, sizeof err) == 0, "mesh: %s", err);
+    CHECK(zero_mesh_create(&h->mesh, 0, 1, 1, 1, 0, err, sizeof err) == 0, "mesh: %s", err);
     h->units = GPT2Units{h, harness_acquire_params, harness_release_params, harness_acquire_grads, harness_release_grads};
     h->param_buffer.assign(h->layout.num_units, NULL);
     h->grad_buffer.assign(h->layout.num_units, NULL);
