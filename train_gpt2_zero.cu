@@ -1930,7 +1930,7 @@ static void note_wire(Run *r) {
     r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
     for (size_t i = 0; i < r->wire_rows; i++) {
         zero_row *row = &r->wire[i];
-        if (strcmp(row->what, "numbers") != 0) continue;
+        if (row->kind != ZERO_WIRE_SCALARS || r->shard_comm != r->comm) continue;      // with groups, losses take another transport
         const size_t length = strlen(row->formula);
         row->expected += r->G * sizeof(double) * (size_t)(r->ranks - 1);
         snprintf(row->formula + length, sizeof row->formula - length, ", %zu G (N-1) losses", sizeof(double));
@@ -2068,6 +2068,10 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
 static void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
+    const zero_comm_shape all = zero_comm_get_shape(r->comm);
+    for (size_t i = 0; i < n; i++) {        // with groups, that of all ranks is one more transport
+        if (rows[i].kind == ZERO_MEM_TRANSPORT && r->shard_comm != r->comm) rows[i].expected += zero_comm_scratch_bytes(&all, 0, 0, 0);
+    }
     rows[n].what = "activations";
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
     rows[n].expected = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute);
