@@ -164,12 +164,12 @@ static const struct { const char *name; int stage, prefetch; uint64_t debug; } v
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
-static zero *make(zero_comm *c, int variant, enum zero_dtype dtype, enum zero_reduction reduction)
+static zero *make(zero_comm *c, zero_comm *replicas, int variant, enum zero_dtype dtype, enum zero_reduction reduction)
 {
     static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
     zero *z;
     const zero_config config = { .stage = variants[variant].stage, .prefetch = variants[variant].prefetch, .debug = variants[variant].debug,
-                                 .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .memory = &memory };
+                                 .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .replicas = replicas, .memory = &memory };
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
     return z;
@@ -293,13 +293,9 @@ static void meshes_reduce_apart(int variant, int tensor, int pipe, int shard)
         EXPECT(all[2 * d] == stripe && all[2 * d + 1] == (mesh.pipe_rank * mesh.data + d) * tensor + mesh.tensor_rank, "rank %d is not data rank %d", all[2 * d + 1], d);
     const zero_comm_shape shape = zero_comm_get_shape(data);
     other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-    const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
-    const zero_config config = { .stage = variant < 3 ? variant : 3, .prefetch = variant < 3 ? 0 : variant - 3, .order = order, .order_length = 11, .tensors = tensors,
-                                 .num_tensors = TENSORS, .comm = shards, .replicas = replicas, .memory = &memory };
-    zero *z;
+    zero *z = make(shards, replicas, variant, ZERO_F32, ZERO_REDUCE_EXACT);
     double norm;
     uint64_t hash[2];
-    EXPECT(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "create: %s", zero_error(z));
     for (size_t s = 0; s < 3; s++) {
         const double want = norm_in_double(s, s + 1);
         EXPECT(one_step(z, s, s + 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
@@ -353,7 +349,7 @@ int main(int argc, char **argv)
                 memset(sent_to, 0, (size_t)ranks * sizeof *sent_to);
                 asked_for = 0;
                 EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
-                zero *z = make(c, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
+                zero *z = make(c, NULL, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
                 train(z, steps, hash);
                 if (!first[w > 0][bf16][0]) memcpy(first[w > 0][bf16], hash, sizeof hash);
                 EXPECT(!memcmp(first[w > 0][bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
@@ -383,7 +379,7 @@ int main(int argc, char **argv)
     memset(&memory, 0, sizeof memory);
     EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
+        zero *z = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
         uint64_t hash[3];
         train(z, 6, hash);      /* no promise about the hash */
         zero_destroy(z);
@@ -393,7 +389,7 @@ int main(int argc, char **argv)
     }
     case_done("the library's reduction: norms of double");
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *a = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, VARIANTS - 1 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        zero *a = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, NULL, VARIANTS - 1 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
         uint64_t hash_a[2], hash_b[2];
         double norm;
         for (size_t s = 0; s < 3; s++)
@@ -405,7 +401,7 @@ int main(int argc, char **argv)
     }
     case_done("two engines live side by side on one transport");
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *z = make(c, stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        zero *z = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_EXACT);
         misuse_is_refused(z);
         zero_destroy(z);
     }
@@ -423,8 +419,8 @@ int main(int argc, char **argv)
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int v = 0; v < VARIANTS; v++) {
         meshes_reduce_apart(v, tensor, pipe, 0);
-        if (v > 0) meshes_reduce_apart(v, 1, 1, ranks % 2 ? 1 : 2);
-        if (v > 0) meshes_reduce_apart(v, tensor, pipe, data % 2 ? 1 : data / 2);
+        if (variants[v].stage > 0) meshes_reduce_apart(v, 1, 1, ranks % 2 ? 1 : 2);
+        if (variants[v].stage > 0) meshes_reduce_apart(v, tensor, pipe, data % 2 ? 1 : data / 2);
     }
     snprintf(name, sizeof name, "data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them", data, tensor, pipe);
     case_done(name);
