@@ -4,7 +4,7 @@
 #     make bench              LLMC=DIR make bench     also against llm.c's CPU trainer, a built train_gpt2 in DIR
 #
 # 1. matrix products against OpenBLAS        2. AdamW against STREAM's triad       3. the reduction against a copy and against MPI
-# 4. a step in stages 0, 1, 2 on 8 ranks     5. GPT-2 124M on one rank with 2 threads, in tokens/s
+# 4. a step in each stage on 8 ranks         5. GPT-2 124M on one rank with 2 threads, in tokens/s
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/cpu-fp32}
@@ -47,14 +47,16 @@ echo; echo "== reduction, $ranks ranks"
 launch "$ranks" 1 "$build/bench_reduce"
 
 echo; echo "== a step by stage, $ranks ranks, model of 11M parameters, one micro-batch a rank"
+ways=("0" "1" "2" "3 --prefetch 0" "3 --prefetch 1" "3 --prefetch 2")
 for ((i = 0; i < rounds; i++)); do
-    for z in 0 1 2; do
-        step "$ranks" 1 "stage$z" -e custom:l6,h6,c384,v256,t128 -i dev/data/text/default.txt -b 1 -t 64 -x 12 -v 0 -s 0 -z $z
+    for w in "${ways[@]}"; do
+        # shellcheck disable=SC2086
+        step "$ranks" 1 "stage $w" -e custom:l6,h6,c384,v256,t128 -i dev/data/text/default.txt -b 1 -t 64 -x 12 -v 0 -s 0 -z $w
     done
 done
-printf '%-10s %10s %12s\n' stage ms "x stage 0"
-for z in 0 1 2; do
-    printf '%-10s %10.1f %12.2f\n' $z "$(median "$work/stage$z")" "$(ratio "$work/stage$z" "$work/stage0")"
+printf '%-16s %10s %12s\n' stage ms "x stage 0"
+for w in "${ways[@]}"; do
+    printf '%-16s %10.1f %12.2f\n' "$w" "$(median "$work/stage $w")" "$(ratio "$work/stage $w" "$work/stage 0")"
 done
 
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"

@@ -168,6 +168,9 @@ for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
     run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero
 done
+for ranks in 5 6 7; do
+    run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
+done
 for breakage in order bit replica; do
     must_fail 2 180 "sharded = unsharded notices: $breakage" FAIL $fp32/test_gpt2_zero --break $breakage
 done
