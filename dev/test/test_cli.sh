@@ -247,6 +247,7 @@ ran() {
 
 has() { [ "$(grep -cE -- "$2" "${3:-$log}")" = "$1" ]; }                # has COUNT REGEX [FILE]: so many lines
 val_loss() { awk '/^val loss/ { loss = $3 } END { print loss }' "$log"; }
+same() { [ -n "$1" ] && [ "$1" = "$2" ]; }
 state_hash() { grep -oE 'params [0-9a-f]{16} optimizer [0-9a-f]{16}' "$log"; }
 models() { (cd "$1" && echo model_*); }
 
@@ -282,7 +283,7 @@ wanted "models have the right header" \
     [ "$(od -An -v -td4 -N36 "$work/n/model_00000005.bin" | xargs)" = "20240326 3 32 256 1 2 16 256 0" ]
 loss=$(val_loss)
 ran 1 "-e a model that was written" "${good[@]}" -e "$work/n/model_00000005.bin" -x 0 -v 1
-wanted "-e: the same validation loss ($loss)" [ "$(val_loss)" = "$loss" ]
+wanted "-e: the same validation loss ($loss)" same "$(val_loss)" "$loss"
 wanted "-x 0: only validates" has 0 '^step'
 
 ran 2 "-nk 1" "${good[@]}" -x 5 -n 2 -nk 1 -o "$work/nk"
@@ -294,7 +295,7 @@ first=''
 for way in "1 0" "2 0" "4 0" "1 1" "2 1" "4 1" "1 2" "2 2" "4 2" "2 3"; do
     ran "${way% *}" "--hash 1, ${way% *} ranks, -z ${way#* }" "${good[@]}" -d 512 -z "${way#* }" --hash 1
     : "${first:=$(state_hash)}"
-    wanted "the same hash ($first)" [ "$(state_hash)" = "$first" ]
+    wanted "the same hash ($first)" same "$(state_hash)" "$first"
 done
 
 ran 2 "-a 1" "${good[@]}" -a 1 -x 40 -l 0.01
@@ -319,7 +320,7 @@ ran 2 "NaN, no step" "${good[@]}" -e "$work/nan.bin" -x 0 --hash 1 -z 2
 first=$(state_hash)
 ran 2 "NaN, a step" "${good[@]}" -e "$work/nan.bin" -x 1 --hash 1 -z 2
 wanted "NaN: one line says that all ranks skip" has 1 'all ranks skip'
-wanted "NaN: the state is what it was" [ "$(state_hash)" = "$first" ]
+wanted "NaN: the state is what it was" same "$(state_hash)" "$first"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Jobs that lose a rank
