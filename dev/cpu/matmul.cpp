@@ -129,7 +129,8 @@ static inline void transpose8(Float8 r[8])
    to[i / W * W * depth + q * W + i % W]. Lines that the last panel lacks are copies of its last one: what comes of them is not
    used. One of the strides is 1. */
 template <int W, typename T>
-static void pack(float *to, const T *from, size_t line_stride, size_t term_stride, size_t lines, size_t depth)
+static void pack(float *__restrict to, const T *__restrict from, size_t line_stride, size_t term_stride, size_t lines,
+                 size_t depth)
 {
     size_t done = 0;
     if (line_stride == 1) { // full panels: a strip of some rows at a time, read along the rows, written along the panels
@@ -289,7 +290,7 @@ static void run(void *args)
     const Product *p = (const Product *)args;
     size_t m = p->m, n = p->n;
 
-    // As few tiles as fit the scratch, since every tile packs for itself; then twice as many, until the threads share them fairly.
+    // As few tiles as fit the scratch, since each packs for itself; then twice as many, until the threads share them fairly.
     size_t tile_m = pieces(pieces(m, pieces(m, TILE_M)), MR) * MR;
     size_t tile_n = pieces(pieces(n, pieces(n, TILE_N)), NR) * NR;
     size_t threads = smaller((size_t)scratch_threads, (size_t)omp_get_max_threads());
