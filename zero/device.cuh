@@ -77,6 +77,24 @@ DEV void st(bf16 *p, fvec x) {
     memcpy(p, &h, sizeof h);
 }
 
+// Packs of words: the bits of an fvec, or eight 16-bit words in memory (to store, only the low halves of the pack count).
+// each(f, x, ...) is f of each word; f is called with whole vectors here, and word by word on a GPU.
+DEV uvec bits(fvec x) { return (uvec)x; }
+DEV fvec from_bits(uvec u) { return (fvec)u; }
+
+DEV uvec ld16(const void *p) {
+    hvec h;
+    memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, uvec);
+}
+
+DEV void st16(void *p, uvec u) {
+    const hvec h = __builtin_convertvector(u, hvec);
+    memcpy(p, &h, sizeof h);
+}
+
+template <class F, class... Packs> DEV uvec each(F f, Packs... x) { return f(x...); }
+
 DEV fvec vsqrt(fvec x) {
     for (int k = 0; k < PACK; k++) x[k] = sqrtf(x[k]);
     return x;
@@ -137,6 +155,7 @@ DEV fvec vexp(const fvec &a) EACH(expf(a.v[k]))
 DEV fvec vmax(const fvec &a, const fvec &b) EACH(b.v[k] > a.v[k] ? b.v[k] : a.v[k])
 
 #ifdef CUDA_ON_CPU
+#define CHECK_ALIGNED(p) cuda_on_cpu_check_aligned(p, 16)
 // Element by element, so that AddressSanitizer names the one that is out of bounds.
 
 DEV fvec ld(const float *p) {
@@ -160,6 +179,7 @@ DEV void st(bf16 *p, const fvec &x) {
 }
 
 #else
+#define CHECK_ALIGNED(p)
 
 DEV fvec ld(const float *p) {
     const float4 a = reinterpret_cast<const float4 *>(p)[0];
@@ -190,6 +210,45 @@ DEV void st(bf16 *p, const fvec &x) {
 #endif
 #undef OPERATOR
 #undef EACH
+
+struct uvec {
+    uint32_t v[PACK];
+};
+
+DEV uvec bits(const fvec &x) {
+    uvec u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+DEV fvec from_bits(const uvec &u) {
+    fvec x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+DEV uvec ld16(const void *p) {
+    uint16_t h[PACK];
+    uvec u;
+    CHECK_ALIGNED(p);
+    memcpy(h, __builtin_assume_aligned(p, 16), sizeof h);
+    UNROLL for (int k = 0; k < PACK; k++) u.v[k] = h[k];
+    return u;
+}
+
+DEV void st16(void *p, const uvec &u) {
+    uint16_t h[PACK];
+    CHECK_ALIGNED(p);
+    UNROLL for (int k = 0; k < PACK; k++) h[k] = static_cast<uint16_t>(u.v[k]);
+    memcpy(__builtin_assume_aligned(p, 16), h, sizeof h);
+}
+
+template <class F, class... Packs> DEV uvec each(F f, const Packs &...x) {
+    uvec r;
+    UNROLL for (int k = 0; k < PACK; k++) r.v[k] = f(x.v[k]...);
+    return r;
+}
+#undef CHECK_ALIGNED
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ struct zero {
     struct unit *units;
     size_t *pending;                /* units whose exchange is begun, oldest first, a ring of num_units */
     size_t pending_first, pending_count;
-    float *master, *m, *v;
+    float *m, *v;
+    void *master;                   /* fp32, or 16-bit low halves, or NULL: master_bytes an element */
     float *slots[ZERO_MAX_SLOTS];
     float *unit_sum;                /* stage 0: a unit's gathered gradient sums */
     zero_ticket unit_sum_ticket;
@@ -57,6 +58,7 @@ struct zero {
     size_t *unit_tiles;             /* [num_units + 1] */
     uint64_t *squares;              /* device: ZERO_SQUARE_PARTS wide integers */
     float *host;                    /* CHUNK elements */
+    uint16_t *host_params, *host_low;       /* CHUNK elements each: bf16 parameters, and low halves of master weights */
     size_t micro, max_micro, last_micro;    /* micro-batches: in this step, the most in any step, in the last step */
     int merged;                     /* slot 0 holds the whole sum */
     uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];
@@ -92,6 +94,7 @@ static inline size_t state_begin(const zero *z, size_t u) { return whole_state(z
 static inline size_t state_numel(const zero *z, size_t u) { return whole_state(z) ? unit_numel(z, u) : shard_numel(z, u); }
 static inline size_t state_offset(const zero *z, size_t u) { return whole_state(z) ? z->layout.unit_offset[u] : shard_offset(z, u); }
 static inline size_t state_total(const zero *z) { return z->layout.numel_padded / (whole_state(z) ? 1 : (size_t)z->ranks); }
+static inline size_t master_bytes(const zero *z) { return zero_master_bytes(z->config.dtype, z->config.master); }
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
 
 #endif

@@ -5,6 +5,7 @@
    byte once. */
 #include "zero/kernels.h"
 #include "zero/device.cuh"
+#include "zero/master.h"
 
 static cudaLaunchConfig_t launch(size_t blocks, int threads, cudaStream_t stream)
 {
@@ -175,37 +176,70 @@ cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cuda
 
 /* ---- AdamW ---------------------------------------------------------------------------------------------------------- */
 
-DEV float *master_of(float *params, size_t param, float *, size_t) { return params + param; }
-DEV float *master_of(bf16 *, size_t, float *master, size_t state) { return master + state; }
-DEV void store_rounded(float *, const fvec &) {}        /* the fp32 parameter is its own master, already written */
-DEV void store_rounded(bf16 *p, const fvec &w) { st(p, w); }
+/* The weights that AdamW reads and writes: a pack of fp32 from whatever they are kept as, and back. */
+template <enum zero_master MODE> DEV fvec ld_weights(const float *p, const void *, size_t) { return ld(p); }
+template <enum zero_master MODE> DEV void st_weights(float *p, void *, size_t, const fvec &w, const zero_adamw_args &, size_t) { st(p, w); }
 
-template <class P>
-__global__ void __launch_bounds__(256) adamw_kernel(P *params, float *master, float *m, float *v, const float *grads, const zero_tile *tiles, zero_adamw_args a)
+template <enum zero_master MODE>
+DEV fvec ld_weights(const bf16 *p, const void *master, size_t at)
+{
+    if constexpr (MODE == ZERO_MASTER_FP32) {
+        return ld(static_cast<const float *>(master) + at);
+    } else if constexpr (MODE == ZERO_MASTER_NONE) {
+        return ld(p);
+    } else {
+        const uvec low = ld16(static_cast<const uint16_t *>(master) + at);
+        return from_bits(each([](auto param, auto low) { return zero_master_join(param, low); }, ld16(p), low));
+    }
+}
+
+template <enum zero_master MODE>
+DEV void st_weights(bf16 *p, void *master, size_t at, const fvec &w, const zero_adamw_args &a, size_t logical)
+{
+    if constexpr (MODE == ZERO_MASTER_NONE) {
+        alignas(16) uint16_t random[PACK];
+        zero_master_random(random, a.seed, a.t, logical);
+        st16(p, each([](auto word, auto random) { return zero_master_round_by_chance(word, random); }, bits(w), ld16(random)));
+    } else {
+        st16(p, each([](auto word) { return zero_master_round(word); }, bits(w)));
+        if constexpr (MODE == ZERO_MASTER_FP32) st(static_cast<float *>(master) + at, w);
+        else st16(static_cast<uint16_t *>(master) + at, bits(w));
+    }
+}
+
+template <class P, enum zero_master MODE>
+__global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, float *m, float *v, const float *grads, const zero_tile *tiles, zero_adamw_args a)
 {
     const zero_tile t = tiles[blockIdx.x];
     const float decay = t.decay ? a.weight_decay : 0.0f;
     P *p = params + t.param;
-    float *ws = master_of(params, t.param, master, t.state), *ms = m + t.state, *vs = v + t.state;
+    float *ms = m + t.state, *vs = v + t.state;
     const float *gs = grads + t.grad;
     for (size_t i = threadIdx.x * PACK; i < t.count; i += (size_t)blockDim.x * PACK) {
         const fvec g = ld(gs + i) * a.scale;
         const fvec mi = a.beta1 * ld(ms + i) + (1.0f - a.beta1) * g;
         const fvec vi = a.beta2 * ld(vs + i) + ((1.0f - a.beta2) * g) * g;
-        fvec w = ld(ws + i);
+        fvec w = ld_weights<MODE>(p + i, master, t.state + i);
         w = w - a.lr * ((mi / a.correction1) / (vsqrt(vi / a.correction2) + a.eps) + decay * w);
         st(ms + i, mi);
         st(vs + i, vi);
-        st(ws + i, w);
-        store_rounded(p + i, w);
+        st_weights<MODE>(p + i, master, t.state + i, w, a, t.logical + i);
     }
 }
 
-cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, float *master, float *m, float *v, const float *grads,
-                              const zero_tile *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream)
+template <class P, enum zero_master MODE>
+static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads, const zero_tile *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream)
 {
-    if (!num_tiles) return cudaSuccess;
     const cudaLaunchConfig_t c = launch(num_tiles, block_threads(256), stream);
-    return dtype == ZERO_F32 ? cudaLaunchKernelEx(&c, adamw_kernel<float>, static_cast<float *>(params), master, m, v, grads, tiles, a)
-                             : cudaLaunchKernelEx(&c, adamw_kernel<bf16>, static_cast<bf16 *>(params), master, m, v, grads, tiles, a);
+    return cudaLaunchKernelEx(&c, adamw_kernel<P, MODE>, static_cast<P *>(params), master, m, v, grads, tiles, a);
+}
+
+cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, enum zero_master mode, void *master, float *m, float *v,
+                              const float *grads, const zero_tile *tiles, size_t n, zero_adamw_args a, cudaStream_t stream)
+{
+    if (!n) return cudaSuccess;
+    if (dtype == ZERO_F32) return adamw<float, ZERO_MASTER_FP32>(params, master, m, v, grads, tiles, n, a, stream);
+    if (mode == ZERO_MASTER_FP32) return adamw<bf16, ZERO_MASTER_FP32>(params, master, m, v, grads, tiles, n, a, stream);
+    if (mode == ZERO_MASTER_SPLIT) return adamw<bf16, ZERO_MASTER_SPLIT>(params, master, m, v, grads, tiles, n, a, stream);
+    return adamw<bf16, ZERO_MASTER_NONE>(params, master, m, v, grads, tiles, n, a, stream);
 }

@@ -44,18 +44,24 @@ cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cuda
    are zero and stay so). In this order of operations, in fp32, without fused multiply-add:
        g = gradient * scale;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + ((1 - beta2) * g) * g
        w = w - lr * ((m / correction1) / (sqrt(v / correction2) + eps) + decay * w)
-   params of type dtype; master NULL: they are fp32 and their own master. */
+   w is: the parameter, if dtype is ZERO_F32 (mode is ZERO_MASTER_FP32 then, and master NULL). Else params are bf16, and w, of
+       ZERO_MASTER_FP32:  master, fp32;                                 then parameter = zero_master_round(w)
+       ZERO_MASTER_SPLIT: zero_master_join(parameter, master), master the low half of w (uint16_t);    "
+       ZERO_MASTER_NONE:  the parameter (master NULL);                  then parameter = zero_master_round_by_chance(w, random)
+   Element k of an aligned 8 elements of the tile has random[k] of zero_master_random(seed, t, logical index of the first). */
 enum { ZERO_TILE = 4096 };
 typedef struct zero_tile {
     size_t param, state, grad;      /* first element in params, in master/m/v, and in grads */
+    size_t logical;                 /* its logical index */
     uint32_t count;                 /* a multiple of 8 */
     int32_t decay;                  /* 1: weight decay applies */
 } zero_tile;
 typedef struct zero_adamw_args {
     float lr, beta1, beta2, eps, weight_decay, correction1, correction2, scale;
+    uint64_t seed, t;               /* of the random numbers; t: the step */
 } zero_adamw_args;
-cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, float *master, float *m, float *v, const float *grads,
-                              const zero_tile *tiles, size_t num_tiles, zero_adamw_args args, cudaStream_t stream);
+cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, enum zero_master mode, void *master, float *m, float *v,
+                              const float *grads, const zero_tile *tiles, size_t num_tiles, zero_adamw_args args, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

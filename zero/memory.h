@@ -14,7 +14,7 @@ enum zero_category {
     ZERO_MEM_PARAMS,        /* parameters in the compute precision */
     ZERO_MEM_GRADS,         /* gradients of one micro-batch in the compute precision, resident (stages 0, 1) */
     ZERO_MEM_GRAD_SHARDS,   /* fp32 sums over micro-batches, this rank's shard */
-    ZERO_MEM_MASTER,        /* fp32 master weights (BF16 builds) */
+    ZERO_MEM_MASTER,        /* fp32 master weights, or their low halves (BF16 builds) */
     ZERO_MEM_M,             /* AdamW first moment, fp32 */
     ZERO_MEM_V,             /* AdamW second moment, fp32 */
     ZERO_MEM_UNIT_BUFFERS,  /* pools of unit-sized buffers, and stage 0's unit of gathered fp32 gradients */

@@ -67,15 +67,15 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
     struct table t = { rows, max, 0 };
     const int library = p->reduction == ZERO_REDUCE_LIBRARY, stage = p->stage;
     const size_t b = zero_dtype_bytes(p->dtype), psi = l->numel_padded, shard = psi / l->ranks, largest = zero_layout_largest_unit(l);
-    const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
+    const size_t state = (stage == 0 ? psi : shard) * sizeof(float), master = zero_master_bytes(p->dtype, p->master);
     const char *over = stage == 0 ? "" : "/N";
     add(&t, ZERO_MEM_PARAMS, zero_category_name(ZERO_MEM_PARAMS), (stage == 3 ? shard : psi) * b, "%zu Psi%s", b, stage == 3 ? "/N" : "");
     add(&t, ZERO_MEM_GRADS, zero_category_name(ZERO_MEM_GRADS), stage >= 2 ? 0 : psi * b, stage >= 2 ? "0: pooled, see unit buffers" : "%zu Psi", b);
     const size_t sums = partial_sums(p->max_micro_batches, library);
     add(&t, ZERO_MEM_GRAD_SHARDS, zero_category_name(ZERO_MEM_GRAD_SHARDS), sums * shard * sizeof(float),
         library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", sums);
-    if (p->dtype == ZERO_BF16) add(&t, ZERO_MEM_MASTER, zero_category_name(ZERO_MEM_MASTER), state, "4 Psi%s", over);
-    else add(&t, ZERO_MEM_MASTER, zero_category_name(ZERO_MEM_MASTER), 0, "0: fp32 parameters");
+    add(&t, ZERO_MEM_MASTER, zero_category_name(ZERO_MEM_MASTER), state / sizeof(float) * master, master ? "%zu Psi%s" : "%zu%s", master,
+        master ? over : p->dtype == ZERO_F32 ? ": fp32 parameters" : ": none are kept");
     add(&t, ZERO_MEM_M, zero_category_name(ZERO_MEM_M), state, "4 Psi%s", over);
     add(&t, ZERO_MEM_V, zero_category_name(ZERO_MEM_V), state, "4 Psi%s", over);
 

@@ -15,8 +15,9 @@ extern "C" {
 #endif
 
 typedef struct zero_plan {
-    int stage;                      /* as in zero_config, as are the next five */
+    int stage;                      /* as in zero_config, as are the next six */
     enum zero_dtype dtype;
+    enum zero_master master;
     enum zero_reduction reduction;
     const size_t *order;
     size_t order_length, prefetch;

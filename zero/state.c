@@ -2,26 +2,28 @@
 
    Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already. */
 #include "zero/engine.h"
+#include "zero/master.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 /* ---- reading and writing state ---------------------------------------------------------------------------------------- */
 
-static uint16_t bf16_round(float x)
+/* Between n fp32 values and bf16 parameters with the low halves of master weights; low NULL: the parameters alone. */
+static void split(const float *x, uint16_t *params, uint16_t *low, size_t n)
 {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    if ((u & 0x7fffffff) > 0x7f800000) return 0x7fff;
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word;
+        memcpy(&word, x + i, sizeof word);
+        params[i] = (uint16_t)zero_master_round(word);
+        low[i] = (uint16_t)word;
+    }
 }
 
-static void bf16_widen(float *x, size_t n)      /* in place, from the end: n bf16 become n floats */
+static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n)
 {
-    for (size_t i = n; i-- > 0;) {
-        uint16_t half;
-        memcpy(&half, (char *)x + 2 * i, sizeof half);
-        const uint32_t word = (uint32_t)half << 16;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t word = zero_master_join(params[i], low ? low[i] : 0);
         memcpy(x + i, &word, sizeof word);
     }
 }
@@ -44,20 +46,19 @@ static char *written_params(zero *z, size_t u)
     return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
 }
 
+/* The master weights of a unit, from this rank's element `at` of its state on. */
+static char *master_at(zero *z, size_t u, size_t at) { return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z); }
+
 /* One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters. */
 static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin, size_t unit_begin, size_t n)
 {
+    const size_t at = unit_begin - state_begin(z, u);
+    const int bf16 = z->config.dtype == ZERO_BF16;
     if (fn(ctx, tensor, tensor_begin, n, z->host)) return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
-    int e = ZERO_OK;
-    if (z->master) {
-        e = copy_in(z, z->master + state_offset(z, u) + unit_begin - state_begin(z, u), z->host, n * sizeof(float));
-        uint16_t *half = (uint16_t *)z->host;
-        for (size_t i = 0; i < n; i++) {        /* in place: element i is read before its half is written, and below it all are read */
-            const uint16_t h = bf16_round(z->host[i]);
-            memcpy(half + i, &h, sizeof h);
-        }
-    }
-    return e ? e : copy_in(z, written_params(z, u) + (unit_begin - state_begin(z, u)) * z->elem, z->host, n * z->elem);
+    if (bf16) split(z->host, z->host_params, z->host_low, n);
+    int e = copy_in(z, written_params(z, u) + at * z->elem, bf16 ? (void *)z->host_params : z->host, n * z->elem);
+    if (!e && z->master) e = copy_in(z, master_at(z, u, at), z->config.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host, n * master_bytes(z));
+    return e;
 }
 
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
@@ -77,10 +78,22 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
     return e;
 }
 
+/* n elements of a state from element `in_unit` of unit u on, which this rank owns, as fp32 in z->host. */
+static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n)
+{
+    const size_t at = in_unit - state_begin(z, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
+    if (state == ZERO_STATE_M || state == ZERO_STATE_V)
+        return copy_out(z, z->host, (state == ZERO_STATE_M ? z->m : z->v) + state_offset(z, u) + at, n * sizeof(float));
+    const int low = state == ZERO_STATE_MASTER && z->config.master == ZERO_MASTER_SPLIT, bf16 = z->config.dtype == ZERO_BF16;
+    if (state == ZERO_STATE_MASTER && z->master && !low) return copy_out(z, z->host, master_at(z, u, at), n * sizeof(float));
+    int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
+    if (!e && low) e = copy_out(z, z->host_low, master_at(z, u, at), n * master_bytes(z));
+    if (!e && bf16) join(z->host, z->host_params, low ? z->host_low : NULL, n);
+    return e;
+}
+
 static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
 {
-    const int from_params = state == ZERO_STATE_PARAMS || (state == ZERO_STATE_MASTER && !z->master);
-    const float *array = state == ZERO_STATE_MASTER ? z->master : state == ZERO_STATE_M ? z->m : z->v;
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
@@ -88,10 +101,8 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
         zero_segment s;
         while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
             for (size_t at = 0; at < s.count && !e; at += CHUNK) {
-                const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK, in_unit = s.unit_begin + at;
-                if (from_params) e = copy_out(z, z->host, own_params(z, u) + (in_unit - begin) * z->elem, n * z->elem);
-                else e = copy_out(z, z->host, array + state_offset(z, u) + in_unit - state_begin(z, u), n * sizeof(float));
-                if (!e && from_params && z->config.dtype == ZERO_BF16) bf16_widen(z->host, n);
+                const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK;
+                e = read_chunk(z, state, u, s.unit_begin + at, n);
                 if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host)) e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off", z->layout.tensors[s.tensor].name);
             }
     }
@@ -177,7 +188,7 @@ static zero_plan plan_of(const zero *z)
 {
     const zero_config *c = &z->config;
     return (zero_plan){
-        .stage = c->stage, .dtype = c->dtype, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
+        .stage = c->stage, .dtype = c->dtype, .master = c->master, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
         .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch, .drop = z->cache.drop,
         .groups = (size_t)z->groups, .between = z->groups > 1 ? zero_comm_get_shape(c->replicas) : (zero_comm_shape){ 0 },
         .max_micro_batches = z->max_micro, .micro_batches = z->last_micro,

@@ -18,7 +18,18 @@ enum zero_reduction {
     ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
 };
 
+/* What bf16 parameters keep beside them (zero/master.h); fp32 parameters are their own master weights: ZERO_MASTER_FP32. */
+enum zero_master {
+    ZERO_MASTER_FP32 = 0,   /* fp32 master weights: 4 bytes */
+    ZERO_MASTER_SPLIT,      /* their low halves, which with the parameter are the same fp32 master weights: 2 bytes */
+    ZERO_MASTER_NONE        /* nothing: updates are rounded by chance */
+};
+
 enum zero_dtype { ZERO_F32 = 0, ZERO_BF16 = 1 };
 static inline size_t zero_dtype_bytes(enum zero_dtype t) { return t == ZERO_F32 ? 4 : 2; }
+static inline size_t zero_master_bytes(enum zero_dtype t, enum zero_master m)
+{
+    return t == ZERO_F32 || m == ZERO_MASTER_NONE ? 0 : m == ZERO_MASTER_SPLIT ? 2 : 4;
+}
 
 #endif

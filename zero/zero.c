@@ -137,6 +137,7 @@ static int create_tiles(zero *z)
                     .param = sharded_params(z) ? shard_offset(z, u) + from - begin : l->unit_offset[u] + from,
                     .state = state_offset(z, u) + from - begin,
                     .grad = whole_state(z) && z->ranks > 1 ? from : shard_offset(z, u) + from - begin,
+                    .logical = l->tensors[t].logical + from - l->tensor_offset[t],
                     .count = (uint32_t)(to - from < ZERO_TILE ? to - from : ZERO_TILE), .decay = l->tensors[t].decay,
                 };
         }
@@ -169,18 +170,22 @@ static int create(zero *z)
     if (z->groups > 1 && c->stage == 0) return zero_fail(z, ZERO_ERR_ARG, "stage 0 shards nothing: groups of ranks that shard need stage 1, 2 or 3");
     if (z->groups > 1 && c->reduction == ZERO_REDUCE_LIBRARY) return zero_fail(z, ZERO_ERR_ARG, "the library's reduction works on one group of ranks only");
     if (c->prefetch < 0 || c->prefetch > 2) return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
+    if (c->master < ZERO_MASTER_FP32 || c->master > ZERO_MASTER_NONE) return zero_fail(z, ZERO_ERR_ARG, "there is no kind %d of master weights", (int)c->master);
+    if (c->dtype == ZERO_F32 && c->master != ZERO_MASTER_FP32) return zero_fail(z, ZERO_ERR_ARG, "fp32 parameters are their own master weights: use ZERO_MASTER_FP32");
     if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why)) return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
     z->config.tensors = z->layout.tensors;
     const zero_layout *l = &z->layout;
     z->units = calloc(l->num_units, sizeof *z->units);
     z->pending = calloc(l->num_units, sizeof *z->pending);
     z->host = malloc(CHUNK * sizeof *z->host);
-    if (!z->units || !z->pending || !z->host) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    z->host_params = malloc(CHUNK * sizeof *z->host_params);
+    z->host_low = malloc(CHUNK * sizeof *z->host_low);
+    if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     int e = create_params(z);
     if (!e) e = create_grads(z);
     if (!e && z->groups > 1) e = create_group_sums(z);
     if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
-    if (!e && c->dtype == ZERO_BF16) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * sizeof(float), &z->master);
+    if (!e && master_bytes(z)) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
     if (!e) e = alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
     if (!e) e = alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
     if (!e) e = alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t), &z->squares);
@@ -219,7 +224,7 @@ void zero_destroy(zero *z)
             zero_comm_free(z->config.replicas, z->all_sum);
             zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->all_sum_piece, sizeof *z->all_sum_piece);
         }
-        zero_memory_free(mem, ZERO_MEM_MASTER, z->master, state_bytes);
+        zero_memory_free(mem, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
         zero_memory_free(mem, ZERO_MEM_M, z->m, state_bytes);
         zero_memory_free(mem, ZERO_MEM_V, z->v, state_bytes);
         zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t));
@@ -234,6 +239,8 @@ void zero_destroy(zero *z)
     free(z->units);
     free(z->pending);
     free(z->host);
+    free(z->host_params);
+    free(z->host_low);
     free(z);
 }
 
@@ -610,7 +617,7 @@ int zero_step(zero *z, const zero_adamw *a)
     const zero_adamw_args args = {
         .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
         .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)), .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
-        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)),
+        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)), .seed = z->config.seed, .t = a->t,
     };
     char *params = sharded_params(z) ? zero_comm_window_shard(z->window) : z->params;
     if (!e) e = zero_params_begin(z);
@@ -621,7 +628,7 @@ int zero_step(zero *z, const zero_adamw *a)
             grads = z->unit_sum;
         }
         zero_comm_dawdle(z->config.comm);
-        if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
+        if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
                                                            z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
         if (!e) e = zero_params_written(z, u);
     }

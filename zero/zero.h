@@ -41,7 +41,9 @@ typedef struct zero zero;
 
 typedef struct zero_config {
     int stage;                      /* 0, 1, 2, 3 */
-    enum zero_dtype dtype;          /* parameters and gradients; ZERO_BF16 adds fp32 master weights */
+    enum zero_dtype dtype;          /* parameters and gradients */
+    enum zero_master master;        /* ZERO_BF16: what else is kept of the parameters; FP32 and SPLIT give the same bits. With NONE */
+    uint64_t seed;                  /* updates are rounded by chance, a function of (seed, step t, logical index) alone */
     enum zero_reduction reduction;
     const zero_tensor *tensors;     /* copied */
     size_t num_tensors;
@@ -92,7 +94,7 @@ int zero_step(zero *z, const zero_adamw *a);        /* collective */
 int zero_discard(zero *z);                          /* forget the gradients since the last step; collective */
 
 /* Reading and writing state, element by element, by the ranks that own it. */
-enum zero_state { ZERO_STATE_PARAMS /* as stored: rounded to dtype */, ZERO_STATE_MASTER /* fp32 (FP32 builds: the parameters) */,
+enum zero_state { ZERO_STATE_PARAMS /* as stored: rounded to dtype */, ZERO_STATE_MASTER /* fp32 (without master weights: the parameters) */,
                   ZERO_STATE_M, ZERO_STATE_V };
 
 /* Fill the master weights and from them the parameters: fn writes elements [begin, begin + count) of a tensor to out (fp32,

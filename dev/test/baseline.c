@@ -73,11 +73,8 @@ static float from_bf16(uint16_t h) {
 static uint16_t to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    const uint32_t below = bits & 0xffff;
-    uint32_t above = bits >> 16;
-    if (isnan(f)) return 0x7fff;
-    if (below > 0x8000 || (below == 0x8000 && (above & 1))) above++;
-    return (uint16_t)above;
+    if (isnan(f)) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits >> 16) + ((bits & 0xffff) >= 0x8000));      /* to nearest, ties away from zero */
 }
 
 float baseline_rounded(float w, enum zero_dtype dtype) { return dtype == ZERO_F32 ? w : from_bf16(to_bf16(w)); }
@@ -170,6 +167,26 @@ double baseline_norm(const baseline *b, size_t micro_batches) {
 /* --------------------------------------------------------------------------------------------------------------------
    AdamW. */
 
+/* Philox4x32-10, as the paper writes it (Salmon et al. 2011, figure of the S-box and permutation). */
+static void philox(uint32_t x[4], uint64_t key) {
+    uint32_t left = (uint32_t)key, right = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++, left += 0x9e3779b9, right += 0xbb67ae85) {
+        const uint64_t p = 0xd2511f53ull * x[0], q = 0xcd9e8d57ull * x[2];
+        const uint32_t y[4] = {(uint32_t)(q >> 32) ^ x[1] ^ left, (uint32_t)q, (uint32_t)(p >> 32) ^ x[3] ^ right, (uint32_t)p};
+        memcpy(x, y, sizeof y);
+    }
+}
+
+/* Up with the probability that keeps the mean: a number below 65536 is drawn for each element, eight from one counter. */
+static float rounded_by_chance(float w, uint64_t seed, uint64_t t, const zero_tensor *tensor, size_t element) {
+    const uint64_t first = tensor->logical + element / 8 * 8;
+    uint32_t x[4] = {(uint32_t)first, (uint32_t)(first >> 32), (uint32_t)t, (uint32_t)(t >> 32)}, bits;
+    philox(x, seed);
+    const uint32_t drawn = element % 2 ? x[element % 8 / 2] >> 16 : x[element % 8 / 2] & 0xffff;
+    memcpy(&bits, &w, sizeof bits);
+    return from_bf16((uint16_t)((bits >> 16) + ((bits & 0xffff) + drawn >= 65536)));
+}
+
 void baseline_adamw(baseline *b, const zero_adamw *a, size_t micro_batches) {
     const float scale = a->grad_scale * (1.0f / (float)micro_batches);
     const float correct_m = (float)(1.0 - pow(a->beta1, (double)a->t)), correct_v = (float)(1.0 - pow(a->beta2, (double)a->t));
@@ -181,6 +198,7 @@ void baseline_adamw(baseline *b, const zero_adamw *a, size_t micro_batches) {
             b->v[i] = a->beta2 * b->v[i] + ((1.0f - a->beta2) * g) * g;
             const float mhat = b->m[i] / correct_m, vhat = b->v[i] / correct_v;
             b->w[i] -= a->lr * (mhat / (sqrtf(vhat) + a->eps) + decay * b->w[i]);
+            if (b->no_master) b->w[i] = rounded_by_chance(b->w[i], b->seed, a->t, &b->tensors[t], i - b->offset[t]);
         }
     }
 }

@@ -16,9 +16,11 @@ typedef struct baseline {
     const zero_tensor *tensors;     /* the caller's, must outlive this */
     size_t *offset;                 /* [num_tensors] */
     float *w, *m, *v, *g;           /* [numel] master weights, moments, sum of the gradients */
+    int no_master;                  /* w is what a bf16 parameter holds; updates are rounded by chance, of this seed */
+    uint64_t seed;
 } baseline;
 
-/* Host memory only. 0, or -1 when it is exhausted. Everything is zero; the caller fills w. */
+/* Host memory only. 0, or -1 when it is exhausted. Everything is zero; the caller fills w (if no_master: with values of bf16). */
 int baseline_create(baseline *b, const zero_tensor *tensors, size_t num_tensors);
 void baseline_destroy(baseline *b);
 

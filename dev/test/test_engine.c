@@ -34,6 +34,11 @@ int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Co
     return PMPI_Irecv(buf, count, type, from, tag, comm, request);
 }
 
+/* What a model is kept as. The two with the same master weights must have the same bits. */
+enum kind { F32, BF16, BF16_SPLIT, BF16_NO_MASTER, KINDS };
+static const char *const kind_names[KINDS] = { "fp32", "bf16", "bf16, split master", "bf16, no master" };
+static enum kind kind;
+
 /* Units of equal and of different size, tensors around the alignment, an empty one. Logical order is not registration order. */
 static const zero_tensor tensors[] = {
     { "embedding", 5003, 0, 900, 1 }, { "bias", 65, 0, 0, 0 },
@@ -62,7 +67,7 @@ static void put(void *buffer, size_t element, float x)
 {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
-    if (memory.peak[ZERO_MEM_MASTER]) ((uint16_t *)buffer)[element] = (uint16_t)(u >> 16);
+    if (kind != F32) ((uint16_t *)buffer)[element] = (uint16_t)(u >> 16);
     else ((float *)buffer)[element] = x;
 }
 
@@ -71,7 +76,7 @@ static uint64_t seen;
 
 static int forward(zero *z)
 {
-    const size_t b = memory.peak[ZERO_MEM_MASTER] ? 2 : 4;
+    const size_t b = kind == F32 ? 4 : 2;
     for (size_t i = 0; i <= UNITS; i++) {
         const size_t u = i % UNITS;         /* the first unit is used at both ends, as an embedding is */
         const char *p = zero_acquire_params(z, u);
@@ -142,7 +147,7 @@ static void reports_agree(const zero *z, const char *when)
 static void padding_is_zero(zero *z)
 {
     const zero_layout *l = zero_get_layout(z);
-    const size_t b = memory.peak[ZERO_MEM_MASTER] ? 2 : 4;
+    const size_t b = kind == F32 ? 4 : 2;
     for (size_t u = 0; u < UNITS; u++) {
         const char *p = zero_acquire_params(z, u);
         char *real = calloc(zero_layout_unit_numel(l, u), 1);
@@ -164,12 +169,14 @@ static const struct { const char *name; int stage, prefetch; uint64_t debug; } v
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
-static zero *make(zero_comm *c, zero_comm *replicas, int variant, enum zero_dtype dtype, enum zero_reduction reduction)
+static zero *make(zero_comm *c, zero_comm *replicas, int variant, enum zero_reduction reduction)
 {
     static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT, ZERO_MASTER_NONE };
     zero *z;
     const zero_config config = { .stage = variants[variant].stage, .prefetch = variants[variant].prefetch, .debug = variants[variant].debug,
-                                 .order = order, .order_length = sizeof order / sizeof *order, .dtype = dtype, .reduction = reduction, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .replicas = replicas, .memory = &memory };
+                                 .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16, .master = masters[kind], .seed = 42, .reduction = reduction,
+                                 .order = order, .order_length = sizeof order / sizeof *order, .tensors = tensors, .num_tensors = TENSORS, .comm = c, .replicas = replicas, .memory = &memory };
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
     return z;
@@ -293,7 +300,7 @@ static void meshes_reduce_apart(int variant, int tensor, int pipe, int shard)
         EXPECT(all[2 * d] == stripe && all[2 * d + 1] == (mesh.pipe_rank * mesh.data + d) * tensor + mesh.tensor_rank, "rank %d is not data rank %d", all[2 * d + 1], d);
     const zero_comm_shape shape = zero_comm_get_shape(data);
     other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-    zero *z = make(shards, replicas, variant, ZERO_F32, ZERO_REDUCE_EXACT);
+    zero *z = make(shards, replicas, variant, ZERO_REDUCE_EXACT);
     double norm;
     uint64_t hash[2];
     for (size_t s = 0; s < 3; s++) {
@@ -331,7 +338,7 @@ int main(int argc, char **argv)
         { "staged", { .timeout_s = 60, .staged = 1 } }, { "two ranks a host", { .timeout_s = 60, .ranks_per_host = 2 } },
     };
     char name[128];
-    uint64_t first[2][2][3] = { { { 0 } } };        /* of 20 steps by shared memory, of 6 steps in other ways */
+    uint64_t first[2][KINDS][3] = { { { 0 } } };        /* of 20 steps by shared memory, of 6 steps in other ways */
     zero_comm *c;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -340,7 +347,7 @@ int main(int argc, char **argv)
     data_rank = rank;
     data_ranks = ranks;
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-        for (int bf16 = 0; bf16 <= 1; bf16++)
+        for (kind = 0; kind < (w == 0 ? KINDS : BF16_SPLIT); kind++)
             for (int stage = 0; stage < VARIANTS; stage++) {
                 const size_t steps = w == 0 ? 20 : 6;
                 uint64_t hash[3], again[3];
@@ -349,22 +356,22 @@ int main(int argc, char **argv)
                 memset(sent_to, 0, (size_t)ranks * sizeof *sent_to);
                 asked_for = 0;
                 EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
-                zero *z = make(c, NULL, stage, bf16 ? ZERO_BF16 : ZERO_F32, ZERO_REDUCE_EXACT);
+                zero *z = make(c, NULL, stage, ZERO_REDUCE_EXACT);
                 train(z, steps, hash);
-                if (!first[w > 0][bf16][0]) memcpy(first[w > 0][bf16], hash, sizeof hash);
-                EXPECT(!memcmp(first[w > 0][bf16], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
-                       (unsigned long long)hash[1], (unsigned long long)first[w > 0][bf16][0], (unsigned long long)first[w > 0][bf16][1]);
+                if (!first[w > 0][kind][0]) memcpy(first[w > 0][kind], hash, sizeof hash);
+                EXPECT(!memcmp(first[w > 0][kind], hash, sizeof hash), "params %016llx, optimizer %016llx; first: %016llx, %016llx (or other parameters were seen on the way)", (unsigned long long)hash[0],
+                       (unsigned long long)hash[1], (unsigned long long)first[w > 0][kind][0], (unsigned long long)first[w > 0][kind][1]);
                 if (ways[w].config.no_shared_memory) messages_are_counted(c);
-                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "one hash, norms of double, books equal formulas: %s, %s, %s", variant, kind_names[kind], ways[w].name);
                 case_done(name);
                 padding_is_zero(z);
                 nothing_of_a_bad_step_is_kept(z, NAN);
                 nothing_of_a_bad_step_is_kept(z, -INFINITY);
-                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "padding stays zero, one rank's NaN or Inf stops all: %s, %s, %s", variant, kind_names[kind], ways[w].name);
                 case_done(name);
                 small_norms_are_exact(z);
                 looking_leaves_no_trace(z);
-                snprintf(name, sizeof name, "norms of zeros and denormals, looking leaves no trace: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "norms of zeros and denormals, looking leaves no trace: %s, %s, %s", variant, kind_names[kind], ways[w].name);
                 case_done(name);
                 EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
                 train(z, steps, again);
@@ -373,13 +380,17 @@ int main(int argc, char **argv)
                 zero_destroy(z);
                 zero_comm_destroy(c);
                 EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
-                snprintf(name, sizeof name, "refilled, same bits; all memory given back: %s, %s, %s", variant, bf16 ? "bf16" : "fp32", ways[w].name);
+                snprintf(name, sizeof name, "refilled, same bits; all memory given back: %s, %s, %s", variant, kind_names[kind], ways[w].name);
                 case_done(name);
             }
+    EXPECT(!memcmp(first[0][BF16], first[0][BF16_SPLIT], sizeof first[0][BF16]), "a split master has other bits than a plain one");
+    EXPECT(memcmp(first[0][BF16], first[0][BF16_NO_MASTER], sizeof first[0][BF16]), "without a master the bits are the same: is it used?");
+    case_done("a split master trains as a plain one, none otherwise");
+    kind = F32;
     memset(&memory, 0, sizeof memory);
     EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[0].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *z = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_LIBRARY);
+        zero *z = make(c, NULL, stage, ZERO_REDUCE_LIBRARY);
         uint64_t hash[3];
         train(z, 6, hash);      /* no promise about the hash */
         zero_destroy(z);
@@ -389,7 +400,7 @@ int main(int argc, char **argv)
     }
     case_done("the library's reduction: norms of double");
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *a = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_EXACT), *b = make(c, NULL, VARIANTS - 1 - stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        zero *a = make(c, NULL, stage, ZERO_REDUCE_EXACT), *b = make(c, NULL, VARIANTS - 1 - stage, ZERO_REDUCE_EXACT);
         uint64_t hash_a[2], hash_b[2];
         double norm;
         for (size_t s = 0; s < 3; s++)
@@ -401,7 +412,7 @@ int main(int argc, char **argv)
     }
     case_done("two engines live side by side on one transport");
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *z = make(c, NULL, stage, ZERO_F32, ZERO_REDUCE_EXACT);
+        zero *z = make(c, NULL, stage, ZERO_REDUCE_EXACT);
         misuse_is_refused(z);
         zero_destroy(z);
     }
@@ -411,6 +422,8 @@ int main(int argc, char **argv)
     refuses(c, (zero_config){ .stage = 3, .prefetch = 3, .tensors = tensors, .num_tensors = TENSORS }, "fetched ahead");
     refuses(c, (zero_config){ .stage = 3, .order = (const size_t[]){ 9 }, .order_length = 1, .tensors = tensors, .num_tensors = TENSORS }, "not there");
     refuses(c, (zero_config){ .stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
+    refuses(c, (zero_config){ .master = ZERO_MASTER_SPLIT, .tensors = tensors, .num_tensors = TENSORS }, "their own master weights");
+    refuses(c, (zero_config){ .dtype = ZERO_BF16, .master = 3, .tensors = tensors, .num_tensors = TENSORS }, "kind 3");
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
     case_done("impossible configurations are refused with words");

@@ -4,6 +4,7 @@
    that add in the order which the header states, to the bit. The model's kernels are test_model.cu's. */
 #include "dev/test/check.h"
 #include "zero/kernels.h"
+#include "zero/master.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ordered sum.
@@ -152,6 +153,21 @@ static void square_sum_hides_nan_or_infinity(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // AdamW.
 
+static uint32_t word_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float float_of(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* The parameter of a master weight. */
+static float nearest(float master) { return float_of(zero_master_round(word_of(master)) << 16); }
+
 /* A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched. */
 template <class T> static void check_adamw(int t, float scale) {
     constexpr enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
@@ -159,7 +175,7 @@ template <class T> static void check_adamw(int t, float scale) {
     std::vector<zero_tile> tiles;
     size_t n = gap;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tiles.push_back(zero_tile{n, n + 64, n + 128, (uint32_t)counts[i], (int32_t)(i % 2)});
+        tiles.push_back(zero_tile{n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2)});
         n += (counts[i] + 63) / 64 * 64 + gap;
     }
     n += 128;
@@ -173,8 +189,8 @@ template <class T> static void check_adamw(int t, float scale) {
     zero_tile *device_tiles;
     must(cudaMalloc((void **)&device_tiles, tiles.size() * sizeof *device_tiles));
     must(cudaMemcpy(device_tiles, tiles.data(), tiles.size() * sizeof *device_tiles, cudaMemcpyHostToDevice));
-    const zero_adamw_args a = {6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale};
-    must(zero_kernel_adamw(dp.p, dtype, own_master ? dw.p : NULL, dm.p, dv.p, dg.p, device_tiles, tiles.size(), a, 0));
+    const zero_adamw_args a = {6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale, 0, 0};
+    must(zero_kernel_adamw(dp.p, dtype, ZERO_MASTER_FP32, own_master ? dw.p : NULL, dm.p, dv.p, dg.p, device_tiles, tiles.size(), a, 0));
     must(cudaFree(device_tiles));
 
     Values &master = own_master ? w : params;
@@ -196,7 +212,7 @@ template <class T> static void check_adamw(int t, float scale) {
     check_error(max_error(got_master, master), 2e-7, __LINE__, "AdamW: master weights (max)", where);
     if constexpr (dtype == ZERO_BF16) {
         for (const zero_tile &tile : tiles) {
-            for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = rounded<T>(got_master[tile.state + i]);
+            for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = nearest((float)got_master[tile.state + i]);
         }
         CHECK_BITS(got_params, params, "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
     }
@@ -210,18 +226,148 @@ static void adamw_is_another_formula(void) {
 }
 
 static void adamw_moves_padding(void) {
-    const zero_tile tile = {0, 0, 0, 64, 1};
-    const zero_adamw_args a = {1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1};
+    const zero_tile tile = {0, 0, 0, 0, 64, 1};
+    const zero_adamw_args a = {1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0};
     const Values zero(64, 0);
     const Device<float> w(zero), m(zero), v(zero), g(zero);
     zero_tile *device_tile;
     must(cudaMalloc((void **)&device_tile, sizeof tile));
     must(cudaMemcpy(device_tile, &tile, sizeof tile, cudaMemcpyHostToDevice));
-    for (int step = 0; step < 3; step++) must(zero_kernel_adamw(w.p, ZERO_F32, NULL, m.p, v.p, g.p, device_tile, 1, a, 0));
+    for (int step = 0; step < 3; step++) must(zero_kernel_adamw(w.p, ZERO_F32, ZERO_MASTER_FP32, NULL, m.p, v.p, g.p, device_tile, 1, a, 0));
     must(cudaFree(device_tile));
     CHECK_BITS(w.read(), zero, "weights of padding");
     CHECK_BITS(m.read(), zero, "m of padding");
     CHECK_BITS(v.read(), zero, "v of padding");
+}
+
+/* bf16 weights with their optimizer state, as bits; what is between the tiles is all ones and must stay so. */
+typedef struct Weights {
+    std::vector<zero_tile> tiles;
+    std::vector<uint16_t> params, low;
+    std::vector<uint32_t> master, m, v, g;
+} Weights;
+
+template <class T> struct OnDevice {           /* a host array on the device, and read back at the end of the scope */
+    std::vector<T> &host;
+    T *p;
+    explicit OnDevice(std::vector<T> &h) : host(h), p(NULL) {
+        must(cudaMalloc((void **)&p, host.size() * sizeof(T)));
+        must(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    ~OnDevice() {
+        must(cudaDeviceSynchronize());
+        must(cudaMemcpy(host.data(), p, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+        must(cudaFree(p));
+    }
+    OnDevice(const OnDevice &) = delete;
+    float *floats() const { return reinterpret_cast<float *>(p); }
+};
+
+static const zero_adamw_args ARGS = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0};
+
+static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_adamw_args a = ARGS) {
+    OnDevice<zero_tile> tiles(w.tiles);
+    OnDevice<uint16_t> params(w.params), low(w.low);
+    OnDevice<uint32_t> master(w.master), m(w.m), v(w.v), g(w.g);
+    void *const kept = mode == ZERO_MASTER_FP32 ? (void *)master.p : mode == ZERO_MASTER_SPLIT ? (void *)low.p : NULL;
+    for (int s = 0; s < steps; s++) {
+        a.t = first_step + (uint64_t)s;
+        must(zero_kernel_adamw(params.p, ZERO_BF16, mode, kept, m.floats(), v.floats(), g.floats(), tiles.p, w.tiles.size(), a, 0));
+    }
+}
+
+static Weights some_weights(void) {
+    const size_t counts[] = {ZERO_TILE, 8, 64, 3000, 72}, n = 4 * ZERO_TILE;
+    Weights w;
+    size_t at = 64;
+    w.params.assign(n, 0xffff);
+    w.low.assign(n, 0xffff);
+    for (auto *words : {&w.master, &w.m, &w.v, &w.g}) words->assign(n, 0xffffffff);
+    for (size_t count : counts) {
+        w.tiles.push_back(zero_tile{at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count, (int32_t)(at / 64 % 2)});
+        for (size_t i = at; i < at + count; i++) {
+            uint32_t master = word_of((float)uniform());
+            if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);      /* a tie, and its neighbours */
+            if (i == at + 5) master = 0x7f7fffff;       /* the largest float: its parameter is infinity */
+            w.master[i] = master;
+            w.low[i] = (uint16_t)master;
+            w.params[i + 64] = (uint16_t)zero_master_round(master);
+            w.m[i] = word_of((float)uniform());
+            w.v[i] = word_of((float)(1 + uniform()));
+            w.g[i] = word_of((float)uniform());
+        }
+        at += (count + 63) / 64 * 64 + 128;
+    }
+    return w;
+}
+
+static void split_master_has_other_bits(void) {
+    Weights plain = some_weights(), split = plain;
+    const std::vector<uint16_t> gaps = split.low;
+    train(plain, ZERO_MASTER_FP32, 1, 5);
+    train(split, ZERO_MASTER_SPLIT, 1, 5);
+    CHECK(plain.params == split.params && plain.m == split.m && plain.v == split.v, "the parameters, m or v differ");
+    std::vector<uint32_t> joined(plain.master.size(), 0xffffffff);
+    for (const zero_tile &t : split.tiles) {
+        for (size_t i = 0; i < t.count; i++) joined[t.state + i] = zero_master_join((uint32_t)split.params[t.param + i], (uint32_t)split.low[t.state + i]);
+    }
+    CHECK(joined == plain.master, "the joined master weights differ");
+    for (const zero_tile &t : split.tiles) memcpy(&split.low[t.state], &gaps[t.state], t.count * sizeof(uint16_t));
+    CHECK(split.low == gaps, "low halves outside of the tiles were written");
+}
+
+/* The fp32 value before rounding is what the plain mode makes of a master weight that is the parameter. */
+static void no_master_rounds_otherwise(void) {
+    Weights none = some_weights();
+    size_t up = 0, all = 0;
+    for (uint64_t step = 7; step < 10; step++) {
+        Weights plain = none;
+        for (const zero_tile &t : plain.tiles) {
+            for (size_t i = 0; i < t.count; i++) plain.master[t.state + i] = (uint32_t)plain.params[t.param + i] << 16;
+        }
+        train(plain, ZERO_MASTER_FP32, step, 1);
+        train(none, ZERO_MASTER_NONE, step, 1);
+        for (const zero_tile &t : plain.tiles) {
+            for (size_t i = 0; i < t.count; i++) {
+                uint16_t random[8];
+                zero_master_random(random, ARGS.seed, step, t.logical + i / 8 * 8);
+                const uint32_t word = plain.master[t.state + i];
+                const uint32_t rounded = (word & 0x7fffffff) > 0x7f800000 ? (word | 0x400000) >> 16 : (word >> 16) + ((word & 0xffff) + random[i % 8] > 0xffff);
+                up += rounded != word >> 16;
+                all++;
+                plain.params[t.param + i] = (uint16_t)rounded;
+            }
+        }
+        CHECK(plain.params == none.params && plain.m == none.m && plain.v == none.v, "step %d: other bits than a plain loop's", (int)step);
+    }
+    CHECK(up > all / 3 && up < all * 2 / 3, "%zu of %zu were rounded up", up, all);
+}
+
+/* One value, rounded in many places and steps: the mean is the value, within 4 standard deviations. */
+static void rounding_by_chance_has_a_bias(void) {
+    const size_t n = ZERO_TILE, steps = 16;
+    for (double value : {0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3}) {
+        double sum = 0;
+        zero_adamw_args a = {1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0};       /* w = 2 value - value m / sqrt(v) */
+        a.lr = (float)value;
+        const uint32_t start = zero_master_round(word_of(2 * a.lr));
+        const float before = float_of(start << 16), exact = before - a.lr * 1.0f;
+        for (size_t step = 1; step <= steps; step++) {
+            Weights w;
+            w.tiles.push_back(zero_tile{0, 0, 0, 1000, (uint32_t)n, 0});
+            w.params.assign(n, (uint16_t)start);
+            w.low.assign(n, 0);
+            for (auto *words : {&w.master, &w.m, &w.v}) words->assign(n, 0);
+            w.g.assign(n, word_of(1));
+            train(w, ZERO_MASTER_NONE, step, 1, a);
+            for (uint16_t p : w.params) sum += float_of((uint32_t)p << 16);
+        }
+        const double p = (word_of(exact) & 0xffff) / 65536.0, gap = fabs((double)float_of((word_of(exact) & 0xffff0000) + 0x10000) - float_of(word_of(exact) & 0xffff0000));
+        const double sigma = gap * sqrt(p * (1 - p) / (double)(n * steps));
+        char where[64];
+        snprintf(where, sizeof where, "value %.6f, up with probability %.4f", exact, p);
+        check_error(fabs(sum / (double)(n * steps) - exact) / sigma, 4, __LINE__, "mean of roundings, in standard deviations", where);
+    }
 }
 
 int main(void) {
@@ -232,6 +378,9 @@ int main(void) {
         TEST(square_sum_hides_nan_or_infinity),
         TEST(adamw_is_another_formula),
         TEST(adamw_moves_padding),
+        TEST(split_master_has_other_bits),
+        TEST(no_master_rounds_otherwise),
+        TEST(rounding_by_chance_has_a_bias),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }
