@@ -155,6 +155,7 @@ run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 120 "matmul" $fp32/test_matmul
 run 0 60 "device header" $fp32/test_emulator
+run 0 60 "master weights, all words" $fp32/test_master
 run 0 120 "kernels" $fp32/test_kernels
 run 0 180 "model fp32" $fp32/test_model
 run 0 180 "model bf16" $bf16/test_model
