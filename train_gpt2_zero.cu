@@ -1363,6 +1363,7 @@ static void die(const char *format, ...) {
         usleep(1000);
     }
     if (rank == 0) fprintf(stderr, "error: %s\n", message);
+    else if (!together && strncmp(message, "rank ", 5) == 0) fprintf(stderr, "error: %s\n", message);
     else if (!together) fprintf(stderr, "error: rank %d: %s\n", rank, message);
     fflush(stderr);
     if (!together) MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
@@ -1371,12 +1372,13 @@ static void die(const char *format, ...) {
 }
 
 static void must(const Run *r, int status, const char *doing) {
-    if (status != ZERO_OK) die("%s: %s", doing, zero_error(r->z));
+    if (status != ZERO_OK) die("%s (%s)", zero_error(r->z), doing);
 }
 
 // Every rank gives the same number of bytes; all get those of all.
 static void gather(const Run *r, const void *mine, size_t bytes, void *all) {
-    if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("gathering numbers: %s", zero_comm_error(r->comm));
+    zero_comm_phase(r->comm, "gathering numbers", 0);
+    if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("%s", zero_comm_error(r->comm));
 }
 
 static void *allocate(size_t bytes) {
@@ -1644,7 +1646,11 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
 static void open_data(Run *r) {
     const Options *o = &r->options;
     r->train = open_loader(r, o->train_files, 0);
-    if (o->val_every > 0) r->val = open_loader(r, o->val_files, 1);
+    r->val = open_loader(r, o->val_files, 1);       // also if it is never used: a wrong -j is a mistake
+    if (o->val_every == 0) {
+        loader_close(r->val);
+        r->val = NULL;
+    }
     const size_t epoch = loader_num_samples(r->train) / r->M;
     r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
     if (r->steps == 0 && o->max_steps < 0) {
@@ -2131,6 +2137,7 @@ int main(int argc, char **argv) {
         say(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params, (unsigned long long)optimizer);
     }
 
+    if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout))) die("standard output could not be written: %s", strerror(errno));
     trainlog_close(&r->log);
     gpt2_destroy(&r->model);
     zero_destroy(r->z);

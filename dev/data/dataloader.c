@@ -300,7 +300,7 @@ static int switch_to(Loader *l, size_t shard, char err[512]) {
     l->fd = open(l->shards[shard].name, O_RDONLY | O_CLOEXEC);
     l->fd_shard = shard;
     if (l->fd < 0) {
-        return FAIL("%.200s: cannot open it any more (%s). Put it back and resume from the last checkpoint.",
+        return FAIL("%.200s: cannot open it any more (%s). Put it back and start again.",
                     l->shards[shard].name, strerror(errno));
     }
     return 0;
@@ -317,7 +317,7 @@ int loader_batch(Loader *l, size_t j, int *inputs, int *targets, char err[512]) 
     size_t offset = (l->info.is_text ? 0 : HEADER_BYTES) + first * l->token_bytes;
     if (read_at(l->fd, l->raw, (n + 1) * l->token_bytes, offset) != 0) {
         return FAIL("%.200s: cannot read %zu tokens from token %zu on (%s). The file may have changed since the start: "
-                    "restore it and resume from the last checkpoint.", l->shards[s].name, n + 1, first, strerror(errno));
+                    "restore it and start again.", l->shards[s].name, n + 1, first, strerror(errno));
     }
 
     int largest = -1;
