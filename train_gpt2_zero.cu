@@ -902,25 +902,26 @@ typedef struct GPT2Units {
     void (*release_grads)(void *ctx, size_t unit);
 } GPT2Units;
 
-// All in one allocation. What exists per layer begins with layer 0's; strides are those of the largest R.
-typedef struct Activations {
-    floatX *residual;               // [L + 1, R, C]: the input of each layer, and the output of the last
-    floatX *normed;                 // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all if recomputed
-    floatX *qkv, *atty;             // [L, R, 3C], [L, R, C]
-    floatX *attended;               // [L, R, C]: residual stream after the attention
-    floatX *fch, *fch_gelu;         // [L, R, 4C], before and after GELU; one slot of the second if recomputed
-    floatX *logits;                 // [R, Vp], then their gradients
+// All in one allocation. X: floatX, or, to ask about another build, its type. What exists per layer begins with layer 0's; strides are those of the largest R.
+template <class X> struct ActivationsOf {
+    X *residual;                    // [L + 1, R, C]: the input of each layer, and the output of the last
+    X *normed;                      // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all if recomputed
+    X *qkv, *atty;                  // [L, R, 3C], [L, R, C]
+    X *attended;                    // [L, R, C]: residual stream after the attention
+    X *fch, *fch_gelu;              // [L, R, 4C], before and after GELU; one slot of the second if recomputed
+    X *logits;                      // [R, Vp], then their gradients
     float *mean, *rstd;             // [2 L + 1, R], as normed
     float *lse;                     // [L, B, NH, T]
     float *losses;                  // [R]
-    floatX *dresidual;              // [R, C]
-    floatX *dnarrow;                // [R, C]: the gradient of a layernorm's output, or of atty
-    floatX *dwide;                  // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
+    X *dresidual;                   // [R, C]
+    X *dnarrow;                     // [R, C]: the gradient of a layernorm's output, or of atty
+    X *dwide;                       // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
     float *delta;                   // [B, NH, T]: attention_backward's
     float *partial;                 // [max_chunks(R), 4C]: sums over rows
     int *inputs, *targets;          // [R]
     TokenRows rows;                 // of inputs, for the encoder's backward
-} Activations;
+};
+typedef ActivationsOf<floatX> Activations;
 
 typedef struct GPT2 {
     GPT2Config config;
@@ -951,7 +952,8 @@ template <class T> static void take(T **ptr, size_t count, void *arena, size_t *
 }
 
 // Lays the activations out in the arena and returns its bytes.
-static size_t place_activations(Activations *a, const GPT2Config *c, size_t B, size_t T, int recompute, void *arena) {
+template <class X>
+static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t B, size_t T, int recompute, void *arena) {
     const size_t R = B * T, L = c->num_layers, C = c->channels, norms = 2 * L + 1;
     size_t used = 0;
     take(&a->residual, (L + 1) * R * C, arena, &used);
@@ -979,10 +981,12 @@ static size_t place_activations(Activations *a, const GPT2Config *c, size_t B, s
     return used;
 }
 
-// What gpt2_create books under ZERO_MEM_ACTIVATIONS.
-size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute) {
-    Activations a;
-    return place_activations(&a, c, B, T, recompute, NULL);
+// What gpt2_create books under ZERO_MEM_ACTIVATIONS, in a build of that precision.
+size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, enum zero_dtype precision = FLOATX) {
+    ActivationsOf<bf16> half;
+    ActivationsOf<float> single;
+    if (precision == ZERO_BF16) return place_activations(&half, c, B, T, recompute, NULL);
+    return place_activations(&single, c, B, T, recompute, NULL);
 }
 
 // Frees what gpt2_create took; a GPT2 that is all zeros, or from a gpt2_create that failed, is fine.
@@ -1291,6 +1295,7 @@ void gpt2_backward(GPT2 *m) {
 #include "dev/data/tokenizer.h"     // tokens to text
 #include "dev/modelfile.h"          // llm.c's model files
 #include "dev/options.h"            // the command line
+#include "dev/plan.h"               // what a run would need
 #include "dev/trainlog.h"           // learning rate, z-scores, the step line, main.log
 #include "zero/comm_mpi.h"          // the transport
 #include "zero/zero.h"              // the engine
@@ -1594,10 +1599,10 @@ static void choose_model_and_data(Run *r) {
         const int llmc = llmc_data && r->config.vocab_size >= 50257;
         o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
         o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(BUILTIN_TEXT)) die("-i: no training data: name some with -i, or let make prepare %s (make data)", BUILTIN_TEXT);
+        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan) die("-i: no training data: name some with -i, or let make prepare %s (make data)", BUILTIN_TEXT);
     }
     if (o->val_files == NULL) o->val_files = o->train_files;
-    if (no_model || no_data) {
+    if (no_model || (no_data && !o->plan)) {
         const int llmc = !strcmp(o->model, LLMC_MODEL) || !strcmp(o->train_files, LLMC_TRAIN);
         snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)", no_model ? "-e " : "",
                  no_model ? o->model : "", no_model && no_data ? " and " : "", no_data ? "-i " : "", no_data ? o->train_files : "",
@@ -1934,13 +1939,8 @@ static int skip_update(const Run *r, size_t step, double loss, double loss_z, do
 // the first gradient and the update, but its formula knows only its own: the losses are ours.
 static void note_wire(Run *r) {
     r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
-    for (size_t i = 0; i < r->wire_rows; i++) {
-        zero_row *row = &r->wire[i];
-        if (row->kind != ZERO_WIRE_SCALARS || r->shard_comm != r->comm) continue;      // with groups, losses take another transport
-        const size_t length = strlen(row->formula);
-        row->expected += r->G * sizeof(double) * (size_t)(r->ranks - 1);
-        snprintf(row->formula + length, sizeof row->formula - length, ", %zu G (N-1) losses", sizeof(double));
-    }
+    // with groups, losses take another transport than the norm
+    if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
 }
 
 // One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about these.
@@ -2087,6 +2087,46 @@ static void print_reports(const Run *r) {
     if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
 }
 
+// --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is allocated.
+static void print_plan(const Run *r) {
+    const Options *o = &r->options;
+    PlanInput in = {};
+    char err[ERR_BYTES];
+    in.model = o->model;
+    in.num_tensors = gpt2_num_tensors(&r->config);
+    zero_tensor *tensors = (zero_tensor *)allocate(in.num_tensors * sizeof *tensors);
+    gpt2_tensors(&r->config, tensors);
+    in.tensors = tensors;
+    in.order_length = gpt2_unit_order(&r->config, NULL);
+    size_t *order = (size_t *)allocate(in.order_length * sizeof *order);
+    gpt2_unit_order(&r->config, order);
+    in.order = order;
+    in.prefetch = (size_t)o->prefetch;
+    in.dtype = o->plan_precision == OPTION_PRECISION_BF16 ? ZERO_BF16 : ZERO_F32;
+    in.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
+    in.recompute = (int)o->recompute;
+    in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.dtype);
+    in.flops_per_token = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T, 1);
+    in.B = r->B;
+    in.T = r->T;
+    in.total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
+    in.ranks = (size_t)r->ranks;
+    in.ranks_per_host = (size_t)o->plan_ranks_per_host;
+#ifndef CUDA_ON_CPU
+    in.staged = 1;
+#endif
+    in.device_bytes = o->device_memory * 1e9;
+    in.link_bytes_per_second = o->link_gbs * 1e9;
+    in.peak_flops = o->peak_tflops * 1e12;
+    in.efficiency = o->efficiency;
+    Plan plan;
+    if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
+    if (r->choice[0] != '\0' && o->plan == OPTION_PLAN_TEXT) printf("%s\n", r->choice);
+    (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
+    free(tensors);
+    free(order);
+}
+
 int main(int argc, char **argv) {
     static Run run;
     Run *r = &run;
@@ -2111,12 +2151,18 @@ int main(int argc, char **argv) {
         return first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     }
 
-    choose_device(r);
+    if (r->options.plan && r->options.plan_ranks > 0) r->ranks = (int)r->options.plan_ranks;
+    if (!r->options.plan) choose_device(r);
     choose_model_and_data(r);
     r->B = (size_t)r->options.batch_size;
     r->T = (size_t)r->options.seq_len;
     if (options_check_batch(&r->options, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
     r->M = r->G * (size_t)r->ranks;
+    if (r->options.plan) {
+        if (r->rank == 0) print_plan(r);
+        MPI_Finalize();
+        return EXIT_SUCCESS;
+    }
     open_data(r);
     r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));

@@ -32,6 +32,8 @@ typedef struct {
     const char *help;
     double allowed;             // if `missing` is set: the largest number (or choice) that is accepted
     const char *missing;        // the remedy for others
+    const char *bare;           // what the flag means without a value; NULL: it must have one
+    int of_plan;                // 1: means nothing without --plan
 } Flag;
 
 #define MANY 1e15               // exact in a double, and far from overflow
@@ -116,6 +118,15 @@ static const Flag FLAGS[] = {
     {"pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, MANY, .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
     {"pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, MANY,
      .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
+    {"plan", "plan", CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
+     .help = "print what the run would need, and end: all stages, any ranks; --plan alone: text"},
+    {"ranks", "ranks", INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1, .help = "of the plan; -1: those of mpirun"},
+    {"ranks-per-host", "ranks-per-host", INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1, .help = "of the plan; 0: all on one host"},
+    {"precision", "precision", CHOICE, AT(plan_precision), "fp32|bf16", "fp32", 0, 0, .of_plan = 1, .help = "of the plan; default: that of this build"},
+    {"device-memory", "device-memory", REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1, .help = "of the plan: memory of a rank, 10^9 bytes"},
+    {"link-gbs", "link-gbs", REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1, .help = "of the plan: what a rank receives in a second"},
+    {"peak-tflops", "peak-tflops", REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1, .help = "of the plan: of a rank's device"},
+    {"mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1, .help = "of the plan: the part of the peak that is reached"},
     {"ps", "server-ip", TEXT, AT(server_ip), "IP", NULL, 0, 0, .help = "set by mpirun", .allowed = 0, .missing = BY_MPIRUN},
     {"pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0, .help = "set by mpirun", .allowed = 0, .missing = BY_MPIRUN},
 };
@@ -203,6 +214,17 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (build->bf16 && !o->master_weights) {
         return FAIL("-w 0: training in bf16 without fp32 master weights is not there: use -w 1, or build with PRECISION=FP32");
     }
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {
+            return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
+        }
+    }
+    if (o->plan_ranks == 0) {
+        return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
+    }
+    if (!options_given(o, "precision")) {
+        o->plan_precision = build->bf16 ? OPTION_PRECISION_BF16 : OPTION_PRECISION_FP32;
+    }
     if (o->comm == OPTION_COMM_NCCL && !build->nccl) {
         return FAIL("--comm nccl: this program was built without NCCL: use --comm mpi");
     }
@@ -233,8 +255,9 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
     struct option longs[2 * NUM_FLAGS + 2];
     memset(longs, 0, sizeof longs);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        longs[2 * i] = (struct option){FLAGS[i].flag, required_argument, NULL, FIRST + 2 * i};
-        longs[2 * i + 1] = (struct option){FLAGS[i].name, required_argument, NULL, FIRST + 2 * i + 1};
+        int argument = FLAGS[i].bare != NULL ? optional_argument : required_argument;
+        longs[2 * i] = (struct option){FLAGS[i].flag, argument, NULL, FIRST + 2 * i};
+        longs[2 * i + 1] = (struct option){FLAGS[i].name, argument, NULL, FIRST + 2 * i + 1};
         if (FLAGS[i].standard != NULL) {
             options_set_default(o, FLAGS[i].flag, FLAGS[i].standard);
         }
@@ -271,7 +294,12 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         char flag[64];
         snprintf(flag, sizeof flag, "%.*s", length, used);
         int i = (code - FIRST) / 2;
-        if (set_value(o, &FLAGS[i], flag, optarg, err, err_bytes) != 0) {
+        const char *value = optarg;
+        if (value == NULL) {            // an optional value: getopt knows --plan=json only, not --plan json
+            value = next < argc && argv[next][0] != '-' ? argv[next++] : FLAGS[i].bare;
+            optind = next;
+        }
+        if (set_value(o, &FLAGS[i], flag, value, err, err_bytes) != 0) {
             return -1;
         }
         o->given[i] = 1;

@@ -34,11 +34,15 @@ typedef struct {
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
+    int64_t plan, plan_precision, plan_ranks, plan_ranks_per_host;
+    double device_memory, link_gbs, peak_tflops, efficiency;    // GB, GB/s, TFLOP/s: decimal
     unsigned char given[64];    // which flags the command line has, by their place in the table
 } Options;
 
 enum { OPTION_COMM_AUTO, OPTION_COMM_MPI, OPTION_COMM_NCCL };
 enum { OPTION_REDUCE_EXACT, OPTION_REDUCE_LIBRARY };
+enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
+enum { OPTION_PRECISION_FP32, OPTION_PRECISION_BF16 };
 
 // Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv: keep it.
 int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, char *err, size_t err_bytes);

@@ -1,8 +1,9 @@
 /* plan.h: what a run needs, in bytes, by formula: memory of a rank, and what it receives in a step.
 
-   A pure function of a description of the run (zero_plan) and a layout: nothing is allocated, no rank is needed, and a hundred billion parameters on
-   65536 ranks take as long as a thousand on two. The engine's reports print these rows beside what was measured, and tests hold them
-   equal to the byte; so what a plan says before a run is what the run will say of itself. */
+   A pure function of a description of the run (zero_plan) and a layout: nothing is allocated, no rank is needed, and a
+   hundred billion parameters on 65536 ranks take as long as a thousand on two. The engine's reports print these rows beside
+   what was measured, and tests hold them equal to the byte; so what a plan says before a run is what the run will say of
+   itself. */
 #ifndef ZERO_PLAN_H
 #define ZERO_PLAN_H
 #include <stddef.h>
@@ -37,8 +38,8 @@ typedef struct zero_row {
     uint64_t expected, measured;    /* bytes; measured is 0 in a plan */
 } zero_row;
 
-/* Rows in ascending kind, one for each category but ZERO_MEM_ACTIVATIONS (the caller's), and one for each kind of traffic. They return
-   the number of rows, at most max. Not collective. */
+/* Rows in ascending kind, one for each category but ZERO_MEM_ACTIVATIONS (the caller's), and one for each kind of traffic.
+   They return the number of rows, at most max. Not collective. */
 size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max);
 size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max);
 

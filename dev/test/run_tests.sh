@@ -153,6 +153,7 @@ run 0 60 "layout" $fp32/test_layout
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
+run 0 60 "plan" $fp32/test_plan
 run 0 120 "matmul" $fp32/test_matmul
 run 0 60 "device header" $fp32/test_emulator
 run 0 60 "master weights, all words" $fp32/test_master
@@ -184,6 +185,7 @@ for precision in fp32 bf16; do
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny"
 done
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
+run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
 
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.

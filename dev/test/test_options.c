@@ -76,6 +76,10 @@ static const struct {
     // together
     {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
     {"-x 10 -u 20", "warm-up"},
+    // plans
+    {"--plan xml", "off|text|json"}, {"--plan=", "off|text|json"}, {"--plan json 8", "8: not a flag"}, {"--ranks 8", "--ranks: is about a plan"},
+    {"--plan off --mfu 0.5", "--mfu: is about a plan"}, {"--precision bf16", "add --plan"}, {"--plan --ranks 0", "at least one rank"},
+    {"--plan --precision fp16", "fp32|bf16"}, {"--plan --device-memory 0", "out of range"}, {"--plan --mfu 1.5", "--mfu 1.5"},
 };
 
 static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state) {
@@ -101,6 +105,27 @@ static void test_what_a_build_has_not_is_refused_there_only(void **state) {
     assert_int_equal(parse(&o, &CPU_FP32, "-f 0 -lg 0 --comm mpi"), 0);
     assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
     assert_int_equal(o.tf32, 0);
+}
+
+static void test_a_plan_needs_no_word(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_OFF);
+    assert_int_equal(parse(&o, &CPU_FP32, "--plan"), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_TEXT);
+    assert_int_equal(o.plan_precision, OPTION_PRECISION_FP32);
+    assert_int_equal(parse(&o, &CPU_BF16, "--plan -b 2"), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_TEXT);
+    assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
+    assert_int_equal(o.batch_size, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(parse(&o, &CPU_FP32, i == 0 ? "-z 3 --plan json --ranks 64 --precision bf16" : "--plan=json -z 3 --precision bf16 --ranks 64"), 0);
+        assert_int_equal(o.plan, OPTION_PLAN_JSON);
+        assert_int_equal(o.plan_ranks, 64);
+        assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
+        assert_int_equal(o.stage, 3);
+    }
 }
 
 static void test_defaults_are_those_of_llmc(void **state) {
@@ -515,6 +540,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_wrong_command_line_is_refused_with_a_remedy),
         cmocka_unit_test(test_what_a_build_has_not_is_refused_there_only),
+        cmocka_unit_test(test_a_plan_needs_no_word),
         cmocka_unit_test(test_defaults_are_those_of_llmc),
         cmocka_unit_test(test_a_script_of_llmc_runs_as_it_is),
         cmocka_unit_test(test_short_flags_are_not_taken_for_one_another),
