@@ -219,6 +219,9 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
             return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
         }
     }
+    if (o->plan != OPTION_PLAN_OFF && o->debug != 0) {
+        return FAIL("--debug %lld: a plan is that of a run without --debug: leave it out", (long long)o->debug);
+    }
     if (o->plan_ranks == 0) {
         return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
     }

@@ -80,6 +80,7 @@ static const struct {
     {"--plan xml", "off|text|json"}, {"--plan=", "off|text|json"}, {"--plan json 8", "8: not a flag"}, {"--ranks 8", "--ranks: is about a plan"},
     {"--plan off --mfu 0.5", "--mfu: is about a plan"}, {"--precision bf16", "add --plan"}, {"--plan --ranks 0", "at least one rank"},
     {"--plan --precision fp16", "fp32|bf16"}, {"--plan --device-memory 0", "out of range"}, {"--plan --mfu 1.5", "--mfu 1.5"},
+    {"--plan --debug 7", "without --debug"},
 };
 
 static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state) {
