@@ -1935,11 +1935,10 @@ static int skip_update(const Run *r, size_t step, double loss, double loss_z, do
     return 0;
 }
 
-// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that the transport gathered between
-// the first gradient and the update, but its formula knows only its own: the losses are ours.
+// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that its transport gathered between
+// the first gradient and the update, but its formula knows only its own: the losses are ours (with groups, they take another transport).
 static void note_wire(Run *r) {
     r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
-    // with groups, losses take another transport than the norm
     if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
 }
 
@@ -2074,10 +2073,7 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
 static void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
-    const zero_comm_shape all = zero_comm_get_shape(r->comm);
-    for (size_t i = 0; i < n; i++) {        // with groups, that of all ranks is one more transport
-        if (rows[i].kind == ZERO_MEM_TRANSPORT && r->shard_comm != r->comm) rows[i].expected += zero_comm_scratch_bytes(&all, 0, 0, 0);
-    }
+    if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n].what = "activations";
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
     rows[n].expected = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute);
@@ -2111,6 +2107,7 @@ static void print_plan(const Run *r) {
     in.T = r->T;
     in.total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
     in.ranks = (size_t)r->ranks;
+    in.shard_group = (size_t)o->shard_group;
     in.ranks_per_host = (size_t)o->plan_ranks_per_host;
 #ifndef CUDA_ON_CPU
     in.staged = 1;

@@ -36,6 +36,14 @@ void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks)
     }
 }
 
+void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all) {
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i].kind == ZERO_MEM_TRANSPORT) {
+            rows[i].expected += zero_comm_scratch_bytes(&all, 0, 0, 0);
+        }
+    }
+}
+
 // Micro-steps of each of `ranks` ranks; 0: the tokens of a step cannot be divided among them.
 static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     size_t once = in->B * in->T * ranks;
@@ -45,9 +53,15 @@ static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     return in->total_tokens % once == 0 ? in->total_tokens / once : 0;
 }
 
+static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) { return zero_comm_mpi_shape(ranks, in->staged, remote); }
+
+// Groups of neighbours shard; rank r of one and rank r of the others hold the same.
+static size_t group_size(const PlanInput *in, size_t ranks) { return in->shard_group > 0 ? in->shard_group : ranks; }
+
 static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
     size_t micro_steps = micro_steps_of(in, ranks);
-    int remote = in->ranks_per_host > 0 && ranks > in->ranks_per_host;
+    size_t group = group_size(in, ranks);
+    size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
     return (zero_plan){
         .stage = stage,
         .dtype = in->dtype,
@@ -55,7 +69,9 @@ static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
         .order = in->order,
         .order_length = in->order_length,
         .prefetch = in->prefetch,
-        .transport = zero_comm_mpi_shape(ranks, in->staged, remote),
+        .transport = transport_of(in, group, group > host),
+        .groups = ranks / group,
+        .between = transport_of(in, ranks / group, ranks > host),
         .max_micro_batches = micro_steps,
         .micro_batches = micro_steps,
     };
@@ -64,6 +80,9 @@ static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
 // All rows of memory; returns their number, and their sum in *total.
 static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero_layout *l, zero_row *rows, uint64_t *total) {
     size_t n = zero_plan_memory(plan, l, rows, PLAN_ROWS - 1);
+    if (plan->groups > 1) {
+        plan_add_transport(rows, n, transport_of(in, plan->groups * l->ranks, plan->between.remote));
+    }
     rows[n] = (zero_row){.kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes};
     rows[n].what = zero_category_name(ZERO_MEM_ACTIVATIONS);
     snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T, in->recompute);
@@ -78,7 +97,8 @@ static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero
 static int fits(const PlanInput *in, int stage, size_t ranks) {
     zero_layout l;
     const char *why;
-    if (micro_steps_of(in, ranks) == 0 || zero_layout_create(&l, in->tensors, in->num_tensors, ranks, &why) != 0) {
+    if (micro_steps_of(in, ranks) == 0 || ranks % group_size(in, ranks) != 0 ||
+        zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, ranks), &why) != 0) {
         return 0;
     }
     zero_plan plan = plan_of(in, stage, ranks);
@@ -93,29 +113,40 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
     for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest_power == 0; ranks *= 2) {
         s->smallest_power = fits(in, stage, ranks) ? ranks : 0;
     }
+    const size_t whole = in->shard_group > 0 ? in->shard_group : 1;     // N is a multiple of it
     if (in->total_tokens > 0) {
-        for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks++) {
+        for (size_t ranks = whole; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks += whole) {
             s->smallest = fits(in, stage, ranks) ? ranks : 0;
         }
         return;
     }
-    size_t too_few = s->smallest_power / 2;
-    s->smallest = s->smallest_power;
-    while (s->smallest > too_few + 1) {
-        size_t middle = too_few + (s->smallest - too_few) / 2;
-        if (fits(in, stage, middle)) {
-            s->smallest = middle;
+    size_t too_few = 0;
+    size_t enough = 1;
+    while (whole * enough <= PLAN_MAX_RANKS && !fits(in, stage, whole * enough)) {
+        too_few = enough;
+        enough *= 2;
+    }
+    if (whole * enough > PLAN_MAX_RANKS) {
+        return;
+    }
+    while (enough > too_few + 1) {
+        size_t middle = too_few + (enough - too_few) / 2;
+        if (fits(in, stage, whole * middle)) {
+            enough = middle;
         } else {
             too_few = middle;
         }
     }
+    s->smallest = whole * enough;
 }
 
 static void make_stage(const PlanInput *in, const zero_layout *l, int stage, PlanStage *s) {
     const zero_plan plan = plan_of(in, stage, in->ranks);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
     s->wire_rows = zero_plan_wire(&plan, l, s->wire, PLAN_ROWS);
-    plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
+    if (plan.groups == 1) {
+        plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
+    }
     for (size_t i = 0; i < s->wire_rows; i++) {
         s->wire_total += s->wire[i].expected;
     }
@@ -130,7 +161,7 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
     if (stage >= 2) {                   // of the sums, the paper has a gradient shard, in the parameters' precision
         s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->dtype);
     }
-    s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)in->ranks);
+    s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)l->ranks);
     s->padding = s->states - s->sums - s->paper;
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;     // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
@@ -149,7 +180,11 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
                  in->B, in->T);
         return -1;
     }
-    if (zero_layout_create(&l, in->tensors, in->num_tensors, in->ranks, &why) != 0) {
+    if (in->ranks % group_size(in, in->ranks) != 0) {
+        snprintf(err, err_bytes, "--shard-group %zu: does not divide the %zu ranks", in->shard_group, in->ranks);
+        return -1;
+    }
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
         snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
         return -1;
     }
@@ -246,7 +281,7 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     for ACROSS(stage) {
         fprintf(out, "%16s", (double)p->stage[stage].memory_total <= in->device_bytes ? "yes" : "no");
     }
-    fprintf(out, "\n  formulas (Psi: padded parameters, N: ranks, G: micro-steps)\n");
+    fprintf(out, "\n  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
     for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
         print_formula(out, p, p->stage[0].memory[i].what, offsetof(PlanStage, memory) + i * sizeof(zero_row));
     }
@@ -290,6 +325,9 @@ static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
 void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     const size_t waste = p->numel_padded - p->numel;
     fprintf(out, "plan: %s, %s, ranks N = %zu", in->model, in->dtype == ZERO_BF16 ? "BF16" : "FP32", in->ranks);
+    if (in->shard_group > 0) {
+        fprintf(out, " in groups of %zu", in->shard_group);
+    }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
@@ -354,8 +392,8 @@ static void json_rows(FILE *out, const char *name, const zero_row *rows, size_t 
 void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out, "{\"model\": ");
     json_string(out, in->model);
-    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu,\n",
-            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host);
+    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu,\n",
+            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group);
     fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
             p->micro_steps, in->recompute, in->prefetch);
     fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel, p->numel_padded,

@@ -33,6 +33,7 @@ typedef struct {
     size_t B, T;
     size_t total_tokens;                // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;       // ranks_per_host 0: all on one host
+    size_t shard_group;                 // ranks that shard among them; 0: all. ranks is a multiple of it
     int staged;                         // the transport copies through host memory
     double device_bytes;                // memory of a rank
     double link_bytes_per_second;       // that a rank can receive
@@ -60,8 +61,10 @@ typedef struct {
 // 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N.
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks);
 
-// To the "numbers" row of a wire report: the losses of a step's micro-batches, which are the trainer's own.
+// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's transport, and counts
+// in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
+void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
 
 // Returns 0, or -1 and a message in err.
 int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes);

@@ -40,14 +40,15 @@ compare() {
             }
         }
         END {
-            if (rows != 12) { print "the run has " rows " rows, not 9 of memory and 3 of the wire"; bad = 1 }
+            if (rows != 13) { print "the run has " rows " rows, not 9 of memory and 4 of the wire"; bad = 1 }
             exit bad
         }' "$1" "$2"
 }
 
-# A model with odd sizes and three micro-steps or more. TRAINER RANKS STAGE
+# plan_equals_run TRAINER RANKS STAGE [FLAGS]: of a model with odd sizes, three micro-steps or more
 plan_equals_run() {
-    local flags=(-e custom:l3,h3,c72,v256,t64 -i dev/data/text/default.txt -b 2 -t 64 -d 1536 -z "$3" --prefetch $(($2 / 2)))
+    # shellcheck disable=SC2206    # words
+    local flags=(${4-} -e custom:l3,h3,c72,v256,t64 -i dev/data/text/default.txt -b 2 -t 64 -d 1536 -z "$3" --prefetch $(($2 / 2)))
     "$1" --plan --ranks "$2" "${flags[@]}" > "$dir/plan" || return 1
     mpirun -np "$2" "$1" "${flags[@]}" -x 2 -v 0 -s 0 > "$dir/run" || return 1
     compare "$dir/plan" "$dir/run" "$3"
@@ -71,6 +72,7 @@ for trainer in "$@"; do
         for stage in 0 1 2 3; do
             check "$trainer, stage $stage, $ranks ranks" plan_equals_run "$trainer" $ranks $stage
         done
+        check "$trainer, stage $((ranks - 1)), two groups of ranks" plan_equals_run "$trainer" 4 $((ranks - 1)) "--shard-group 2"
     done
     check "$trainer, JSON" json_is_well_formed "$trainer"
     check "$trainer, a plan under mpirun" printed_once_for_the_ranks_of_mpirun "$trainer"
