@@ -1651,8 +1651,8 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
 static void open_data(Run *r) {
     const Options *o = &r->options;
     r->train = open_loader(r, o->train_files, 0);
-    r->val = open_loader(r, o->val_files, 1);       // also if it is never used: a wrong -j is a mistake
-    if (o->val_every == 0) {
+    if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
+    if (o->val_every == 0) {                        // a wrong -j is a mistake also where it is not used
         loader_close(r->val);
         r->val = NULL;
     }
