@@ -65,6 +65,7 @@ static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
     return (zero_plan){
         .stage = stage,
         .dtype = in->dtype,
+        .master = in->master,
         .reduction = in->reduction,
         .order = in->order,
         .order_length = in->order_length,
@@ -161,8 +162,10 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
     if (stage >= 2) {                   // of the sums, the paper has a gradient shard, in the parameters' precision
         s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->dtype);
     }
+    const size_t full_master = zero_master_bytes(in->dtype, ZERO_MASTER_FP32);
+    s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) * (full_master - zero_master_bytes(in->dtype, in->master));
     s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)l->ranks);
-    s->padding = s->states - s->sums - s->paper;
+    s->padding = s->states + s->smaller_master - s->sums - s->paper;
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;     // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
     s->wire_s = (double)s->wire_total / in->link_bytes_per_second;
@@ -290,6 +293,7 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "as in the ZeRO paper", offsetof(PlanStage, paper));
     print_bytes(out, p, "fp32 sums, for exactness", offsetof(PlanStage, sums));
     print_bytes(out, p, "padding of shards", offsetof(PlanStage, padding));
+    print_bytes(out, p, "less: smaller master weights", offsetof(PlanStage, smaller_master));
     print_bytes(out, p, "parameters to AdamW v", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
     fprintf(out, "  the paper, bytes for each parameter: %s\n",
@@ -408,8 +412,9 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
         json_ranks(out, "smallest_ranks", s->smallest);
         json_ranks(out, "smallest_power_of_two", s->smallest_power);
         fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
-        fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu, \"total\": %llu}",
-                (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding, (unsigned long long)s->states);
+        fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
+                (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
+        fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master, (unsigned long long)s->states);
         json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
         json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
         fprintf(out, "}");

@@ -26,6 +26,7 @@ typedef struct {
     const size_t *order;                // of units, as zero_config wants it
     size_t order_length, prefetch;
     enum zero_dtype dtype;
+    enum zero_master master;
     enum zero_reduction reduction;
     int recompute;
     size_t activation_bytes;
@@ -44,8 +45,8 @@ typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
-    // Model states are the rows from parameters to AdamW v: paper + sums + padding.
-    uint64_t states, paper, sums, padding;
+    // Model states are the rows from parameters to AdamW v: paper + sums + padding - smaller_master.
+    uint64_t states, paper, sums, padding, smaller_master;
     double compute_s, wire_s;           // of a step
     size_t smallest_power, smallest;    // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
 } PlanStage;

@@ -70,6 +70,17 @@ static void test_the_table_of_the_zero_paper(void **state) {
         assert_int_equal(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) + bytes_of(s, ZERO_MEM_GRAD_SHARDS) +
                                     bytes_of(s, ZERO_MEM_MASTER) + bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
     }
+    for (int master = ZERO_MASTER_SPLIT; master <= ZERO_MASTER_NONE; master++) {
+        Plan q;
+        in.master = (enum zero_master)master;
+        assert_int_equal(plan_make(&q, &in, err, sizeof err), 0);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            const uint64_t less = (master == ZERO_MASTER_SPLIT ? 2 : 4) * (stage == 0 ? p.numel_padded : shard);
+            assert_int_equal(q.stage[stage].states, p.stage[stage].states - less);
+            assert_int_equal(q.stage[stage].smaller_master, less);
+            assert_int_equal(q.stage[stage].padding, p.stage[stage].padding);
+        }
+    }
     assert_printed(plan_paper_bytes(0, ZERO_BF16, 1, 8), "%g", "16");
     assert_printed(plan_paper_bytes(1, ZERO_BF16, 1, 8), "%g", "5.5");
     assert_printed(plan_paper_bytes(2, ZERO_BF16, 1, 8), "%g", "3.75");
@@ -129,6 +140,25 @@ static void test_the_smallest_number_of_ranks_is_that(void **state) {
     assert_int_equal(p.lowest_stage, -1);
 }
 
+// With groups of 4, a group's shards are those of 4 ranks, however many groups there are.
+static void test_groups_shard_as_if_they_were_alone(void **state) {
+    (void)state;
+    PlanInput in = model(24, 50000000, 4);
+    Plan alone, groups;
+    assert_int_equal(plan_make(&alone, &in, err, sizeof err), 0);
+    in.ranks = 12;
+    in.shard_group = 4;
+    assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        assert_int_equal(groups.stage[stage].states, alone.stage[stage].states);
+        assert_true(groups.stage[stage].wire_total > alone.stage[stage].wire_total);
+        assert_int_equal(groups.stage[stage].smallest % 4, 0);
+    }
+    in.ranks = 10;
+    assert_int_equal(plan_make(&groups, &in, err, sizeof err), -1);
+    assert_non_null(strstr(err, "--shard-group 4"));
+}
+
 static void test_tokens_that_cannot_be_divided_are_refused(void **state) {
     (void)state;
     PlanInput in = model(2, 1000, 3);
@@ -172,6 +202,7 @@ int main(void) {
         cmocka_unit_test(test_the_table_of_the_zero_paper),
         cmocka_unit_test(test_7b_on_8_data_parallel_ranks),
         cmocka_unit_test(test_the_smallest_number_of_ranks_is_that),
+        cmocka_unit_test(test_groups_shard_as_if_they_were_alone),
         cmocka_unit_test(test_tokens_that_cannot_be_divided_are_refused),
         cmocka_unit_test(test_time_is_work_by_rate),
         cmocka_unit_test(test_175b_on_65536_ranks),
