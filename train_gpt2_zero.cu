@@ -1693,6 +1693,14 @@ static void choose_device(Run *r) {
     }
 }
 
+// By the value of -w, in BF16 builds.
+static const struct {
+    enum zero_master kind;
+    const char *name;
+} MASTER_WEIGHTS[] = {{ZERO_MASTER_NONE, "BF16, no master weights, rounding by chance"},
+                      {ZERO_MASTER_FP32, "BF16, fp32 master weights"},
+                      {ZERO_MASTER_SPLIT, "BF16, fp32 master weights in two halves"}};
+
 static void create_model(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
@@ -1713,6 +1721,8 @@ static void create_model(Run *r) {
     zero_config c = {};
     c.stage = (int)o->stage;
     c.dtype = FLOATX;
+    c.master = MASTER_WEIGHTS[o->master_weights].kind;
+    c.seed = (uint64_t)o->seed;
     c.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
     c.prefetch = (int)o->prefetch;
     c.debug = (uint64_t)o->debug;
@@ -1789,7 +1799,7 @@ static void print_header(const Run *r) {
     const LoaderInfo train = loader_info(r->train);
     say(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
     print_row(r, "device", "%s", r->device.name);
-    print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? "BF16, fp32 master weights" : (o->tf32 ? "TF32" : "FP32"));
+    print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? MASTER_WEIGHTS[o->master_weights].name : (o->tf32 ? "TF32" : "FP32"));
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
     if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);

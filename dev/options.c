@@ -81,8 +81,8 @@ static const Flag FLAGS[] = {
      .allowed = 0, .missing = "the HellaSwag evaluation is not there yet: use -h 0 (and --help for help)"},
     {"a", "overfit", INTEGER, AT(overfit), "0|1", "0", 0, 1, .help = "1: train on the first batch again and again"},
     {"f", "tf32", INTEGER, AT(tf32), "0|1", NULL, 0, 1, .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU"},
-    {"w", "master-weights", INTEGER, AT(master_weights), "0|1", "1", 0, 1,
-     .help = "fp32 master weights; BF16 builds have them always"},
+    {"w", "master-weights", INTEGER, AT(master_weights), "0|1|2", "1", 0, 2,
+     .help = "BF16 builds: fp32 master weights; 2: the same in 2 bytes less; 0: none, updates are rounded by chance"},
     {"ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2, .help = "GELU inside the matrix product (not there yet)",
      .allowed = 0, .missing = "fused GELU is not there yet: use -ge 0"},
     {"z", "stage", INTEGER, AT(stage), "0|1|2|3", "2", 0, 3, .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters"},
@@ -211,8 +211,9 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         return FAIL("-lg %lld: this program was built for the CPU and has no GPU to report on: use -lg 0",
                     (long long)o->gpu_info_every);
     }
-    if (build->bf16 && !o->master_weights) {
-        return FAIL("-w 0: training in bf16 without fp32 master weights is not there: use -w 1, or build with PRECISION=FP32");
+    if (!build->bf16 && o->master_weights != 1) {
+        return FAIL("-w %lld: in an FP32 build parameters are their own master weights: use -w 1, or build with PRECISION=BF16",
+                    (long long)o->master_weights);
     }
     for (int i = 0; i < NUM_FLAGS; i++) {
         if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {

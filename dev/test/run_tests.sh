@@ -184,6 +184,10 @@ for precision in fp32 bf16; do
     same 60 "trainer $precision: the same state on any ranks" "state hash: .*" build/$device-$precision/train_gpt2_zero \
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny"
 done
+same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -w 1 $tiny" "1 -w 2 $tiny" "2 -w 2 -z 1 $tiny" "4 -w 2 -z 2 $tiny" "8 -w 2 -z 3 $tiny" "8 -w 2 -z 0 $tiny" "8 -w 2 -z 3 --shard-group 2 $tiny"
+same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" "8 -w 0 -z 3 --shard-group 2 $tiny"
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero

@@ -62,7 +62,7 @@ static const struct {
     // out of range
     {"-b 0", "-b 0: out of range"}, {"-b -4", "out of range"}, {"-b 99999999999999999999", "out of range"}, {"-t 0", "-t 0"}, {"-x -2", "-x -2"},
     {"-d -2", "-d -2"}, {"-d 0", "-d 0"}, {"-l -1", "-l -1: out of range"}, {"-q 1.5", "-q 1.5"}, {"-u -1", "-u -1"}, {"-c -0.1", "-c -0.1"},
-    {"-r 3", "-r 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
+    {"-r 3", "-r 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-w 3", "-w 3"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
     {"--beta1 1", "--beta1 1"}, {"--beta2 1.0", "--beta2"}, {"--eps 0", "--eps 0"}, {"--grad-clip -1", "--grad-clip"}, {"--shuffle 2", "--shuffle 2"},
     {"--seed -1", "--seed"}, {"--seed 4294967296", "--seed"}, {"--hash yes", "--hash yes"}, {"--timeout 0", "--timeout 0"}, {"--tp 0", "--tp 0"},
     // unknown words
@@ -97,9 +97,13 @@ static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state)
 static void test_what_a_build_has_not_is_refused_there_only(void **state) {
     (void)state;
     Options o;
-    assert_int_equal(parse(&o, &CPU_FP32, "-w 0"), 0);
-    assert_int_equal(parse(&o, &CPU_BF16, "-w 0"), -1);
-    assert_non_null(strstr(err, "-w 1"));
+    static const char *const masters[] = {"-w 0", "-w 1", "-w 2"};
+    for (int w = 0; w <= 2; w++) {
+        assert_int_equal(parse(&o, &CPU_BF16, masters[w]), 0);
+        assert_int_equal(o.master_weights, w);
+        assert_int_equal(parse(&o, &CPU_FP32, masters[w]), w == 1 ? 0 : -1);
+        if (w != 1) assert_non_null(strstr(err, "use -w 1"));
+    }
     assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --comm nccl"), 0);
     assert_int_equal(parse(&o, &GPU_BF16, ""), 0);
     assert_int_equal(o.tf32, 1);
