@@ -1,4 +1,5 @@
-/* engine.h: the inside of the engine, for zero.c (buffers, reduction, step) and state.c (reading and writing state, reports). */
+/* engine.h: the inside of the engine, for zero.c (gradients, reduction, step), params.c (parameters) and state.c (reading and writing
+   state, reports). */
 #ifndef ZERO_ENGINE_H
 #define ZERO_ENGINE_H
 #include "zero/cache.h"
@@ -70,8 +71,16 @@ int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(
 int zero_comm_check(zero *z, int e);
 int zero_device_check(zero *z, cudaError_t e, const char *what);
 
-/* A change of parameters: begin waits until no rank reads this rank's piece; written says that unit u's is complete (units ascending);
+/* Accounted device memory, of this rank, or symmetric (collective); *(void **)out. Fill memory with NaN (in debug mode; else nothing). */
+int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out);
+int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out);
+int zero_poison(zero *z, void *p, size_t bytes);
+
+/* params.c. forget: all fetches are finished, and no buffer holds a unit. A change of parameters: begin waits until no rank reads this rank's piece; written says that unit u's is complete (units ascending);
    after end all ranks can use them. */
+int zero_params_create(zero *z);
+void zero_params_destroy(zero *z);
+int zero_params_forget(zero *z);
 int zero_params_begin(zero *z);
 int zero_params_written(zero *z, size_t u);
 int zero_params_end(zero *z);

@@ -53,7 +53,7 @@ const char *zero_error(const zero *z) { return z->error; }
 const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
 
-static int alloc(zero *z, enum zero_category c, size_t bytes, void *out)
+int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out)
 {
     void *p = zero_memory_alloc(z->config.memory, c, bytes);
     memcpy(out, &p, sizeof p);
@@ -61,33 +61,19 @@ static int alloc(zero *z, enum zero_category c, size_t bytes, void *out)
 }
 
 /* Debugging: whoever reads on what was given back sees NaN. */
-static int poison(zero *z, void *p, size_t bytes)
+int zero_poison(zero *z, void *p, size_t bytes)
 {
     return z->config.debug && p ? zero_device_check(z, cudaMemsetAsync(p, 0xff, bytes, z->config.stream), "poisoning a buffer") : ZERO_OK;
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------------ */
 
-static int create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out)
+int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out)
 {
     void *p = NULL;
     const int e = zero_comm_check(z, zero_comm_alloc(z->config.comm, z->config.memory, category, &p, numel * elem));
     memcpy(out, &p, sizeof p);
     return e;
-}
-
-static int create_params(zero *z)
-{
-    const zero_layout *l = &z->layout;
-    if (!sharded_params(z)) return create_buffer(z, ZERO_MEM_PARAMS, l->numel_padded, z->elem, &z->params);
-    int e = zero_comm_check(z, zero_comm_window_create(z->config.comm, z->config.memory, ZERO_MEM_PARAMS, shard_total(z) * z->elem, &z->window));
-    if (!e && zero_cache_create(&z->cache, l, z->config.order, z->config.order_length, (size_t)z->config.prefetch))
-        e = zero_fail(z, ZERO_ERR_ARG, "the order of units has a unit that is not there (there are %zu), or memory is exhausted", l->num_units);
-    z->cache.drop = z->config.debug != 0;
-    z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
-    if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++) e = alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
-    return e ? e : zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
 }
 
 static int create_grads(zero *z)
@@ -101,11 +87,11 @@ static int create_grads(zero *z)
             if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
             b->numel = unit_numel(z, u);
-            e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, b->numel, z->elem, &b->ptr);
+            e = zero_create_buffer(z, ZERO_MEM_UNIT_BUFFERS, b->numel, z->elem, &b->ptr);
         }
         return e;
     }
-    e = create_buffer(z, ZERO_MEM_GRADS, l->numel_padded, z->elem, &z->grads);
+    e = zero_create_buffer(z, ZERO_MEM_GRADS, l->numel_padded, z->elem, &z->grads);
     for (size_t u = 0; u < l->num_units && !e; u++) {
         z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem, .numel = unit_numel(z, u) };
         z->units[u].buffer = &z->buffers[u];
@@ -143,7 +129,7 @@ static int create_tiles(zero *z)
         }
     }
     z->unit_tiles[l->num_units] = n;
-    int e = alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *tiles, &z->tiles);
+    int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *tiles, &z->tiles);
     if (!e && n) e = zero_device_check(z, cudaMemcpy(z->tiles, tiles, n * sizeof *tiles, cudaMemcpyHostToDevice), "copying the optimizer's tiles");
     free(tiles);
     return e;
@@ -158,7 +144,7 @@ static int create_group_sums(zero *z)
         e = zero_comm_check(z, zero_comm_alloc(z->config.replicas, z->config.memory, ZERO_MEM_UNIT_BUFFERS, &p[i], numel * sizeof(float)));
     z->group_sum = p[0];
     z->all_sum = p[1];
-    if (!e) e = alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->all_sum_piece, &z->all_sum_piece);
+    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->all_sum_piece, &z->all_sum_piece);
     return e ? e : zero_device_check(z, cudaMemcpy(z->all_sum_piece, &z->all_sum, sizeof z->all_sum, cudaMemcpyHostToDevice), "copying a pointer");
 }
 
@@ -181,14 +167,14 @@ static int create(zero *z)
     z->host_params = malloc(CHUNK * sizeof *z->host_params);
     z->host_low = malloc(CHUNK * sizeof *z->host_low);
     if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    int e = create_params(z);
+    int e = zero_params_create(z);
     if (!e) e = create_grads(z);
     if (!e && z->groups > 1) e = create_group_sums(z);
-    if (!e && whole_state(z) && z->ranks > 1) e = create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
-    if (!e && master_bytes(z)) e = alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
-    if (!e) e = alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
-    if (!e) e = alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
-    if (!e) e = alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t), &z->squares);
+    if (!e && whole_state(z) && z->ranks > 1) e = zero_create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
+    if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
+    if (!e) e = zero_alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
+    if (!e) e = zero_alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
+    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t), &z->squares);
     return e ? e : create_tiles(z);
 }
 
@@ -213,9 +199,7 @@ void zero_destroy(zero *z)
     zero_memory *mem = z->config.memory;
     if (z->layout.num_units) {
         const size_t state_bytes = state_total(z) * sizeof(float);
-        zero_comm_free(z->config.comm, z->params);
-        zero_comm_window_destroy(z->config.comm, z->window);
-        for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) zero_memory_free(mem, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, z->cache.slots[i].numel * z->elem);
+        zero_params_destroy(z);
         zero_comm_free(z->config.comm, z->grads);
         for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++) zero_comm_free(z->config.comm, z->buffers[i].ptr);
         zero_comm_free(z->config.comm, z->unit_sum);
@@ -231,9 +215,7 @@ void zero_destroy(zero *z)
         if (z->unit_tiles) zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
         for (int s = 0; s < ZERO_MAX_SLOTS; s++) zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
     }
-    zero_cache_destroy(&z->cache);
     zero_layout_destroy(&z->layout);
-    free(z->param_buffers);
     free(z->unit_tiles);
     free(z->buffers);
     free(z->units);
@@ -246,78 +228,10 @@ void zero_destroy(zero *z)
 
 /* ---- brackets --------------------------------------------------------------------------------------------------------- */
 
-static struct param_buffer *buffer_of(zero *z, const zero_cache_slot *s) { return &z->param_buffers[s - z->cache.slots]; }
-
-static int fetch_begin(zero *z, zero_cache_slot *s)
-{
-    struct param_buffer *b = buffer_of(z, s);
-    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
-    s->busy = 1;
-    return zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
-}
-
-static int fetch_finish(zero *z, zero_cache_slot *s)
-{
-    if (!s->busy) return ZERO_OK;
-    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
-    s->busy = 0;
-    return zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
-}
-
-static int fetch_ahead(zero *z)
-{
-    int e = ZERO_OK;
-    for (size_t i = 0; i < z->cache.prefetch && !e; i++) {
-        const size_t u = zero_cache_ahead(&z->cache, i);
-        if (u == ZERO_NO_UNIT || zero_cache_find(&z->cache, u)) continue;
-        zero_cache_slot *s = zero_cache_take(&z->cache, u, unit_numel(z, u));
-        if (s) e = fetch_begin(z, s);
-    }
-    return e;
-}
-
-/* All fetches are finished, and no buffer holds a unit. */
-static int forget_params(zero *z)
-{
-    int e = ZERO_OK;
-    for (size_t i = 0; i < z->cache.num_slots && !e; i++) {
-        if (z->cache.slots[i].users) return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired", z->cache.slots[i].unit);
-        e = fetch_finish(z, &z->cache.slots[i]);
-    }
-    zero_cache_forget(&z->cache);
-    return e;
-}
-
-void *zero_acquire_params(zero *z, size_t u)
-{
-    int e = ZERO_OK;
-    if (u >= z->layout.num_units) {
-        zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
-        return NULL;
-    }
-    if (!sharded_params(z)) return z->params + z->layout.unit_offset[u] * z->elem;
-    if (z->ranks == 1) return own_params(z, u);
-    zero_cache_slot *s = zero_cache_find(&z->cache, u);
-    if (!s && (s = zero_cache_take(&z->cache, u, unit_numel(z, u))) != NULL) e = fetch_begin(z, s);
-    if (!s) zero_fail(z, ZERO_ERR_ARG, "the parameters of more units of one size are acquired at a time than there are buffers (%zu): release them sooner", 1 + z->cache.prefetch);
-    if (!s || e || fetch_finish(z, s)) return NULL;
-    zero_cache_acquired(&z->cache, s);
-    return fetch_ahead(z) ? NULL : buffer_of(z, s)->ptr;
-}
-
-int zero_release_params(zero *z, size_t u)
-{
-    if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
-    if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
-    zero_cache_slot *s = zero_cache_find(&z->cache, u);
-    if (!s || !s->users) return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
-    return zero_cache_released(&z->cache, s) ? poison(z, buffer_of(z, s)->ptr, s->numel * z->elem) : ZERO_OK;
-}
-
 static int ensure_slot(zero *z, int s)
 {
     if (s >= ZERO_MAX_SLOTS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
-    return z->slots[s] ? ZERO_OK : alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->slots[s]);
+    return z->slots[s] ? ZERO_OK : zero_alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->slots[s]);
 }
 
 /* The partial sums of a unit in slots [first, first + count). */
@@ -457,7 +371,7 @@ static uint64_t received(const zero *z, enum zero_wire kind)
 int zero_begin_step(zero *z)
 {
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
-    return sharded_params(z) ? forget_params(z) : ZERO_OK;
+    return sharded_params(z) ? zero_params_forget(z) : ZERO_OK;
 }
 
 int zero_finish_backward(zero *z)
@@ -469,7 +383,7 @@ int zero_finish_backward(zero *z)
     /* Not each time: this waits for the last reader, and who never runs ahead meets no race. */
     for (size_t i = 0; i < z->num_buffers && z->config.debug && z->micro % 2 && !e; i++) {
         e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket));
-        if (!e) e = poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
+        if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;
     z->micro++;
@@ -543,46 +457,6 @@ int zero_grad_norm(zero *z, double *norm)
     return e;
 }
 
-int zero_params_begin(zero *z)
-{
-    int e = ZERO_OK;
-    z->gathered = 0;
-    if (!sharded_params(z)) {
-        for (size_t u = 0; u < z->layout.num_units && !e; u++) e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
-        return e;
-    }
-    e = forget_params(z);
-    zero_comm_phase(z->config.comm, "waiting for readers of the parameters", 0);
-    return e ? e : zero_comm_check(z, zero_comm_conceal(z->config.comm, z->window));
-}
-
-/* Finish the gathers of units up to `end`. */
-static int finish_gathers(zero *z, size_t end)
-{
-    int e = ZERO_OK;
-    for (; z->gathered < end && !e; z->gathered++) {
-        zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
-        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
-    }
-    return e;
-}
-
-int zero_params_written(zero *z, size_t u)
-{
-    if (whole_state(z) || sharded_params(z)) return ZERO_OK;
-    zero_comm_phase(z->config.comm, "gathering parameters", u);
-    int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem, shard_numel(z, u) * z->elem,
-                                                         ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
-    return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);
-}
-
-int zero_params_end(zero *z)
-{
-    zero_comm_phase(z->config.comm, "exposing parameters", 0);
-    if (sharded_params(z)) return zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
-    return whole_state(z) ? ZERO_OK : finish_gathers(z, z->layout.num_units);
-}
-
 /* Stage 0: every rank needs the whole unit's gradient sums, in fp32 (rounding them would be another update). */
 static int gather_unit_sum(zero *z, size_t u)
 {
@@ -598,7 +472,7 @@ static int gather_unit_sum(zero *z, size_t u)
 static int forget_gradients(zero *z)
 {
     int e = ZERO_OK;
-    for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = poison(z, z->slots[s], shard_total(z) * sizeof(float));
+    for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
     z->last_micro = z->micro;
     z->micro = 0;
