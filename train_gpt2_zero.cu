@@ -2109,6 +2109,7 @@ static void print_plan(const Run *r) {
     in.order = order;
     in.prefetch = (size_t)o->prefetch;
     in.dtype = o->plan_precision == OPTION_PRECISION_BF16 ? ZERO_BF16 : ZERO_F32;
+    in.master = MASTER_WEIGHTS[o->master_weights].kind;
     in.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
     in.recompute = (int)o->recompute;
     in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.dtype);

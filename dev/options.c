@@ -211,10 +211,6 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         return FAIL("-lg %lld: this program was built for the CPU and has no GPU to report on: use -lg 0",
                     (long long)o->gpu_info_every);
     }
-    if (!build->bf16 && o->master_weights != 1) {
-        return FAIL("-w %lld: in an FP32 build parameters are their own master weights: use -w 1, or build with PRECISION=BF16",
-                    (long long)o->master_weights);
-    }
     for (int i = 0; i < NUM_FLAGS; i++) {
         if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {
             return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
@@ -228,6 +224,10 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     }
     if (!options_given(o, "precision")) {
         o->plan_precision = build->bf16 ? OPTION_PRECISION_BF16 : OPTION_PRECISION_FP32;
+    }
+    if (o->plan_precision == OPTION_PRECISION_FP32 && o->master_weights != 1) {     // which is also the precision of a run
+        return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s", (long long)o->master_weights,
+                    o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
     }
     if (o->comm == OPTION_COMM_NCCL && !build->nccl) {
         return FAIL("--comm nccl: this program was built without NCCL: use --comm mpi");

@@ -103,6 +103,7 @@ static void test_what_a_build_has_not_is_refused_there_only(void **state) {
         assert_int_equal(o.master_weights, w);
         assert_int_equal(parse(&o, &CPU_FP32, masters[w]), w == 1 ? 0 : -1);
         if (w != 1) assert_non_null(strstr(err, "use -w 1"));
+        if (w == 2) assert_int_equal(parse(&o, &CPU_FP32, "--plan --precision bf16 -w 2"), 0);
     }
     assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --comm nccl"), 0);
     assert_int_equal(parse(&o, &GPU_BF16, ""), 0);

@@ -74,6 +74,9 @@ for trainer in "$@"; do
         done
         check "$trainer, stage $((ranks - 1)), two groups of ranks" plan_equals_run "$trainer" 4 $((ranks - 1)) "--shard-group 2"
     done
+    for kind in 0 2; do     # of master weights
+        [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"
+    done
     check "$trainer, JSON" json_is_well_formed "$trainer"
     check "$trainer, a plan under mpirun" printed_once_for_the_ranks_of_mpirun "$trainer"
 done
