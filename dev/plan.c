@@ -53,7 +53,9 @@ static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     return in->total_tokens % once == 0 ? in->total_tokens / once : 0;
 }
 
-static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) { return zero_comm_mpi_shape(ranks, in->staged, remote); }
+static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) {
+    return zero_comm_mpi_shape(ranks, in->staged, remote);
+}
 
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same.
 static size_t group_size(const PlanInput *in, size_t ranks) { return in->shard_group > 0 ? in->shard_group : ranks; }
@@ -179,8 +181,8 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
     p->lowest_stage = p->best_stage = -1;
     p->micro_steps = micro_steps_of(in, in->ranks);
     if (p->micro_steps == 0) {
-        snprintf(err, err_bytes, "-d %zu: cannot be divided among %zu ranks with -b %zu x -t %zu tokens", in->total_tokens, in->ranks,
-                 in->B, in->T);
+        snprintf(err, err_bytes, "-d %zu: cannot be divided among %zu ranks with -b %zu x -t %zu tokens", in->total_tokens,
+                 in->ranks, in->B, in->T);
         return -1;
     }
     if (in->ranks % group_size(in, in->ranks) != 0) {
@@ -414,7 +416,8 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
         fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
         fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
                 (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
-        fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master, (unsigned long long)s->states);
+        fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
+                (unsigned long long)s->states);
         json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
         json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
         fprintf(out, "}");

@@ -62,8 +62,8 @@ typedef struct {
 // 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N.
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks);
 
-// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's transport, and counts
-// in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
+// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's transport, and
+// counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
 void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
 

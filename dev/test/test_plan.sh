@@ -23,7 +23,8 @@ check() {
 }
 
 # compare PLAN RUN STAGE. A run prints rows of: name (26 columns), formula, bytes by formula, measured min, max; a plan: name (30
-# columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many tiles their optimizer has, so "transport" is compared with what rank 0 expects of itself.
+# columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many tiles their optimizer has, so "transport" is compared with what
+# rank 0 expects of itself.
 compare() {
     awk -v stage="$3" '
         function name(s, width) { s = substr(s, 1, width); sub(/ +$/, "", s); return s }
