@@ -208,7 +208,8 @@ DEV void st_weights(bf16 *p, void *master, size_t at, const fvec &w, const zero_
 }
 
 template <class P, enum zero_master MODE>
-__global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, float *m, float *v, const float *grads, const zero_tile *tiles, zero_adamw_args a)
+__global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, float *m, float *v, const float *grads,
+                                                    const zero_tile *tiles, zero_adamw_args a)
 {
     const zero_tile t = tiles[blockIdx.x];
     const float decay = t.decay ? a.weight_decay : 0.0f;
@@ -228,7 +229,8 @@ __global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, flo
 }
 
 template <class P, enum zero_master MODE>
-static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads, const zero_tile *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream)
+static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads,
+                         const zero_tile *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream)
 {
     const cudaLaunchConfig_t c = launch(num_tiles, block_threads(256), stream);
     return cudaLaunchKernelEx(&c, adamw_kernel<P, MODE>, static_cast<P *>(params), master, m, v, grads, tiles, a);

@@ -56,8 +56,10 @@ static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tens
     const int bf16 = z->config.dtype == ZERO_BF16;
     if (fn(ctx, tensor, tensor_begin, n, z->host)) return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
     if (bf16) split(z->host, z->host_params, z->host_low, n);
-    int e = copy_in(z, written_params(z, u) + at * z->elem, bf16 ? (void *)z->host_params : z->host, n * z->elem);
-    if (!e && z->master) e = copy_in(z, master_at(z, u, at), z->config.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host, n * master_bytes(z));
+    const void *params = bf16 ? (void *)z->host_params : z->host;
+    const void *master = z->config.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
+    int e = copy_in(z, written_params(z, u) + at * z->elem, params, n * z->elem);
+    if (!e && z->master) e = copy_in(z, master_at(z, u, at), master, n * master_bytes(z));
     return e;
 }
 

@@ -332,7 +332,8 @@ static void no_master_rounds_otherwise(void) {
                 uint16_t random[8];
                 zero_master_random(random, ARGS.seed, step, t.logical + i / 8 * 8);
                 const uint32_t word = plain.master[t.state + i];
-                const uint32_t rounded = (word & 0x7fffffff) > 0x7f800000 ? (word | 0x400000) >> 16 : (word >> 16) + ((word & 0xffff) + random[i % 8] > 0xffff);
+                const int nan = (word & 0x7fffffff) > 0x7f800000;
+                const uint32_t rounded = nan ? (word | 0x400000) >> 16 : (word >> 16) + ((word & 0xffff) + random[i % 8] > 0xffff);
                 up += rounded != word >> 16;
                 all++;
                 plain.params[t.param + i] = (uint16_t)rounded;
