@@ -22,6 +22,7 @@ MARCH     ?= native
 MPIRUN    ?= mpirun
 SETUP     ?= scripts/setup.sh
 RUN_DIR   ?= build/run
+SECONDS   ?= 60
 JOBS      ?= $(shell nproc 2> /dev/null || echo 2)
 CC         = gcc
 CXX        = g++
@@ -65,7 +66,7 @@ endif
 
 BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)
 
-ifneq ($(filter-out help setup data clean test cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
+ifneq ($(filter-out help setup data clean test fuzz cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION)))
 endif
 
@@ -114,9 +115,10 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -lm
 strip_suffix = $(basename $(wildcard $(1)))
 TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/planted_faults.cu))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
+FUZZ     := dev/test/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
-PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(BENCHES) $(EXAMPLES) $(TOOLS)
+PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
@@ -168,7 +170,7 @@ $(call BINARIES,$(BENCHES)): LIBS += -lopenblas
 
 TEXT = dev/data/text/default.txt
 
-.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test bench examples cuda clean FORCE
+.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test fuzz bench examples cuda clean FORCE
 FORCE:
 
 setup:
@@ -193,6 +195,11 @@ run: train_gpt2_zero
 test: setup $(TEXT)
 	+@bash dev/test/run_tests.sh $(DEVICE) $(TEST)
 
+fuzz: $(TEXT)
+	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero build/$(DEVICE)-fp32/fuzz
+	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 build/$(DEVICE)-bf16/train_gpt2_zero
+	@build/$(DEVICE)-fp32/fuzz --build build/$(DEVICE) --seconds $(SECONDS) $(SEED:%=--seed %)
+
 bench: $(call BINARIES,$(BENCHES)) $(BUILD)/train_gpt2_zero $(TEXT)
 	@bash dev/bench/run_bench.sh $(BUILD)
 
@@ -211,6 +218,7 @@ help:
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
 	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
 	@echo "  test             every test in both precisions; TEST=word runs those whose names contain it"
+	@echo "  fuzz             random configurations against plain ones, bit for bit: SECONDS=60, SEED=... for the same ones again"
 	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
 	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"
 	@echo "  setup            install what is missing (scripts/setup.sh)        data  the default text"

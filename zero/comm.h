@@ -85,7 +85,7 @@ int zero_comm_reusable(zero_comm *c, zero_ticket ticket);
 typedef struct zero_window zero_window;
 enum { ZERO_COMM_MAX_FETCHES = 8 };     /* begun and not finished, of one window */
 int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);  /* collective */
-void zero_comm_window_destroy(zero_comm *c, zero_window *w);                                                                /* collective; NULL is fine */
+void zero_comm_window_destroy(zero_comm *c, zero_window *w);                                                                /* collective, no fetch may be pending; NULL is fine */
 void *zero_comm_window_shard(const zero_window *w);     /* device memory of this rank, zeroed at first */
 int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
 int zero_comm_conceal(zero_comm *c, zero_window *w);

@@ -18,15 +18,6 @@ int zero_params_create(zero *z)
     return e ? e : zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
 }
 
-void zero_params_destroy(zero *z)
-{
-    zero_comm_free(z->config.comm, z->params);
-    zero_comm_window_destroy(z->config.comm, z->window);
-    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) zero_memory_free(z->config.memory, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, z->cache.slots[i].numel * z->elem);
-    zero_cache_destroy(&z->cache);
-    free(z->param_buffers);
-}
-
 static struct param_buffer *buffer_of(zero *z, const zero_cache_slot *s) { return &z->param_buffers[s - z->cache.slots]; }
 
 static int fetch_begin(zero *z, zero_cache_slot *s)
@@ -43,6 +34,16 @@ static int fetch_finish(zero *z, zero_cache_slot *s)
     zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
     s->busy = 0;
     return zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+}
+
+void zero_params_destroy(zero *z)
+{
+    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) fetch_finish(z, &z->cache.slots[i]);      /* nothing may arrive in memory that is freed */
+    zero_comm_free(z->config.comm, z->params);
+    zero_comm_window_destroy(z->config.comm, z->window);
+    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) zero_memory_free(z->config.memory, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, z->cache.slots[i].numel * z->elem);
+    zero_cache_destroy(&z->cache);
+    free(z->param_buffers);
 }
 
 static int fetch_ahead(zero *z)

@@ -370,8 +370,9 @@ static uint64_t received(const zero *z, enum zero_wire kind)
 
 int zero_begin_step(zero *z)
 {
+    const int e = sharded_params(z) ? zero_params_forget(z) : ZERO_OK;       /* first: it receives what was fetched ahead of something else */
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
-    return sharded_params(z) ? zero_params_forget(z) : ZERO_OK;
+    return e;
 }
 
 int zero_finish_backward(zero *z)
