@@ -190,6 +190,7 @@ int zero_create(zero **out, const zero_config *config)
     z->elem = zero_dtype_bytes(config->dtype);
     zero_comm_phase(config->comm, "creating the engine", 0);
     zero_comm_debug(config->comm, config->debug);
+    if (config->replicas) zero_comm_debug(config->replicas, config->debug);
     return create(z);
 }
 
