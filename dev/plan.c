@@ -97,6 +97,10 @@ static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero
     return n;
 }
 
+static int bytes_fit(const PlanInput *in, int stage, size_t ranks, uint64_t bytes) {
+    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group_size(in, ranks));
+}
+
 static int fits(const PlanInput *in, int stage, size_t ranks) {
     zero_layout l;
     const char *why;
@@ -109,7 +113,7 @@ static int fits(const PlanInput *in, int stage, size_t ranks) {
     uint64_t total;
     memory_rows(in, &plan, &l, rows, &total);
     zero_layout_destroy(&l);
-    return (double)total <= in->device_bytes;
+    return bytes_fit(in, stage, ranks, total);
 }
 
 static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
@@ -146,6 +150,7 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
 static void make_stage(const PlanInput *in, const zero_layout *l, int stage, PlanStage *s) {
     const zero_plan plan = plan_of(in, stage, in->ranks);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
+    s->fits = bytes_fit(in, stage, in->ranks, s->memory_total);
     s->wire_rows = zero_plan_wire(&plan, l, s->wire, PLAN_ROWS);
     if (plan.groups == 1) {
         plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
@@ -198,7 +203,7 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         PlanStage *s = &p->stage[stage];
         make_stage(in, &l, stage, s);
-        if (p->lowest_stage < 0 && (double)s->memory_total <= in->device_bytes) {
+        if (p->lowest_stage < 0 && s->fits) {
             p->lowest_stage = stage;
         }
         if (s->smallest > 0 && (p->best_stage < 0 || s->smallest < p->stage[p->best_stage].smallest)) {
@@ -284,9 +289,13 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_reals(out, "total, GB (10^9 bytes)", gb, 2);
     fprintf(out, "%-21s%6.6g GB", "fits a device of", in->device_bytes / 1e9);
     for ACROSS(stage) {
-        fprintf(out, "%16s", (double)p->stage[stage].memory_total <= in->device_bytes ? "yes" : "no");
+        fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no");
     }
-    fprintf(out, "\n  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
+    fprintf(out, "\n");
+    if (in->shard_group > 0 && in->shard_group < in->ranks) {
+        fprintf(out, "  stage 0 shards nothing, and cannot be had with --shard-group\n");
+    }
+    fprintf(out, "  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
     for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
         print_formula(out, p, p->stage[0].memory[i].what, offsetof(PlanStage, memory) + i * sizeof(zero_row));
     }
@@ -409,8 +418,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out, " \"stages\": [");
     for ACROSS(stage) {
         const PlanStage *s = &p->stage[stage];
-        fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
-                (double)s->memory_total <= in->device_bytes ? "true" : "false");
+        fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage, s->fits ? "true" : "false");
         json_ranks(out, "smallest_ranks", s->smallest);
         json_ranks(out, "smallest_power_of_two", s->smallest_power);
         fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);

@@ -154,6 +154,9 @@ static void test_groups_shard_as_if_they_were_alone(void **state) {
         assert_true(groups.stage[stage].wire_total > alone.stage[stage].wire_total);
         assert_int_equal(groups.stage[stage].smallest % 4, 0);
     }
+    in.device_bytes = 1e15;
+    assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
+    assert_int_equal(groups.lowest_stage, 1);       // there are no groups in stage 0
     in.ranks = 10;
     assert_int_equal(plan_make(&groups, &in, err, sizeof err), -1);
     assert_non_null(strstr(err, "--shard-group 4"));
