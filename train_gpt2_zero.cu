@@ -1296,6 +1296,7 @@ void gpt2_backward(GPT2 *m) {
 #include "dev/modelfile.h"          // llm.c's model files
 #include "dev/options.h"            // the command line
 #include "dev/plan.h"               // what a run would need
+#include "dev/process.h"            // the memory of the process
 #include "dev/trainlog.h"           // learning rate, z-scores, the step line, main.log
 #include "zero/comm_mpi.h"          // the transport
 #include "zero/zero.h"              // the engine
@@ -1313,6 +1314,7 @@ typedef struct Run {
     Options options;
     int rank, ranks, local_rank, local_ranks;       // "local": on this host
     double gpus;                                    // different ones, on all hosts
+    size_t process_start;                           // bytes that the process took before the model
     cudaDeviceProp device;
     cudaStream_t stream;
     GPT2Config config;
@@ -2080,6 +2082,35 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
     free(all);
 }
 
+// Ranks that use the same device.
+static size_t ranks_per_device(const Run *r) { return (size_t)(r->ranks / r->gpus + 0.5); }
+
+// Is that all? What the process takes, beside the sum of the rows and what it took before there was a model (libraries). More than that
+// are buffers of MPI and of matrix products, and the last pages of everything.
+static void report_process(const Run *r, const zero_row *rows, size_t n) {
+    size_t mine[2] = {r->process_start, process_memory(ranks_per_device(r))};       // start, peak
+    for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
+    size_t *all = (size_t *)allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    double expected = 0;
+    double measured = 0;
+    size_t least = SIZE_MAX;
+    size_t most = 0;
+    for (size_t i = 0; i < (size_t)r->ranks; i++) {
+        expected += (double)all[2 * i] / r->ranks;
+        measured += (double)all[2 * i + 1] / r->ranks;
+        least = all[2 * i + 1] < least ? all[2 * i + 1] : least;
+        most = all[2 * i + 1] > most ? all[2 * i + 1] : most;
+    }
+    free(all);
+    char formula[64];
+    snprintf(formula, sizeof formula, "the memory above, %zu before it", r->process_start);
+    if (least > 0) {
+        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f: %+.1f%%\n", "process, bytes", formula, expected, least, most, measured,
+            100 * (measured - expected) / expected);
+    }
+}
+
 static void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
@@ -2091,6 +2122,7 @@ static void print_reports(const Run *r) {
     n++;
     report(r, "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
+    report_process(r, rows, n);
 }
 
 // --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is allocated.
@@ -2177,6 +2209,7 @@ int main(int argc, char **argv) {
     r->losses = (double *)allocate(r->G * sizeof(double));
     r->all_losses = (double *)allocate(r->M * sizeof(double));
 
+    r->process_start = process_memory(ranks_per_device(r));
     create_model(r);
     check_same_run(r);
     open_log(r);

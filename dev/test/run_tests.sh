@@ -191,6 +191,7 @@ same 60 "trainer bf16, no master weights: the same state on any ranks" "state ha
 run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/$device --seconds 60 --seed 1
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/$device --break 1 --seed 1
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
+run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
 
