@@ -23,7 +23,7 @@ enum { WAYS_PER_TRAINING = 4, SHRINK_SECONDS = 90, MAX_VALUES = 10, MAX_RANKS_WI
 
 /* Rows that say what is trained concern both sides, rows that say how (from STAGE on) only the one that is not the baseline. */
 enum { PRECISION, LAYERS, HEADS, HEAD_SIZE, VOCAB, MAX_T, T, B, STEPS, VAL, VAL_BATCHES, SAMPLE, SAMPLE_TOKENS, CLIP, DECAY, WARMUP, SCHEDULE,
-       FINAL, LR, SHUFFLE, SEED, OVERFIT, N, G, STAGE, SHARD_GROUP, PREFETCH, RECOMPUTE, DEBUG, THREADS, STREAMS, ROWS };
+       FINAL, LR, SHUFFLE, SEED, OVERFIT, MASTER, N, G, STAGE, SPLIT, SHARD_GROUP, PREFETCH, RECOMPUTE, DEBUG, THREADS, STREAMS, ROWS };
 static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
     [PRECISION] = { "", { "fp32", "bf16" } },
     [LAYERS] = { "", { "1", "2", "3", "4" } },
@@ -47,9 +47,11 @@ static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
     [SHUFFLE] = { "--shuffle", { "1", "0" } },
     [SEED] = { "--seed", { "42", "1", "123456" } },
     [OVERFIT] = { "-a", { "0", "1" } },
+    [MASTER] = { "", { "1", "0" } },
     [N] = { "", { "1", "2", "3", "4", "5", "6", "7", "8" } },
     [G] = { "", { "1", "2", "3", "4", "5", "6", "8" } },
     [STAGE] = { "-z", { "0", "1", "2", "3", "3", "3" } },
+    [SPLIT] = { "", { "1", "2" } },
     [SHARD_GROUP] = { "", { "0", "1", "2", "4" } },
     [PREFETCH] = { "--prefetch", { "1", "0", "2" } },
     [RECOMPUTE] = { "-r", { "1", "0", "2" } },
@@ -102,6 +104,7 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
                           number(c, B) * number(c, T) * micro_batches);
     for (int row = 0; row < ROWS; row++)
         if (table[row].flag[0] == '-') n += (size_t)snprintf(out + n, bytes - n, " %s %s", table[row].flag, value(c, row));
+    if (!strcmp(value(c, PRECISION), "bf16")) n += (size_t)snprintf(out + n, bytes - n, " -w %s", value(c, number(c, MASTER) ? SPLIT : MASTER));
     if (number(c, STAGE) && number(c, SHARD_GROUP) && ranks % number(c, SHARD_GROUP) == 0)
         n += (size_t)snprintf(out + n, bytes - n, " --shard-group %s", value(c, SHARD_GROUP));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
