@@ -12,7 +12,7 @@
 #include "zero/comm_mpi.h"
 #include "zero/kernels.h"
 
-enum { COPY, ORDERED, MPI_OWN, GATHER, CANDIDATES, ROUNDS = 5 };
+enum { COPY, ORDERED, MPI_OWN, GATHER, CANDIDATES, ROUNDS = 3 };
 
 static zero_memory memory;
 
