@@ -1320,7 +1320,7 @@ typedef struct Run {
     GPT2Config config;
     zero_tensor *tensors;
     ModelFile file;                                 // that the model comes from; fd -1: random weights
-    char choice[256];                               // which defaults were chosen, and why
+    char choice[512];                               // which defaults were chosen, and why
 
     zero_mesh mesh;
     zero_memory memory;
@@ -1601,7 +1601,7 @@ static void choose_model_and_data(Run *r) {
         const int llmc = llmc_data && r->config.vocab_size >= 50257;
         o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
         o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan) die("-i: no training data: name some with -i, or let make prepare %s (make data)", BUILTIN_TEXT);
+        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan) die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the directory of the Makefile", BUILTIN_TEXT);
     }
     if (o->val_files == NULL) o->val_files = o->train_files;
     if (no_model || (no_data && !o->plan)) {
@@ -1613,7 +1613,7 @@ static void choose_model_and_data(Run *r) {
 
     // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4 and 8 ranks
     // compute the same bits.
-    if (no_model && no_data && !strcmp(o->model, BUILTIN_MODEL)) {
+    if (no_model && !strcmp(o->model, BUILTIN_MODEL)) {
         const size_t total = 8 * r->config.max_seq_len;
         set_number(o, "b", 1);
         set_number(o, "t", r->config.max_seq_len);
@@ -1625,6 +1625,10 @@ static void choose_model_and_data(Run *r) {
         set_number(o, "v", 250);
         set_number(o, "s", 1000000);
         set_number(o, "g", 256);
+        const size_t length = strlen(r->choice);
+        snprintf(r->choice + length, sizeof r->choice - length, "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %lld -x %lld -v %lld -g %lld",
+                 (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->lr, o->final_lr_fraction, (long long)o->warmup,
+                 (long long)o->max_steps, (long long)o->val_every, (long long)o->sample_tokens);
     }
     if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
 }
@@ -1805,9 +1809,11 @@ static void print_header(const Run *r) {
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
     if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
+    print_row(r, "threads of a rank", "%d", omp_get_max_threads());
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
-    print_row(r, "sum of gradients", "%s", o->reduce == OPTION_REDUCE_EXACT ? "exact: same bits on any number of ranks" : "library");
-    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits on any number of ranks");
+    print_row(r, "sum of gradients", "%s", o->reduce != OPTION_REDUCE_EXACT ? "library" : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in every stage, on 1, 2, 4 ... ranks"
+              : "exact: same bits in every stage, on as many ranks");
+    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in every stage, on 1, 2, 4 ... ranks");
     say(r, RULE);
     print_row(r, "train data pattern", "%s", o->train_files);
     print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples, o->shuffle ? ", shuffled" : "");
@@ -2106,7 +2112,7 @@ static void report_process(const Run *r, const zero_row *rows, size_t n) {
     char formula[64];
     snprintf(formula, sizeof formula, "the memory above, %zu before it", r->process_start);
     if (least > 0) {
-        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f: %+.1f%%\n", "process, bytes", formula, expected, least, most, measured,
+        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f, measured to formula %+.1f%%\n", "process, bytes", formula, expected, least, most, measured,
             100 * (measured - expected) / expected);
     }
 }

@@ -344,7 +344,7 @@ void options_help(FILE *out, const char *program) {
     fprintf(out, "usage: %s [FLAG VALUE]...\n"
                  "       mpirun -n RANKS %s [FLAG VALUE]...\n"
                  "Trains GPT-2 with sharded optimizer state and gradients. Without flags: a small model, on a text that the\n"
-                 "build makes.\n\n",
+                 "build makes, with settings that suit it (the first line of its output has them).\n\n",
             program, program);
     for (int i = 0; i < NUM_FLAGS; i++) {
         const Flag *f = &FLAGS[i];

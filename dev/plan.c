@@ -247,7 +247,7 @@ static void print_reals(FILE *out, const char *what, const double value[PLAN_STA
 // "stage 0, 1: 2 Psi; stage 2, 3: ..."; rows: those at this offset of each stage.
 static void print_formula(FILE *out, const Plan *p, const char *what, size_t offset) {
     const char *last = NULL;
-    fprintf(out, "    %-18s", what);
+    fprintf(out, "    %-20s", what);
     for ACROSS(stage) {
         const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
         const int same = last != NULL && strcmp(last, formula) == 0;

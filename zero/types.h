@@ -14,7 +14,7 @@ enum zero_status {
 };
 
 enum zero_reduction {
-    ZERO_REDUCE_EXACT = 0,      /* our ordered sum: the same bits for every stage and number of ranks */
+    ZERO_REDUCE_EXACT = 0,      /* our ordered sum: the same bits in every stage, and for every number of ranks that is a power of two */
     ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
 };
 

@@ -1,4 +1,5 @@
-/* zero.h: ZeRO-sharded data parallelism for a training loop in C. The one header such a loop includes.
+/* zero.h: ZeRO-sharded data parallelism for a training loop in C. The one header such a loop includes, beside that of a transport
+   (comm_mpi.h: zero_comm_create_mpi).
 
    The loop describes its tensors (zero_tensor: numel, unit, place in the model file), and then brackets each unit with the
    same four calls in every stage; it never asks which stage it is in:
@@ -42,8 +43,8 @@ typedef struct zero zero;
 typedef struct zero_config {
     int stage;                      /* 0, 1, 2, 3 */
     enum zero_dtype dtype;          /* parameters and gradients */
-    enum zero_master master;        /* ZERO_BF16: what else is kept of the parameters; FP32 and SPLIT give the same bits. With NONE */
-    uint64_t seed;                  /* updates are rounded by chance, a function of (seed, step t, logical index) alone */
+    enum zero_master master;        /* ZERO_BF16: what else is kept of the parameters; FP32 and SPLIT give the same bits */
+    uint64_t seed;                  /* master NONE: updates are rounded by chance, a function of (seed, step t, logical index) alone */
     enum zero_reduction reduction;
     const zero_tensor *tensors;     /* copied */
     size_t num_tensors;
@@ -68,8 +69,10 @@ size_t zero_tensor_offset(const zero *z, size_t tensor);   /* elements from the 
 
 /* The four brackets. Before stage 3, acquire_params returns what is there and release_params does nothing. In stage 3 a unit's
    parameters are fetched when acquired, and their buffer may be used for another unit once they are released; as long as it is
-   not, acquiring them again costs nothing. Units may be acquired more than once at a time. Collective in the sense that all ranks
-   make the same calls in the same order. */
+   not, acquiring them again costs nothing. A unit's parameters may be acquired several times before they are released; but at most
+   1 + prefetch units of one size may be held at a time (more: ZERO_ERR_ARG). A unit's gradients are acquired once in a micro-batch: where a
+   tensor is used twice (an embedding tied to the head), hold them from the first use in the backward to the last. From stage 2 on at most
+   two units of one size may hold gradients at a time. Collective in the sense that all ranks make the same calls in the same order. */
 void *zero_acquire_params(zero *z, size_t unit);
 int zero_release_params(zero *z, size_t unit);
 void *zero_acquire_grads(zero *z, size_t unit);     /* a zeroed buffer */

@@ -1,6 +1,6 @@
 /* How a training loop adopts zero/: a small regression, trained data-parallel with sharded optimizer state and gradients.
 
-       make examples && mpirun -n 4 build/cpu-fp32/regression 2          (the argument: the stage, 0, 1 or 2)
+       make examples && mpirun -n 4 build/cpu-fp32/regression 2          (the argument: the stage, 0 to 3)
 
    The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that know
    nothing of ranks. What the loop has to do to be sharded is in main(), in five steps marked [1] to [5]. It is the same for
@@ -116,7 +116,7 @@ int main(int argc, char **argv)
     CHECK(zero_fill(z, fill, NULL));
 
     /* The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels uses
-       the acquired pointers as they are. Both units are alive at once in so small a network; a deep one holds one at a time. */
+       the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them. */
     const zero_layout *layout = zero_get_layout(z);
     float *host_w[2], *host_dw[2], *w[TENSORS], *dw[TENSORS];
     size_t bytes[2];
@@ -142,9 +142,10 @@ int main(int argc, char **argv)
                 const void *p = zero_acquire_params(z, u);
                 check(p != NULL, "zero_acquire_params", zero_error(z));
                 cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream);
+                cudaStreamSynchronize(stream);
+                CHECK(zero_release_params(z, u));
                 for (size_t i = 0; i < bytes[u] / sizeof(float); i++) host_dw[u][i] = 0;
             }
-            cudaStreamSynchronize(stream);
             losses[g] = forward_backward(w, dw, ((unsigned long long)step * (unsigned long long)(G * N) + (unsigned long long)j) * BATCH);
             for (size_t u = 2; u-- > 0;) {
                 void *d = zero_acquire_grads(z, u);
@@ -152,7 +153,6 @@ int main(int argc, char **argv)
                 cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream);
                 cudaStreamSynchronize(stream);
                 CHECK(zero_release_grads(z, u));
-                CHECK(zero_release_params(z, u));
             }
             CHECK(zero_finish_backward(z));
         }
