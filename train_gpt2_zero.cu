@@ -1707,6 +1707,28 @@ static const struct {
                       {ZERO_MASTER_FP32, "BF16, fp32 master weights"},
                       {ZERO_MASTER_SPLIT, "BF16, fp32 master weights in two halves"}};
 
+// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each other for ever, or train a
+// mixture.
+static void check_same_run(const Run *r) {
+    const Options *o = &r->options;
+    const GPT2Config *c = &r->config;
+    const double mine[] = {(double)r->B, (double)r->T, (double)r->G, (double)r->steps, (double)loader_num_samples(r->train),
+                           r->val != NULL ? (double)loader_num_samples(r->val) : 0, (double)c->max_seq_len, (double)c->vocab_size,
+                           (double)c->num_layers, (double)c->num_heads, (double)c->channels, (double)o->stage, (double)o->seed, o->lr,
+                           (double)o->lr_schedule, (double)o->warmup, o->final_lr_fraction, o->weight_decay, o->beta1, o->beta2, o->eps,
+                           o->grad_clip, o->skip_loss_z, o->skip_norm_z, (double)o->shuffle, (double)o->overfit, (double)o->val_every,
+                           (double)o->val_batches, (double)o->sample_every, (double)o->sample_tokens, (double)o->checkpoint_every, (double)o->master_weights,
+                           (double)o->prefetch, (double)o->reduce, (double)o->debug, (double)o->hash, (double)(r->file.fd != -1)};
+    char *all = (char *)allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    for (int i = 1; i < r->ranks; i++) {
+        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
+            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the same on all hosts?", i);
+        }
+    }
+    free(all);
+}
+
 static void create_model(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
@@ -1723,6 +1745,7 @@ static void create_model(Run *r) {
     if (zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err) != ZERO_OK) {
         die("transport: %s", err);
     }
+    check_same_run(r);
 
     zero_config c = {};
     c.stage = (int)o->stage;
@@ -1757,19 +1780,6 @@ static void create_model(Run *r) {
         die("-b %zu -t %zu: %s", r->B, r->T, err);
     }
     matmul_set_tf32((int)o->tf32);
-}
-
-// Ranks on different hosts may have found different files there. They would wait for each other for ever.
-static void check_same_run(const Run *r) {
-    const size_t mine[] = {r->B, r->T, r->G, r->steps, loader_num_samples(r->train), r->val != NULL ? loader_num_samples(r->val) : 0};
-    char *all = (char *)allocate((size_t)r->ranks * sizeof mine);
-    gather(r, mine, sizeof mine, all);
-    for (int i = 1; i < r->ranks; i++) {
-        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
-            die("rank %d has other data or settings than rank 0: are the files of -i, -j and -e the same on all hosts?", i);
-        }
-    }
-    free(all);
 }
 
 static void open_log(Run *r) {
@@ -2217,7 +2227,6 @@ int main(int argc, char **argv) {
 
     r->process_start = process_memory(ranks_per_device(r));
     create_model(r);
-    check_same_run(r);
     open_log(r);
     if (r->choice[0] != '\0') say(r, "%s\n", r->choice);
     print_header(r);

@@ -249,10 +249,11 @@ static int mpi_reusable(zero_comm *c, zero_ticket ticket)
 static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes, size_t whole, zero_ticket ticket, cudaStream_t stream)
 {
     int e = mpi_reusable(&m->base, m->staging_ticket);
-    if (!e && m->staging.bytes < whole) {
-        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, whole, m->staging.bytes);
+    const size_t need = whole ? whole : 1;      /* a unit may be empty, a map may not */
+    if (!e && m->staging.bytes < need) {
+        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, need, m->staging.bytes);
         zero_shm_unmap(&m->staging);
-        if (zero_shm_map(&m->staging, m->comm, m->on_host, whole) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
+        if (zero_shm_map(&m->staging, m->comm, m->on_host, need) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
     }
     if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
@@ -386,7 +387,7 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
 {
     comm_mpi *m = self(c);
     const size_t n = piece_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
-    if (piece_numel > 0x7fffffff) return zero_comm_fail(c, ZERO_ERR_ARG, "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements a rank: use --reduce exact");
+    if (n > 0x7fffffff) return zero_comm_fail(c, ZERO_ERR_ARG, "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements in all: use --reduce exact");
     int e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + piece_numel) * sizeof(float), 0);      /* all in fp32, then the sum */
     if (e) return e;
     float *all = (float *)m->received, *sum = all + n;

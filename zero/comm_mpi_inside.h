@@ -6,7 +6,7 @@
 #include "zero/comm_transport.h"
 #include "zero/shm.h"
 
-enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 64 };
+enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 1024 };
 #define MAX_MESSAGE ((size_t)1 << 30)       /* MPI counts are ints */
 
 /* What was begun under a ticket. The offset is into the symmetric buffer, so all ranks must have the same. */

@@ -40,6 +40,7 @@ struct zero {
     char *params, *grads;           /* params: NULL in stage 3 */
     zero_window *window;            /* stage 3: the shards of the parameters */
     zero_cache cache;               /* stage 3: which units were fetched, and where */
+    zero_ticket last_fetch;         /* of the window */
     struct param_buffer *param_buffers;     /* one for each slot of the cache */
     size_t gathered;                /* stages 1, 2, during a change of parameters: units gathered so far */
     struct grad_buffer *buffers;

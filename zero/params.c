@@ -20,20 +20,27 @@ int zero_params_create(zero *z)
 
 static struct param_buffer *buffer_of(zero *z, const zero_cache_slot *s) { return &z->param_buffers[s - z->cache.slots]; }
 
-static int fetch_begin(zero *z, zero_cache_slot *s)
-{
-    struct param_buffer *b = buffer_of(z, s);
-    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
-    s->busy = 1;
-    return zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
-}
-
 static int fetch_finish(zero *z, zero_cache_slot *s)
 {
     if (!s->busy) return ZERO_OK;
     zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
     s->busy = 0;
     return zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+}
+
+static int fetch_begin(zero *z, zero_cache_slot *s)
+{
+    struct param_buffer *b = buffer_of(z, s);
+    int e = ZERO_OK;
+    /* Fetched ahead for an order that was not kept: arrives now, a window has room for so many fetches only. */
+    for (size_t i = 0; i < z->cache.num_slots && !e; i++)
+        if (z->cache.slots[i].busy && z->param_buffers[i].fetch + ZERO_COMM_MAX_FETCHES <= z->last_fetch + 1) e = fetch_finish(z, &z->cache.slots[i]);
+    if (e) return e;
+    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
+    s->busy = 1;
+    e = zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
+    z->last_fetch = b->fetch;
+    return e;
 }
 
 void zero_params_destroy(zero *z)
@@ -80,8 +87,15 @@ void *zero_acquire_params(zero *z, size_t u)
     if (!sharded_params(z)) return z->params + z->layout.unit_offset[u] * z->elem;
     if (z->ranks == 1) return own_params(z, u);
     zero_cache_slot *s = zero_cache_find(&z->cache, u);
-    if (!s && (s = zero_cache_take(&z->cache, u, unit_numel(z, u))) != NULL) e = fetch_begin(z, s);
-    if (!s) zero_fail(z, ZERO_ERR_ARG, "the parameters of more units of one size are acquired at a time than there are buffers (%zu): release them sooner", 1 + z->cache.prefetch);
+    if (!s) {
+        s = zero_cache_take(&z->cache, u, unit_numel(z, u));
+        for (size_t i = 0; i < z->cache.num_slots && !s && !e; i++) {      /* what was fetched ahead must not stand in the way of what is wanted */
+            e = fetch_finish(z, &z->cache.slots[i]);
+            s = zero_cache_take(&z->cache, u, unit_numel(z, u));
+        }
+        if (s && !e) e = fetch_begin(z, s);
+    }
+    if (!s && !e) zero_fail(z, ZERO_ERR_ARG, "the parameters of more units of one size are acquired at a time than there are buffers (%zu): release them sooner", 1 + z->cache.prefetch);
     if (!s || e || fetch_finish(z, s)) return NULL;
     zero_cache_acquired(&z->cache, s);
     return fetch_ahead(z) ? NULL : buffer_of(z, s)->ptr;

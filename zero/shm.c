@@ -79,6 +79,8 @@ int zero_shm_map(struct zero_shm *s, MPI_Comm comm, const int *on_host, size_t b
     if (!cards || !s->peer) {       /* too little memory even for this: the job is lost, time-outs end the other ranks */
         free(cards);
         free(s->peer);
+        *s = (struct zero_shm){ 0 };
+        if (mine.fd >= 0) close(mine.fd);
         return ZERO_ERR_MEMORY;
     }
     if (mine.fd >= 0 && !ftruncate(mine.fd, (off_t)bytes) && !fstat(mine.fd, &st)) {

@@ -71,6 +71,12 @@ static void put(void *buffer, size_t element, float x)
     else ((float *)buffer)[element] = x;
 }
 
+static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
+{
+    for (size_t i = 0; i < count; i++) out[i] = initial(((const zero_tensor *)ctx)[tensor].logical + begin + i);
+    return 0;
+}
+
 /* What the forward passes have seen of the parameters. */
 static uint64_t seen;
 
@@ -333,6 +339,35 @@ static void meshes_reduce_apart(int variant, int tensor, int pipe, int shard)
     other_transport = 0;
 }
 
+/* Parameters may be acquired in another order than was announced, so that what was fetched ahead is not used; units may be empty, the first one too. */
+static void any_order_works(zero_comm *c, int prefetch)
+{
+    enum { MANY = 13 };
+    zero_tensor many[MANY];
+    size_t order[MANY], logical = 0;
+    for (size_t u = 0; u < MANY; u++) {
+        many[u] = (zero_tensor){ "many", 100 * u, u, logical, 0 };
+        logical += 100 * u;
+        order[u] = u;
+    }
+    const zero_config config = { .stage = 3, .prefetch = prefetch, .order = order, .order_length = MANY, .tensors = many, .num_tensors = MANY, .comm = c, .memory = &memory };
+    zero *z = NULL;
+    double norm = -1;
+    unsigned seed = 12345;      /* the same on all ranks */
+    EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    EXPECT(zero_fill(z, fill_many, many) == ZERO_OK, "fill: %s", zero_error(z));
+    for (int i = 0; i < 200; i++) {
+        const size_t u = (size_t)rand_r(&seed) % MANY;
+        const float *p = zero_acquire_params(z, u);
+        EXPECT(p != NULL, "acquire number %d: %s", i, zero_error(z));
+        for (size_t k = 0; k < many[u].numel && p; k++) EXPECT(p[k] == initial(many[u].logical + k), "acquire number %d: unit %zu has other parameters", i, u);
+        if (p) zero_release_params(z, u);
+    }
+    for (size_t u = MANY; u-- > 0;) EXPECT(zero_acquire_grads(z, u) && zero_release_grads(z, u) == ZERO_OK, "unit %zu: %s", u, zero_error(z));
+    EXPECT(zero_finish_backward(z) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK && norm == 0, "norm %f %s", norm, zero_error(z));
+    zero_destroy(z);
+}
+
 static void refuses(zero_comm *c, zero_config config, const char *word)
 {
     zero *z;
@@ -441,6 +476,14 @@ int main(int argc, char **argv)
     refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
     case_done("impossible configurations are refused with words");
     zero_comm_destroy(c);
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+        memset(&memory, 0, sizeof memory);
+        EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));
+        for (int prefetch = 0; prefetch <= 2; prefetch++) any_order_works(c, prefetch);
+        zero_comm_destroy(c);
+        snprintf(name, sizeof name, "any order of acquires, empty units: %s", ways[w].name);
+        case_done(name);
+    }
     memset(&memory, 0, sizeof memory);
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int v = 0; v < VARIANTS; v++) {
