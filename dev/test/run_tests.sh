@@ -143,10 +143,10 @@ same() {
 # The list
 
 build "$device" FP32 all
-build "$device" BF16 all
-
 fp32=build/$device-fp32
 bf16=build/$device-bf16
+build "$device" BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero}
+
 text=dev/data/text/default.txt
 
 run 0 60 "layout" $fp32/test_layout
