@@ -1821,9 +1821,9 @@ static void print_header(const Run *r) {
     if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
     print_row(r, "threads of a rank", "%d", omp_get_max_threads());
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
-    print_row(r, "sum of gradients", "%s", o->reduce != OPTION_REDUCE_EXACT ? "library" : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in every stage, on 1, 2, 4 ... ranks"
-              : "exact: same bits in every stage, on as many ranks");
-    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in every stage, on 1, 2, 4 ... ranks");
+    print_row(r, "sum of gradients", "%s", o->reduce != OPTION_REDUCE_EXACT ? "library" : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in all stages, on 1 2 4 ... ranks"
+              : "exact: same bits in all stages, on as many ranks");
+    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in all stages, on any ranks");
     say(r, RULE);
     print_row(r, "train data pattern", "%s", o->train_files);
     print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples, o->shuffle ? ", shuffled" : "");
