@@ -8,7 +8,7 @@
 # program is copied; where the file system is shared that changes nothing. Ranks of one machine exchange through shared memory, ranks of
 # different machines through MPI (on GPUs by way of pinned host memory).
 #
-# Untested between machines: it has been run with several ranks on localhost only, not over a network.
+# Untested: it has not been run over a network, nor in this form on one machine.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,8 @@
 /* zero.c: the engine. zero.h says what it does for its caller; this is how.
 
    Buffers. Parameters are one symmetric flat buffer. Gradients of the micro-batch at hand are another one (stages 0, 1), or a
-   few unit-sized buffers that are taken from a pool and given back (stages 2, 3). In stage 3 parameters are a window of shards, and
-   units are fetched into another pool, a cache: a buffer keeps its unit until the parameters change or it is wanted for another; so the last
-   block of the forward is still there for the backward, and the embedding for its second use. Optimizer state and gradient sums are this
-   rank's shard (optimizer state in stage 0: everything).
+   few unit-sized buffers that are taken from a pool and given back (stages 2, 3). Parameters of stage 3: params.c. Optimizer state and
+   gradient sums are this rank's shard (optimizer state in stage 0: everything).
 
    Reduction. Releasing a unit's gradients begins an exchange. It is finished later, in the order of release: when a
    buffer is needed, or at the end of the micro-batch. Finishing adds the N pieces as a balanced tree, and the result to the
@@ -17,7 +15,8 @@
    tree and before it meets other micro-steps: groups are contiguous ranks, so that is the same balanced tree.
 
    Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the unit's
-   parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every rank updates everything (stage 0). */
+   parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every
+   rank updates everything (stage 0). */
 #include "zero/engine.h"
 #include <math.h>
 #include <stdarg.h>
