@@ -10,6 +10,8 @@ int zero_comm_size(const zero_comm *c) { return c->size; }
 const char *zero_comm_name(const zero_comm *c) { return c->name; }
 const char *zero_comm_error(const zero_comm *c) { return c->error; }
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
+cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
+int zero_comm_synchronize(zero_comm *c, cudaStream_t stream) { return c->ops->synchronize(c, stream); }
 
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit)
 {
@@ -53,14 +55,14 @@ int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t str
 int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ops(c)->exchange_done(c, ticket, stream); }
 int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->allgather_begin(c, buf, piece_bytes, kind, stream, ticket); }
 int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ops(c)->allgather_finish(c, ticket, stream); }
-int zero_comm_reusable(zero_comm *c, zero_ticket ticket) { return ticket ? ops(c)->reusable(c, ticket) : ZERO_OK; }
-int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream) { return ops(c)->reduce_scatter(c, buf, dtype, piece_numel, out, stream); }
+int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ticket ? ops(c)->reusable(c, ticket, stream) : ZERO_OK; }
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->reduce_scatter(c, buf, dtype, piece_numel, out, stream, ticket); }
 int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) { return ops(c)->allgather_host(c, mine, bytes, all); }
 
 int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out) { return c->ops->window_create(c, mem, category, bytes, out); }
 void *zero_comm_window_shard(const zero_window *w) { return w->shard; }
 int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->expose(c, w, stream); }
-int zero_comm_conceal(zero_comm *c, zero_window *w) { return ops(c)->conceal(c, w); }
+int zero_comm_conceal(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->conceal(c, w, stream); }
 int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket); }
 int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) { return ops(c)->fetch_finish(c, w, ticket, stream); }
 size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) { return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes); }

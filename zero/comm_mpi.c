@@ -236,19 +236,27 @@ static int mpi_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum
     return begin_on_buffer(self(c), CALL_ALLGATHER, buf, piece_bytes, kind, stream, ticket);
 }
 
-static int mpi_reusable(zero_comm *c, zero_ticket ticket)
+static int wait_readers(comm_mpi *m, zero_ticket ticket)
 {
-    comm_mpi *m = self(c);
+    const zero_comm *c = &m->base;
     int e = ZERO_OK;
     for (int r = 0; r < c->size && !e; r++)
         if (r != c->rank && m->on_host[r]) e = wait_done(m, r, ticket);
     return e;
 }
 
+static int mpi_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream)
+{
+    (void)stream;
+    return wait_readers(self(c), ticket);
+}
+
+static int mpi_synchronize(zero_comm *c, cudaStream_t stream) { return zero_mpi_device_check(self(c), cudaStreamSynchronize(stream)); }
+
 /* Staged: copy `bytes` from the device to the staging buffer, at the same offset in it, and publish. */
 static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes, size_t whole, zero_ticket ticket, cudaStream_t stream)
 {
-    int e = mpi_reusable(&m->base, m->staging_ticket);
+    int e = wait_readers(m, m->staging_ticket);
     const size_t need = whole ? whole : 1;      /* a unit may be empty, a map may not */
     if (!e && m->staging.bytes < need) {
         zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, need, m->staging.bytes);
@@ -364,7 +372,7 @@ static int mpi_allgather_host(zero_comm *c, const void *mine, size_t bytes, void
         const size_t n = bytes - at < SMALL_BYTES ? bytes - at : SMALL_BYTES;
         const size_t slot = m->small_count++ & 1;       /* two slots: a peer may still read the last one */
         zero_ticket ticket = 0;
-        e = mpi_reusable(c, m->small_ticket[slot]);
+        e = wait_readers(m, m->small_ticket[slot]);
         if (!e) {
             memcpy(control_of(m, c->rank)->small[slot], (const char *)mine + at, n);
             e = begin(m, (struct call){ CALL_SMALL, slot, 0, n }, NULL, ZERO_WIRE_SCALARS, NULL, &ticket);
@@ -383,8 +391,9 @@ static int mpi_allgather_host(zero_comm *c, const void *mine, size_t bytes, void
     return e;
 }
 
-static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream)
+static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream, zero_ticket *ticket)
 {
+    *ticket = 0;        /* all is over when this returns */
     comm_mpi *m = self(c);
     const size_t n = piece_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
     if (n > 0x7fffffff) return zero_comm_fail(c, ZERO_ERR_ARG, "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements in all: use --reduce exact");
@@ -456,7 +465,7 @@ static const zero_comm_ops ops = {
     .reusable = mpi_reusable, .reduce_scatter = mpi_reduce_scatter, .allgather_host = mpi_allgather_host,
     .window_create = zero_mpi_window_create, .window_destroy = zero_mpi_window_destroy, .expose = zero_mpi_expose, .conceal = zero_mpi_conceal,
     .fetch_begin = zero_mpi_fetch_begin, .fetch_finish = zero_mpi_fetch_finish, .window_scratch_bytes = zero_mpi_window_scratch_bytes,
-    .shape = mpi_shape, .scratch_bytes = mpi_scratch_bytes, .destroy = mpi_destroy,
+    .shape = mpi_shape, .scratch_bytes = mpi_scratch_bytes, .synchronize = mpi_synchronize, .destroy = mpi_destroy,
 };
 
 zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote) { return (zero_comm_shape){ &ops, ranks, staged, remote }; }

@@ -72,7 +72,7 @@ int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on
 int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);
 void zero_mpi_window_destroy(zero_comm *c, zero_window *w);
 int zero_mpi_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_mpi_conceal(zero_comm *c, zero_window *w);
+int zero_mpi_conceal(zero_comm *c, zero_window *w, cudaStream_t stream);
 int zero_mpi_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
 int zero_mpi_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
 size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);

@@ -12,18 +12,19 @@ typedef struct zero_comm_ops {
     int (*exchange_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
     int (*allgather_begin)(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream, zero_ticket *ticket);
     int (*allgather_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
-    int (*reusable)(zero_comm *c, zero_ticket ticket);
-    int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream);
+    int (*reusable)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+    int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream, zero_ticket *ticket);
     int (*allgather_host)(zero_comm *c, const void *mine, size_t bytes, void *all);
     int (*window_create)(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);
     void (*window_destroy)(zero_comm *c, zero_window *w);
     int (*expose)(zero_comm *c, zero_window *w, cudaStream_t stream);
-    int (*conceal)(zero_comm *c, zero_window *w);
+    int (*conceal)(zero_comm *c, zero_window *w, cudaStream_t stream);
     int (*fetch_begin)(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket);
     int (*fetch_finish)(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
     size_t (*window_scratch_bytes)(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
     zero_comm_shape (*shape)(const zero_comm *c);
     size_t (*scratch_bytes)(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
+    int (*synchronize)(zero_comm *c, cudaStream_t stream);
     void (*destroy)(zero_comm *c);
 } zero_comm_ops;
 
@@ -38,6 +39,7 @@ struct zero_window {
 struct zero_comm {
     const zero_comm_ops *ops;
     int rank, size;
+    cudaStream_t stream;            /* the transport's own, or NULL */
     int *names;                     /* [size] what to call a rank in messages: its rank among all ranks of the job */
     const char *phase;              /* for messages: what the ranks are doing, and to which unit */
     size_t phase_unit;

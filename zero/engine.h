@@ -42,7 +42,9 @@ struct zero {
     zero_cache cache;               /* stage 3: which units were fetched, and where */
     zero_ticket last_fetch;         /* of the window */
     struct param_buffer *param_buffers;     /* one for each slot of the cache */
-    size_t gathered;                /* stages 1, 2, during a change of parameters: units gathered so far */
+    size_t gathering, gathered;     /* stages 1, 2: units whose gather is begun since the last change of parameters, and finished */
+    cudaStream_t sum_stream;        /* where gradients are summed: the transport's own stream, or the caller's if it has none */
+    cudaEvent_t event;              /* of zero_follow */
     struct grad_buffer *buffers;
     size_t num_buffers;
     struct unit *units;
@@ -72,19 +74,23 @@ int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(
 int zero_comm_check(zero *z, int e);
 int zero_device_check(zero *z, cudaError_t e, const char *what);
 
+/* What is queued on `follower` from here on waits for what is on `leader` now. */
+int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader);
+
 /* Accounted device memory, of this rank, or symmetric (collective); *(void **)out. Fill memory with NaN (in debug mode; else nothing). */
 int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out);
 int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out);
 int zero_poison(zero *z, void *p, size_t bytes);
 
 /* params.c. forget: all fetches are finished, and no buffer holds a unit. A change of parameters: begin waits until no rank reads this rank's piece; written says that unit u's is complete (units ascending);
-   after end all ranks can use them. */
+   after end all ranks can acquire them. arrived: all parameters are here (before stage 3), for who reads them without acquiring. */
 int zero_params_create(zero *z);
 void zero_params_destroy(zero *z);
 int zero_params_forget(zero *z);
 int zero_params_begin(zero *z);
 int zero_params_written(zero *z, size_t u);
 int zero_params_end(zero *z);
+int zero_params_arrived(zero *z);
 
 static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }

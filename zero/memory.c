@@ -27,7 +27,10 @@ void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes)
         (void)cudaGetLastError();      /* out of memory is reported by the NULL; later calls must not see it again */
         return NULL;
     }
-    if (cudaMemset(p, 0, size) != cudaSuccess) { cudaFree(p); return NULL; }
+    if (cudaMemset(p, 0, size) != cudaSuccess || cudaStreamSynchronize(NULL) != cudaSuccess) {      /* zero for all streams, not only for those that wait for the default one */
+        (void)cudaFree(p);
+        return NULL;
+    }
     zero_memory_book(m, c, bytes, 0);
     return p;
 }

@@ -77,6 +77,17 @@ int zero_params_forget(zero *z)
     return e;
 }
 
+/* Finish the gathers of units below `end`. */
+static int finish_gathers(zero *z, size_t end)
+{
+    int e = ZERO_OK;
+    for (; z->gathered < end && z->gathered < z->gathering && !e; z->gathered++) {
+        zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
+        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
+    }
+    return e;
+}
+
 void *zero_acquire_params(zero *z, size_t u)
 {
     int e = ZERO_OK;
@@ -84,7 +95,7 @@ void *zero_acquire_params(zero *z, size_t u)
         zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
         return NULL;
     }
-    if (!sharded_params(z)) return z->params + z->layout.unit_offset[u] * z->elem;
+    if (!sharded_params(z)) return finish_gathers(z, u + 1) ? NULL : z->params + z->layout.unit_offset[u] * z->elem;
     if (z->ranks == 1) return own_params(z, u);
     zero_cache_slot *s = zero_cache_find(&z->cache, u);
     if (!s) {
@@ -112,26 +123,15 @@ int zero_release_params(zero *z, size_t u)
 
 int zero_params_begin(zero *z)
 {
-    int e = ZERO_OK;
-    z->gathered = 0;
+    int e = zero_params_arrived(z);
+    z->gathering = z->gathered = 0;
     if (!sharded_params(z)) {
-        for (size_t u = 0; u < z->layout.num_units && !e; u++) e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket));
+        for (size_t u = 0; u < z->layout.num_units && !e; u++) e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket, z->config.stream));
         return e;
     }
-    e = zero_params_forget(z);
+    if (!e) e = zero_params_forget(z);
     zero_comm_phase(z->config.comm, "waiting for readers of the parameters", 0);
-    return e ? e : zero_comm_check(z, zero_comm_conceal(z->config.comm, z->window));
-}
-
-/* Finish the gathers of units up to `end`. */
-static int finish_gathers(zero *z, size_t end)
-{
-    int e = ZERO_OK;
-    for (; z->gathered < end && !e; z->gathered++) {
-        zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
-        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
-    }
-    return e;
+    return e ? e : zero_comm_check(z, zero_comm_conceal(z->config.comm, z->window, z->config.stream));
 }
 
 int zero_params_written(zero *z, size_t u)
@@ -140,12 +140,16 @@ int zero_params_written(zero *z, size_t u)
     zero_comm_phase(z->config.comm, "gathering parameters", u);
     int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem, shard_numel(z, u) * z->elem,
                                                          ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
+    z->gathering = u + 1;
     return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);
 }
 
+/* A transport that moves bytes on its own stream goes on gathering under the next forward, which waits for each unit where it acquires it. */
 int zero_params_end(zero *z)
 {
     zero_comm_phase(z->config.comm, "exposing parameters", 0);
     if (sharded_params(z)) return zero_comm_check(z, zero_comm_expose(z->config.comm, z->window, z->config.stream));
-    return whole_state(z) ? ZERO_OK : finish_gathers(z, z->layout.num_units);
+    return zero_comm_stream(z->config.comm) ? ZERO_OK : zero_params_arrived(z);
 }
+
+int zero_params_arrived(zero *z) { return finish_gathers(z, z->layout.num_units); }

@@ -31,13 +31,13 @@ static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n
 static int copy_in(zero *z, void *device, const void *host, size_t bytes)
 {
     int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream), "writing state");
-    return e ? e : zero_device_check(z, cudaStreamSynchronize(z->config.stream), "writing state");
+    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
 }
 
 static int copy_out(zero *z, void *host, const void *device, size_t bytes)
 {
     int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream), "reading state");
-    return e ? e : zero_device_check(z, cudaStreamSynchronize(z->config.stream), "reading state");
+    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
 }
 
 /* The parameters whose optimizer state this rank has: what zero_fill writes. */
@@ -136,7 +136,7 @@ static int check_replicas(zero *z)
     if (sharded_params(z)) return ZERO_OK;
     const size_t bytes = z->layout.numel_padded * z->elem, chunk = CHUNK * sizeof(float);
     uint64_t mine = 0, *all = malloc((size_t)z->ranks * sizeof *all);
-    int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    int e = all ? zero_params_arrived(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t at = 0; at < bytes && !e; at += chunk) {
         const size_t n = bytes - at < chunk ? bytes - at : chunk;
         e = copy_out(z, z->host, z->params + at, n);

@@ -84,8 +84,9 @@ int zero_mpi_expose(zero_comm *c, zero_window *base, cudaStream_t stream)
     return e;
 }
 
-int zero_mpi_conceal(zero_comm *c, zero_window *base)
+int zero_mpi_conceal(zero_comm *c, zero_window *base, cudaStream_t stream)
 {
+    (void)stream;
     comm_mpi *m = self(c);
     struct window *w = of(base);
     int e = ZERO_OK;

@@ -48,6 +48,13 @@ int zero_device_check(zero *z, cudaError_t e, const char *what)
     return e == cudaSuccess ? ZERO_OK : zero_fail(z, ZERO_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
 }
 
+int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader)
+{
+    if (follower == leader) return ZERO_OK;
+    int e = zero_device_check(z, cudaEventRecord(z->event, leader), "recording an event");
+    return e ? e : zero_device_check(z, cudaStreamWaitEvent(follower, z->event, 0), "waiting for an event");
+}
+
 const char *zero_error(const zero *z) { return z->error; }
 const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
@@ -166,7 +173,9 @@ static int create(zero *z)
     z->host_params = malloc(CHUNK * sizeof *z->host_params);
     z->host_low = malloc(CHUNK * sizeof *z->host_low);
     if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    int e = zero_params_create(z);
+    z->sum_stream = zero_comm_stream(c->comm) ? zero_comm_stream(c->comm) : c->stream;
+    int e = zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
+    if (!e) e = zero_params_create(z);
     if (!e) e = create_grads(z);
     if (!e && z->groups > 1) e = create_group_sums(z);
     if (!e && whole_state(z) && z->ranks > 1) e = zero_create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
@@ -215,6 +224,7 @@ void zero_destroy(zero *z)
         if (z->unit_tiles) zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
         for (int s = 0; s < ZERO_MAX_SLOTS; s++) zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
     }
+    if (z->event) (void)cudaEventDestroy(z->event);
     zero_layout_destroy(&z->layout);
     free(z->unit_tiles);
     free(z->buffers);
@@ -246,15 +256,15 @@ static zero_slots slots_of(const zero *z, int first, int count, size_t offset)
 static int sum_over_groups(zero *z, size_t u, const void *const *pieces)
 {
     const size_t n = zero_layout_group_piece(&z->layout, u, (size_t)z->groups), bytes = n * sizeof(float);
-    const cudaStream_t stream = z->config.stream;
+    const cudaStream_t stream = z->sum_stream;
     const zero_slots none = { .count = 0 };
     zero_comm *replicas = z->config.replicas;
     const void *const *sums = NULL;
     zero_comm_phase(replicas, "sum over groups", u);
-    int e = zero_comm_reusable(replicas, z->group_sum_ticket);
+    int e = zero_comm_reusable(replicas, z->group_sum_ticket, stream);
     if (!e) e = zero_device_check(z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream), "ordered sum");
     if (!e) e = zero_comm_exchange_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
-    if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket);
+    if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket, stream);
     if (!e) e = zero_comm_exchange_finish(replicas, z->group_sum_ticket, stream, &sums);
     if (!e) e = zero_device_check(z, zero_kernel_sum(z->all_sum + (size_t)zero_comm_rank(replicas) * n, sums, z->groups, ZERO_F32, none, n, stream), "ordered sum");
     if (!e) e = zero_comm_exchange_done(replicas, z->group_sum_ticket, stream);
@@ -268,7 +278,7 @@ static int reduce_unit(zero *z, size_t u)
 {
     const size_t g = z->units[u].micro, offset = shard_offset(z, u), n = shard_numel(z, u);
     const int live = __builtin_popcountll(g), merge = __builtin_ctzll(~g);
-    const cudaStream_t stream = z->config.stream;
+    const cudaStream_t stream = z->sum_stream;
     struct grad_buffer *b = z->units[u].buffer;
     zero_comm *comm = z->config.comm;
     const void *const *pieces = NULL;
@@ -276,7 +286,8 @@ static int reduce_unit(zero *z, size_t u)
     int e = ensure_slot(z, live - merge);
     if (z->config.reduction == ZERO_REDUCE_LIBRARY) {
         if (!e) e = ensure_slot(z, live);
-        if (!e) e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.dtype, n, z->slots[live] + offset, stream));
+        if (!e) e = zero_follow(z, stream, z->config.stream);
+        if (!e) e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.dtype, n, z->slots[live] + offset, stream, &b->ticket));
         if (!e && merge) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, NULL, 0, ZERO_F32, slots_of(z, live - merge, merge + 1, offset), n, stream), "ordered sum");
     } else {
         if (!e) e = zero_comm_check(z, zero_comm_exchange_finish(comm, b->ticket, stream, &pieces));
@@ -335,7 +346,7 @@ static int acquire_grads(zero *z, size_t u)
     }
     struct grad_buffer *b = unit->buffer;
     zero_comm_phase(z->config.comm, "acquiring a gradient buffer", u);
-    e = zero_comm_check(z, zero_comm_reusable(z->config.comm, b->ticket));
+    e = zero_comm_check(z, zero_comm_reusable(z->config.comm, b->ticket, z->config.stream));
     if (!e) e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
     if (e) return e;
     b->busy = 1;
@@ -357,6 +368,7 @@ int zero_release_grads(zero *z, size_t u)
     zero_comm_phase(z->config.comm, "reduction of gradients", u);
     const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, unit->buffer->ptr, shard_numel(z, u) * z->elem, z->config.stream, &unit->buffer->ticket));
     if (e) return e;
+    if (zero_comm_stream(z->config.comm)) return reduce_unit(z, u);     /* the host waits for nothing there */
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
 }
@@ -383,7 +395,7 @@ int zero_finish_backward(zero *z)
         if (z->units[u].micro != z->micro + 1) e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
     /* Not each time: this waits for the last reader, and who never runs ahead meets no race. */
     for (size_t i = 0; i < z->num_buffers && z->config.debug && z->micro % 2 && !e; i++) {
-        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket));
+        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket, z->config.stream));
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;
@@ -399,9 +411,9 @@ static int merge_slots(zero *z)
 {
     if (z->pending_count || !z->micro) return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
-    const int live = __builtin_popcountll(z->micro);
+    const int live = __builtin_popcountll(z->micro), e = zero_follow(z, z->config.stream, z->sum_stream);
     z->merged = 1;
-    if (live == 1) return ZERO_OK;
+    if (live == 1 || e) return e;
     return zero_device_check(z, zero_kernel_sum(z->slots[0], NULL, 0, ZERO_F32, slots_of(z, 0, live, 0), shard_total(z), z->config.stream), "sum of micro-batches");
 }
 
@@ -439,7 +451,7 @@ int zero_grad_norm(zero *z, double *norm)
     zero_comm_phase(z->config.comm, "gradient norm", 0);
     if (!e) e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->slots[0], shard_total(z), z->config.stream), "sum of squares");
     if (!e) e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, ZERO_SQUARE_PARTS * sizeof mine, cudaMemcpyDeviceToHost, z->config.stream), "reading the norm");
-    if (!e) e = zero_device_check(z, cudaStreamSynchronize(z->config.stream), "sum of squares");
+    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
     if (!e) {
         for (int p = 0; p < ZERO_SQUARE_PARTS; p++)
             for (int d = 0; d < ZERO_WIDE_WORDS; d++) mine[d] += parts[p * ZERO_WIDE_WORDS + d];
@@ -464,7 +476,7 @@ static int gather_unit_sum(zero *z, size_t u)
     const size_t bytes = shard_numel(z, u) * sizeof(float);
     zero_ticket *t = &z->unit_sum_ticket;
     zero_comm_phase(z->config.comm, "gathering gradient sums", u);
-    int e = zero_comm_check(z, zero_comm_reusable(z->config.comm, *t));
+    int e = zero_comm_check(z, zero_comm_reusable(z->config.comm, *t, z->config.stream));
     if (!e) e = zero_device_check(z, cudaMemcpyAsync((char *)z->unit_sum + (size_t)z->rank * bytes, z->slots[0] + shard_offset(z, u), bytes, cudaMemcpyDeviceToDevice, z->config.stream), "copying gradient sums");
     if (!e) e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->unit_sum, bytes, ZERO_WIRE_GRADS, z->config.stream, t));
     return e ? e : zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, *t, z->config.stream));
@@ -472,7 +484,7 @@ static int gather_unit_sum(zero *z, size_t u)
 
 static int forget_gradients(zero *z)
 {
-    int e = ZERO_OK;
+    int e = zero_follow(z, z->config.stream, z->sum_stream);
     for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
     z->last_micro = z->micro;

@@ -30,7 +30,7 @@ static void ordered(zero_comm *c, float *grads, float *shard, size_t piece)
     const zero_slots none = { .count = 0 };
     must(!zero_comm_exchange_begin(c, grads, piece * sizeof *grads, NULL, &t) && !zero_comm_exchange_finish(c, t, NULL, &pieces), c);
     must(!zero_kernel_sum(shard, pieces, zero_comm_size(c), ZERO_F32, none, piece, NULL), c);
-    must(!zero_comm_exchange_done(c, t, NULL) && !zero_comm_reusable(c, t), c);
+    must(!zero_comm_exchange_done(c, t, NULL) && !zero_comm_reusable(c, t, NULL), c);
 }
 
 static void gather(zero_comm *c, float *params, size_t piece)

@@ -40,7 +40,7 @@ static void moves_the_right_bytes(zero_comm *c)
     for (unsigned round = 0; round < ROUNDS; round++) {
         for (int b = 0; b < BUFFERS; b++) {
             pause_randomly(&seed);
-            EXPECT(zero_comm_reusable(c, ticket[b]) == ZERO_OK, "reusable: %s", zero_comm_error(c));
+            EXPECT(zero_comm_reusable(c, ticket[b], NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
             for (int to = 0; to < ranks; to++)
                 for (size_t i = 0; i < piece; i++) buf[b][(size_t)to * piece + i] = value(rank, to, i, round * BUFFERS + (unsigned)b);
             EXPECT(zero_comm_exchange_begin(c, buf[b], piece * sizeof **buf, NULL, &ticket[b]) == ZERO_OK, "begin: %s", zero_comm_error(c));
@@ -56,7 +56,7 @@ static void moves_the_right_bytes(zero_comm *c)
             EXPECT(zero_comm_exchange_done(c, ticket[b], NULL) == ZERO_OK, "done: %s", zero_comm_error(c));
         }
         const int g = (int)(round % BUFFERS);
-        EXPECT(zero_comm_reusable(c, ticket[g]) == ZERO_OK, "reusable: %s", zero_comm_error(c));
+        EXPECT(zero_comm_reusable(c, ticket[g], NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
         for (size_t i = 0; i < n; i++) buf[g][i] = i / piece == (size_t)rank ? value(rank, 99, i, round) : 0xdeadbeef;
         EXPECT(zero_comm_allgather_begin(c, buf[g], piece * sizeof **buf, ZERO_WIRE_PARAMS, NULL, &ticket[g]) == ZERO_OK, "gather: %s", zero_comm_error(c));
         pause_randomly(&seed);
@@ -78,6 +78,7 @@ static void moves_the_right_bytes(zero_comm *c)
 static void library_sum(zero_comm *c)
 {
     const size_t piece = 640, n = piece * (size_t)ranks;
+    zero_ticket ticket = 0;
     void *p = NULL, *out = zero_memory_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, n * sizeof(float)) == ZERO_OK, "alloc: %s", zero_comm_error(c));
     for (int bf16 = 0; bf16 <= 1; bf16++) {
@@ -88,12 +89,13 @@ static void library_sum(zero_comm *c)
             if (bf16) ((uint16_t *)p)[i] = (uint16_t)(u >> 16);
             else ((float *)p)[i] = x;
         }
-        EXPECT(zero_comm_reduce_scatter(c, p, bf16 ? ZERO_BF16 : ZERO_F32, piece, out, NULL) == ZERO_OK, "reduce_scatter: %s", zero_comm_error(c));
+        EXPECT(zero_comm_reduce_scatter(c, p, bf16 ? ZERO_BF16 : ZERO_F32, piece, out, NULL, &ticket) == ZERO_OK, "reduce_scatter: %s", zero_comm_error(c));
         for (size_t i = 0; i < piece; i++) {
             const float want = (float)ranks * (float)(((size_t)rank * piece + i) % 7) + (float)(ranks * (ranks - 1) / 2);
             EXPECT(((float *)out)[i] == want, "element %zu is %f, not %f", i, ((float *)out)[i], want);
         }
     }
+    EXPECT(zero_comm_reusable(c, ticket, NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
     zero_comm_free(c, p);
     zero_memory_free(&memory, ZERO_MEM_GRAD_SHARDS, out, piece * sizeof(float));
 }
