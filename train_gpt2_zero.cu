@@ -30,6 +30,7 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
 #include "zero/memory.h"        // accounted device memory
 #include "zero/mesh.h"          // hooks of tensor and pipeline parallelism
+#include "zero/range.h"         // names in a profiler's timeline
 #include "zero/types.h"
 
 #ifdef PRECISION_BF16
@@ -939,8 +940,9 @@ typedef struct GPT2 {
     void *arena;                    // where acts point to
     size_t arena_bytes;
     floatX *logits;                 // [B * T, Vp], device; after a forward with train they are gradients
-    float *host_losses;             // [R]
-    int *host_rows;                 // [3 R + 1]: TokenRows while they are built
+    float *host_losses;             // [R], pinned
+    int *host_tokens;               // [5 R + 1], pinned: inputs, targets, TokenRows, on their way to the device
+    cudaEvent_t uploaded;           // they have arrived
     int *host_counts;               // [V + 1]
     size_t distinct;                // tokens in the last inputs
 } GPT2;
@@ -992,8 +994,9 @@ size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recomp
 // Frees what gpt2_create took; a GPT2 that is all zeros, or from a gpt2_create that failed, is fine.
 void gpt2_destroy(GPT2 *m) {
     if (m->arena) zero_memory_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
-    free(m->host_losses);
-    free(m->host_rows);
+    if (m->uploaded) cudaCheck(cudaEventDestroy(m->uploaded));
+    cudaCheck(cudaFreeHost(m->host_losses));
+    cudaCheck(cudaFreeHost(m->host_tokens));
     free(m->host_counts);
     memset(m, 0, sizeof *m);
 }
@@ -1012,6 +1015,14 @@ static int find_offsets(GPT2 *m, char *err, size_t err_bytes) {
     memcpy(m->layer_offset, layout.tensor_offset + EMBEDDING_TENSORS, sizeof m->layer_offset);
     zero_layout_destroy(&layout);
     return 0;
+}
+
+// Host memory that copies to and from the device need not wait for; NULL if there is none.
+static void *pinned(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes) == cudaSuccess) return p;
+    (void)cudaGetLastError();
+    return NULL;
 }
 
 // For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2 layernorms
@@ -1043,10 +1054,11 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     }
     m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute);
     m->arena = zero_memory_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
-    m->host_losses = (float *)malloc(R * sizeof(float));
-    m->host_rows = (int *)malloc((3 * R + 1) * sizeof(int));
+    m->host_losses = (float *)pinned(R * sizeof(float));
+    m->host_tokens = (int *)pinned((5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
-    if (!m->arena || !m->host_losses || !m->host_rows || !m->host_counts) {
+    cudaCheck(cudaEventCreateWithFlags(&m->uploaded, cudaEventDisableTiming));
+    if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
         const double mib = (double)m->arena_bytes / (1 << 20);
         gpt2_destroy(m);
         return config_error(err, err_bytes, "no memory for %.0f MiB of activations: use a smaller -b or -t, or -r 2", mib);
@@ -1116,11 +1128,17 @@ static void upload(const GPT2 *m, int *to, const int *from, size_t n) {
     cudaCheck(cudaMemcpyAsync(to, from, n * sizeof(int), cudaMemcpyHostToDevice, m->stream));
 }
 
+// By way of pinned memory, so that the host need not wait for the device.
+static void upload_tokens(const GPT2 *m, int *to, const int *tokens, int *staging) {
+    memcpy(staging, tokens, m->B * m->T * sizeof(int));
+    upload(m, to, staging, m->B * m->T);
+}
+
 // Sorts the rows by their token, by counting, so that the encoder's backward has one writer for each row of dwte.
 static void upload_token_rows(GPT2 *m, const int *inputs) {
     const size_t V = m->config.vocab_size;
     const int R = (int)(m->B * m->T);
-    int *token = m->host_rows, *position = token + R, *start = position + R, *place = m->host_counts;
+    int *token = m->host_tokens + 2 * R, *position = token + R, *start = position + R, *place = m->host_counts;
     memset(place, 0, (V + 1) * sizeof(int));
     for (int r = 0; r < R; r++) place[inputs[r] + 1]++;
     m->distinct = 0;
@@ -1182,34 +1200,52 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
     m->T = T;
-    upload(m, a->inputs, inputs, R);
-    if (targets) upload(m, a->targets, targets, R);
+    cudaCheck(cudaEventSynchronize(m->uploaded));       // the last micro-batch's have left: it has begun
+    upload_tokens(m, a->inputs, inputs, m->host_tokens);
+    if (targets) upload_tokens(m, a->targets, targets, m->host_tokens + R);
     if (train) upload_token_rows(m, inputs);
+    cudaCheck(cudaEventRecord(m->uploaded, s));
 
+    zero_range_begin("forward", 0);
     const floatX *p = acquire_params(m, 0);
     encoder_forward(a->residual, a->inputs, p + m->embedding_offset[WTE], p + m->embedding_offset[WPE], B, T, C, s);
     release_params(m, 0);
+    zero_range_end();
 
     zeroCheck(zero_pp_recv(&m->mesh, layer_activations(m, m->first_layer).residual, FLOATX, R * C, s));
-    for (size_t l = m->first_layer; l < m->last_layer; l++) layer_forward(m, l);
+    for (size_t l = m->first_layer; l < m->last_layer; l++) {
+        zero_range_begin("forward", 1 + l);
+        layer_forward(m, l);
+        zero_range_end();
+    }
     zeroCheck(zero_pp_send(&m->mesh, layer_activations(m, m->last_layer).residual, FLOATX, R * C, s));
 
+    zero_range_begin("head", 0);
     p = acquire_params(m, 0);
     layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C, s);
     linear_forward(m->logits, f.out, p + m->embedding_offset[WTE], NULL, R, C, Vp, s);
     release_params(m, 0);
     if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
+    zero_range_end();
 }
 
-// The mean loss of the last forward, which had targets: fp32 losses, added in double, in order. Waits for the stream.
-// Not collective.
-double gpt2_loss(GPT2 *m) {
-    const size_t R = m->B * m->T;
+// Queues a copy of the losses of the last forward, which had targets: to[B * T], pinned. Not collective.
+void gpt2_copy_losses(const GPT2 *m, float *to) {
+    cudaCheck(cudaMemcpyAsync(to, m->acts.losses, m->B * m->T * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
+}
+
+// Of n fp32 losses, added in double, in order.
+double gpt2_mean_loss(const float *losses, size_t n) {
     double sum = 0;
-    cudaCheck(cudaMemcpyAsync(m->host_losses, m->acts.losses, R * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
+    for (size_t r = 0; r < n; r++) sum += losses[r];
+    return sum / (double)n;
+}
+
+// The mean loss of the last forward, which had targets. Waits for the stream. Not collective.
+double gpt2_loss(GPT2 *m) {
+    gpt2_copy_losses(m, m->host_losses);
     cudaCheck(cudaStreamSynchronize(m->stream));
-    for (size_t r = 0; r < R; r++) sum += m->host_losses[r];
-    return sum / (double)R;
+    return gpt2_mean_loss(m->host_losses, m->B * m->T);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1257,6 +1293,7 @@ void gpt2_backward(GPT2 *m) {
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
+    zero_range_begin("head backward", 0);
     const floatX *p = acquire_params(m, 0);
     floatX *g = acquire_grads(m, 0);
 
@@ -1266,13 +1303,20 @@ void gpt2_backward(GPT2 *m) {
     layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp, p + offset[LNFW], f.mean,
                        f.rstd, R, C, s);
     release_params(m, 0);
+    zero_range_end();
 
     zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
-    for (size_t l = m->last_layer; l-- > m->first_layer;) layer_backward(m, l);
+    for (size_t l = m->last_layer; l-- > m->first_layer;) {
+        zero_range_begin("backward", 1 + l);
+        layer_backward(m, l);
+        zero_range_end();
+    }
     zeroCheck(zero_pp_send(&m->mesh, a->dresidual, FLOATX, R * C, s));
 
+    zero_range_begin("backward", 0);
     encoder_backward(g + offset[WTE], g + offset[WPE], a->dresidual, a->rows, m->distinct, B, T, C, s);
     release_grads(m, 0);
+    zero_range_end();
 }
 
 // =====================================================================================================================
@@ -1333,7 +1377,8 @@ typedef struct Run {
 
     size_t B, T, G, M, steps;                       // M = G * ranks micro-batches in a step
     int *inputs, *targets;                          // B * T each
-    double *losses, *all_losses;                    // of a step's micro-batches: of this rank, of all
+    float *host_losses;                             // G * B * T, pinned: of this rank's micro-batches in a step
+    double *losses, *all_losses;                    // their means: of this rank, of all
     Outliers loss_outliers, norm_outliers;
     TrainLog log;
     zero_row wire[MAX_ROWS];                        // of the last step that was taken
@@ -1980,16 +2025,17 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
         gpt2_forward(&r->model, r->inputs, r->targets, r->B, r->T, 1);
         gpt2_backward(&r->model);
         must(r, zero_finish_backward(r->z), "end of the backward pass");
-        r->losses[g] = gpt2_loss(&r->model);
+        gpt2_copy_losses(&r->model, r->host_losses + g * r->B * r->T);
     }
-    gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
 
     StepLine s = {};
+    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");       // the first time in a step that the host waits: to decide what follows
+    for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
+    gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
     s.step = step;
     s.steps = r->steps;
     s.loss = mean_loss(r->all_losses, (size_t)r->ranks, r->G, r->M);
     s.lr = schedule_lr(schedule, step);
-    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
 
@@ -2007,7 +2053,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
         must(r, zero_step(r->z, &a), "update");
         note_wire(r);
     }
-    cudaCheck(cudaStreamSynchronize(r->stream));
+    if (zero_comm_synchronize(r->shard_comm, r->stream) != ZERO_OK) die("%s (end of a step)", zero_comm_error(r->shard_comm));
     return s;
 }
 
@@ -2222,6 +2268,8 @@ int main(int argc, char **argv) {
     open_data(r);
     r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
+    r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
+    if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
     r->losses = (double *)allocate(r->G * sizeof(double));
     r->all_losses = (double *)allocate(r->M * sizeof(double));
 
@@ -2252,6 +2300,7 @@ int main(int argc, char **argv) {
     loader_close(r->train);
     loader_close(r->val);
     free(r->tensors);
+    cudaCheck(cudaFreeHost(r->host_losses));
     free(r->inputs);
     free(r->targets);
     free(r->losses);

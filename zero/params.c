@@ -3,6 +3,7 @@
    forward are still there for the backward, and the embedding for its second use. */
 #include <stdlib.h>
 #include "zero/engine.h"
+#include "zero/range.h"
 
 int zero_params_create(zero *z)
 {
@@ -38,7 +39,9 @@ static int fetch_begin(zero *z, zero_cache_slot *s)
     if (e) return e;
     zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
     s->busy = 1;
+    zero_range_begin("fetch", s->unit);
     e = zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
+    zero_range_end();
     z->last_fetch = b->fetch;
     return e;
 }
@@ -138,8 +141,10 @@ int zero_params_written(zero *z, size_t u)
 {
     if (whole_state(z) || sharded_params(z)) return ZERO_OK;
     zero_comm_phase(z->config.comm, "gathering parameters", u);
+    zero_range_begin("gather", u);
     int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem, shard_numel(z, u) * z->elem,
                                                          ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
+    zero_range_end();
     z->gathering = u + 1;
     return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);
 }

@@ -18,6 +18,7 @@
    parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every
    rank updates everything (stage 0). */
 #include "zero/engine.h"
+#include "zero/range.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -310,12 +311,21 @@ static int reduce_unit(zero *z, size_t u)
     return ZERO_OK;
 }
 
+/* The same, named. */
+static int reduce(zero *z, size_t u)
+{
+    zero_range_begin("reduce", u);
+    const int e = reduce_unit(z, u);
+    zero_range_end();
+    return e;
+}
+
 static int reduce_oldest(zero *z)
 {
     const size_t u = z->pending[z->pending_first];
     z->pending_first = (z->pending_first + 1) % z->layout.num_units;
     z->pending_count--;
-    return reduce_unit(z, u);
+    return reduce(z, u);
 }
 
 /* A free buffer of the pool for this unit: of its size, the one whose last exchange is the oldest. */
@@ -359,18 +369,25 @@ void *zero_acquire_grads(zero *z, size_t unit)
     return acquire_grads(z, unit) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
 }
 
+static int begin_reduction(zero *z, size_t u)
+{
+    if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
+    zero_comm_phase(z->config.comm, "reduction of gradients", u);
+    const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, z->units[u].buffer->ptr, shard_numel(z, u) * z->elem, z->config.stream, &z->units[u].buffer->ticket));
+    if (e) return e;
+    if (zero_comm_stream(z->config.comm)) return reduce(z, u);      /* the host waits for nothing there */
+    z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
+    return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
+}
+
 int zero_release_grads(zero *z, size_t u)
 {
     if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED) return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
-    struct unit *unit = &z->units[u];
-    unit->state = UNIT_REDUCING;
-    if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce_unit(z, u);
-    zero_comm_phase(z->config.comm, "reduction of gradients", u);
-    const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, unit->buffer->ptr, shard_numel(z, u) * z->elem, z->config.stream, &unit->buffer->ticket));
-    if (e) return e;
-    if (zero_comm_stream(z->config.comm)) return reduce_unit(z, u);     /* the host waits for nothing there */
-    z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
-    return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
+    z->units[u].state = UNIT_REDUCING;
+    zero_range_begin("reduce", u);
+    const int e = begin_reduction(z, u);
+    zero_range_end();
+    return e;
 }
 
 /* Between groups, gradients are all that the other transport carries. */
@@ -515,8 +532,10 @@ int zero_step(zero *z, const zero_adamw *a)
             grads = z->unit_sum;
         }
         zero_comm_dawdle(z->config.comm);
+        zero_range_begin("AdamW", u);
         if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
                                                            z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
+        zero_range_end();
         if (!e) e = zero_params_written(z, u);
     }
     if (!e) e = zero_params_end(z);

@@ -14,11 +14,14 @@
  * Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the source).
  */
 #include "cuda_runtime.h"
+#include "nvtx3/nvToolsExt.h"
 
 #include <cstdlib>
 #include <ctime>
 #include <deque>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 struct operation {
@@ -26,6 +29,7 @@ struct operation {
     void *args;                 // a copy, freed when it is done
     CUstream_st *after;
     size_t position;            // of `after`
+    const char *name;           // of the range in which it was queued
 };
 
 struct CUstream_st {
@@ -49,6 +53,17 @@ static std::recursive_mutex lock;       // of all that follows; recursive, becau
 // Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
 static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
 static uint64_t seed;
+
+static void (*trace_fn)(void *ctx, const char *name);
+static void *trace_ctx;
+static thread_local std::vector<const char *> ranges;       // that the host is in
+
+static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
+
+static void run(void (*fn)(void *args), void *args, const char *name) {
+    if (trace_fn) trace_fn(trace_ctx, name);
+    fn(args);
+}
 
 static CUstream_st *new_stream(bool blocking) {
     CUstream_st *s = new CUstream_st();
@@ -88,7 +103,7 @@ static bool waits(const CUstream_st *s) {
 
 static void run_first(CUstream_st *s) {
     const operation o = s->queue.front();
-    if (o.fn) o.fn(o.args);
+    if (o.fn) run(o.fn, o.args, o.name);
     free(o.args);
     s->queue.pop_front();
     s->done++;
@@ -123,14 +138,14 @@ static bool push(CUstream_st *s, void (*fn)(void *), const void *args, size_t by
         if (!copy) return false;
         memcpy(copy, args, bytes);
     }
-    s->queue.push_back(operation{fn, copy, after, position});
+    s->queue.push_back(operation{fn, copy, after, position, range_name()});
     s->enqueued++;
     return true;
 }
 
 cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes) {
     if (!cuda_on_cpu_deferred()) {
-        fn(const_cast<void *>(args));
+        run(fn, const_cast<void *>(args), range_name());
         return cudaSuccess;
     }
     const std::lock_guard<std::recursive_mutex> guard(lock);
@@ -143,6 +158,28 @@ cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), con
 }
 
 extern "C" {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ranges, and the trace
+
+int nvtxRangePushA(const char *name) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    static std::set<std::string> &names = *new std::set<std::string>();     // an operation may run long after its range
+    ranges.push_back(names.insert(name).first->c_str());
+    return static_cast<int>(ranges.size()) - 1;
+}
+
+int nvtxRangePop(void) {
+    if (ranges.empty()) return -1;
+    ranges.pop_back();
+    return static_cast<int>(ranges.size());
+}
+
+void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    trace_fn = fn;
+    trace_ctx = ctx;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Streams
@@ -281,7 +318,10 @@ static void run_queued_launch(void *p) {
 cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
     const cudaError_t refused = cuda_on_cpu_check_launch(config, call);
     if (refused != cudaSuccess) return cuda_on_cpu_error(refused);
-    if (!cuda_on_cpu_deferred()) return cuda_on_cpu_error(cuda_on_cpu_run(config, call));
+    if (!cuda_on_cpu_deferred()) {
+        if (trace_fn) trace_fn(trace_ctx, range_name());
+        return cuda_on_cpu_error(cuda_on_cpu_run(config, call));
+    }
     std::vector<char> bytes(sizeof(queued_launch) + call->args_bytes);
     const queued_launch q = {*config, *call};
     memcpy(bytes.data(), &q, sizeof q);
