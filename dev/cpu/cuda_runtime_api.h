@@ -119,8 +119,8 @@ const char *cudaGetErrorString(cudaError_t error);
 /* Not CUDA's: runs fn(a copy of the `bytes` at args) in its turn on the stream, for host code that stands for a library of the device. */
 cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes);
 
-/* Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX range in which it was queued (nvtx3/; "" if
-   none). NULL: no more. */
+/* Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which it was queued (nvtx3/), as in
+   "outer/inner". NULL: no more. */
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);
 
 #ifdef __cplusplus

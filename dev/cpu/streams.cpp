@@ -165,7 +165,8 @@ extern "C" {
 int nvtxRangePushA(const char *name) {
     const std::lock_guard<std::recursive_mutex> guard(lock);
     static std::set<std::string> &names = *new std::set<std::string>();     // an operation may run long after its range
-    ranges.push_back(names.insert(name).first->c_str());
+    const std::string path = ranges.empty() ? name : std::string(ranges.back()) + '/' + name;
+    ranges.push_back(names.insert(path).first->c_str());
     return static_cast<int>(ranges.size()) - 1;
 }
 
