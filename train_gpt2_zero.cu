@@ -25,7 +25,8 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include <stdlib.h>
 #include <string.h>
 
-#include "dev/matmul.h"         // every matrix product: cuBLASLt or OpenBLAS
+#include "dev/gelu.cuh"         // GELU and its derivative
+#include "dev/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
 #include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
 #include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
 #include "zero/memory.h"        // accounted device memory
@@ -110,19 +111,11 @@ static void residual(floatX *out, const floatX *a, const floatX *b, size_t n, cu
     LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, residual_kernel, out, a, b, n);
 }
 
-// GELU with tanh: x/2 (1 + tanh(s (x + c x^3))) = x sigmoid(2 s (x + c x^3)), s = sqrt(2 / pi), c = 0.044715.
-constexpr float GELU_CUBIC = 0.044715f, GELU_SLOPE = 1.5957691216057308f;       // 2 s
-
-DEV fvec gelu_sigmoid(fvec x) { return 1.0f / (1.0f + vexp(-GELU_SLOPE * (x + GELU_CUBIC * x * x * x))); }
-
 __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
 gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
-    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
-        const fvec x = ld(inp + i);
-        st(out + i, x * gelu_sigmoid(x));
-    }
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, gelu(ld(inp + i)));
 }
 
 static void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
@@ -133,11 +126,8 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
 gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
-    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
-        const fvec x = ld(inp + i), s = gelu_sigmoid(x);
-        const fvec slope = GELU_SLOPE * (1.0f + 3.0f * GELU_CUBIC * x * x);
-        st(dinout + i, ld(dinout + i) * (s + x * s * (1.0f - s) * slope));
-    }
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK)
+        st(dinout + i, ld(dinout + i) * gelu_derivative(ld(inp + i)));
 }
 
 // In place: dinout is the gradient of GELU's output before, of its input inp after.
@@ -698,20 +688,56 @@ static void attention_backward(floatX *dqkv, float *delta, const floatX *dout, c
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/matmul.h explains the three products.
+// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/matmul.h explains the three products. Two of them may end in
+// a GELU, which saves a pass over memory (-ge); without, a kernel of its own does it.
+
+static void check_matmul(int err, int fused, int line) {
+    if (fused && err == cudaErrorNotSupported)
+        fatal(__FILE__, line, "cuBLASLt has no matrix product that ends in a GELU for this model on this GPU: use -ge 0");
+    check_cuda((cudaError_t)err, "matmul", __FILE__, line);
+}
 
 static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C,
                            size_t OC, cudaStream_t stream) {
-    cudaCheck((cudaError_t)matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream));
+    check_matmul(matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream), 0, __LINE__);
 }
 
-// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once.
-// dbias may be NULL.
+// Followed by a GELU: out = gelu(pre_gelu), and pre_gelu[R, OC] is kept for the backward.
+static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight, const floatX *bias, size_t R,
+                                size_t C, size_t OC, int fused, cudaStream_t stream) {
+    if (fused) {
+        check_matmul(matmul_gelu(out, pre_gelu, inp, weight, bias, FLOATX, R, OC, C, 0, 1, stream), 1, __LINE__);
+    } else {
+        linear_forward(pre_gelu, inp, weight, bias, R, C, OC, stream);
+        gelu_forward(out, pre_gelu, R * OC, stream);
+    }
+}
+
+// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias may be NULL.
+// cuBLASLt could sum dbias in the product that makes dweight (BGRADB), but does not say in what order, nor in what precision.
+static void linear_backward_params(floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp, size_t R,
+                                   size_t C, size_t OC, cudaStream_t stream) {
+    if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
+    check_matmul(matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream), 0, __LINE__);
+}
+
 static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
                             const floatX *weight, size_t R, size_t C, size_t OC, cudaStream_t stream) {
-    if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
-    cudaCheck((cudaError_t)matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream));
-    cudaCheck((cudaError_t)matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
+    linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
+    check_matmul(matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream), 0, __LINE__);
+}
+
+// Of a layer whose input is a GELU's output, inp = gelu(pre_gelu): dpre_gelu is the gradient of the GELU's input.
+static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
+                                 const floatX *inp, const floatX *pre_gelu, const floatX *weight, size_t R, size_t C, size_t OC,
+                                 int fused, cudaStream_t stream) {
+    if (fused) {
+        linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
+        check_matmul(matmul_gelu_backward(dpre_gelu, pre_gelu, dout, weight, FLOATX, R, C, OC, 0, 0, stream), 1, __LINE__);
+    } else {
+        linear_backward(dpre_gelu, dweight, dbias, partial, dout, inp, weight, R, C, OC, stream);
+        gelu_backward(dpre_gelu, pre_gelu, R * C, stream);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -929,6 +955,7 @@ typedef struct GPT2 {
     size_t B, T;                    // of the last forward
     size_t max_B, max_T;            // of gpt2_create
     int recompute;
+    int gelu_fusion;                // GELU is done by the matrix product: 0 never (gpt2_create's choice), 1 forward, 2 and backward
     GPT2Units units;
     zero_mesh mesh;
     zero_memory *memory;
@@ -1026,7 +1053,8 @@ static void *pinned(size_t bytes) {
 }
 
 // For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2 layernorms
-// too; the results are the same bits. units and mesh are copied; memory must outlive the model. All work is queued on stream.
+// too; the results are the same bits. (On a GPU with gelu_fusion they are not: its forward takes the GELU of a sum that is not yet
+// rounded.) units and mesh are copied; memory must outlive the model. All work is queued on stream.
 // Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units, const zero_mesh *mesh,
                 zero_memory *memory, cudaStream_t stream, char *err, size_t err_bytes) {
@@ -1177,8 +1205,7 @@ static void layer_forward(GPT2 *m, size_t l) {
 
     layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
     zeroCheck(zero_tp_copy(&m->mesh, x.ln2, FLOATX, R * C, s));
-    linear_forward(x.fch, x.ln2, p + offset[FCW], p + offset[FCB], R, C, 4 * C, s);
-    gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
+    linear_gelu_forward(x.fch_gelu, x.fch, x.ln2, p + offset[FCW], p + offset[FCB], R, C, 4 * C, m->gelu_fusion >= 1, s);
     linear_forward(branch, x.fch_gelu, p + offset[FCPROJW], bias_once(m, p + offset[FCPROJB]), R, 4 * C, C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
     residual(x.out, x.attended, branch, R * C, s);
@@ -1262,9 +1289,8 @@ static void layer_backward(GPT2 *m, size_t l) {
     floatX *g = acquire_grads(m, 1 + l);
 
     if (m->recompute >= 1) gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
-    linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, p + offset[FCPROJW], R,
-                    4 * C, C, s);
-    gelu_backward(dwide, x.fch, R * 4 * C, s);
+    gelu_linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, x.fch,
+                         p + offset[FCPROJW], R, 4 * C, C, m->gelu_fusion >= 2, s);
     if (m->recompute >= 2)
         layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
     linear_backward(dnarrow, g + offset[FCW], g + offset[FCB], a->partial, dwide, x.ln2, p + offset[FCW], R, C, 4 * C, s);
@@ -1824,6 +1850,7 @@ static void create_model(Run *r) {
     if (gpt2_create(&r->model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err, sizeof err) != 0) {
         die("-b %zu -t %zu: %s", r->B, r->T, err);
     }
+    r->model.gelu_fusion = (int)o->gelu_fusion;
     matmul_set_tf32((int)o->tf32);
 }
 
@@ -1892,6 +1919,7 @@ static void print_header(const Run *r) {
     print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
+    if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");
     print_row(r, "seed", "%lld", (long long)o->seed);
     say(r, RULE);
 }

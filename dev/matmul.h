@@ -11,6 +11,7 @@ The three uses, for a linear layer with weights w[OC, C] over R rows:
     forward  out[R, OC] = inp[R, C] w^T + bias       matmul(out,  inp,  w,   bias, dtype, R,  OC, C,  0, 1, 0, stream)
     input    dinp[R, C] = dout[R, OC] w              matmul(dinp, dout, w,   NULL, dtype, R,  C,  OC, 0, 0, 0, stream)
     weights  dw[OC, C] += dout^T inp                 matmul(dw,   dout, inp, NULL, dtype, OC, C,  R,  1, 0, 1, stream)
+The first two may end in a GELU, or in its derivative, and save a pass over memory: matmul_gelu, matmul_gelu_backward.
 */
 #ifndef MATMUL_H
 #define MATMUL_H
@@ -35,6 +36,17 @@ enum { MATMUL_F32 = 0, MATMUL_BF16 = 1 };
    for workspace), cudaErrorNotSupported (cuBLASLt knows no deterministic algorithm for the shape). On an error c is unspecified. */
 int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
            int trans_b, int accumulate, cudaStream_t stream);
+
+/* pre = op(a) op(b) (+ bias), c = gelu(pre), as dev/gelu.cuh defines it; both are m x n and are written. n must be a multiple of 8, and
+   all pointers of 16 bytes, else cudaErrorInvalidValue. The rest is as for matmul.
+   The CPU takes the GELU of what it has stored in pre: the bits are those of a kernel after a product. cuBLASLt has the sum in fp32 at
+   hand and takes the GELU of that: in bf16 it agrees with such a kernel only to rounding. */
+int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
+                int trans_a, int trans_b, cudaStream_t stream);
+
+/* c = (op(a) op(b)) * gelu'(pre), element by element; pre[m, n] is read. Conditions and rounding as for matmul_gelu. */
+int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n, size_t k, int trans_a,
+                         int trans_b, cudaStream_t stream);
 
 /* Allows (1) or forbids (0, the default) TF32 tensor cores for fp32 products. A CPU has none and always computes in full fp32. */
 void matmul_set_tf32(int allow);

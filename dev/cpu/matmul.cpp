@@ -26,6 +26,8 @@ in the same order, DEPTH terms one after the other, then the next DEPTH; the til
 #include <stdlib.h>
 #include <string.h>
 
+#include "dev/gelu.cuh"
+
 // LANES floats fill a vector register, and MR x 2 registers of sums leave a few free.
 #if defined(__AVX512F__)
 enum { LANES = 16, MR = 12 };
@@ -53,11 +55,14 @@ typedef uint16_t Half8 __attribute__((vector_size(16)));
 static float *scratch; // SCRATCH floats for each of scratch_threads threads
 static int scratch_threads;
 
+enum Ending { PLAIN, GELU, GELU_BACKWARD };
+
 typedef struct {
-    void *c;
+    void *c, *pre;      // pre: what the GELU is given
     const void *a, *b, *bias;
     size_t m, n, k;
     int dtype, trans_a, trans_b, accumulate;
+    enum Ending ending;
 } Product;
 
 static inline size_t smaller(size_t x, size_t y)
@@ -208,13 +213,23 @@ static inline void kernel(float *c, size_t ldc, const float *a, const float *b, 
     }
 }
 
+/* A row of c that ends in a GELU or its derivative: of numbers that are stored, so that a kernel after the product gives the same bits. */
+template <typename X>
+static void finish_gelu(X *c, X *pre, size_t cols, enum Ending ending)
+{
+    for (size_t j = 0; j < cols; j += PACK) {
+        st(c + j, ending == GELU ? gelu(ld(pre + j)) : ld(c + j) * gelu_derivative(ld(pre + j)));
+    }
+}
+
 /* Adds bias and old c to the sums (rows of TILE_N floats), and stores them: rows x cols of c from (row, col) on are ready. */
-template <typename T>
+template <typename T, typename X>
 static void finish(const Product *p, float *sums, size_t row, size_t col, size_t rows, size_t cols)
 {
     const T *bias = (const T *)p->bias;
     for (size_t i = 0; i < rows; i++) {
-        T *to = (T *)p->c + (row + i) * p->n + col;
+        size_t at = (row + i) * p->n + col;
+        T *to = (T *)(p->ending == GELU ? p->pre : p->c) + at;
         float *sum = sums + i * TILE_N;
         if (bias) {
             for (size_t j = 0; j < cols; j++) {
@@ -229,10 +244,14 @@ static void finish(const Product *p, float *sums, size_t row, size_t col, size_t
         for (size_t j = 0; j < cols; j++) {
             store(to + j, sum[j]);
         }
+        if (p->ending != PLAIN) {
+            finish_gelu((X *)p->c + at, (X *)p->pre + at, cols, p->ending);
+        }
     }
 }
 
-template <typename T>
+/* T: the type of the numbers as this file loads and stores them; X: as zero/device.cuh does. */
+template <typename T, typename X>
 static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room)
 {
     const T *a = (const T *)p->a;
@@ -244,7 +263,7 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
     float *panels_a = panels_b + GROUP_N * DEPTH;
     if (p->k == 0) {
         memset(sums, 0, TILE_M * TILE_N * sizeof *sums);
-        finish<T>(p, sums, row, col, rows, cols);
+        finish<T, X>(p, sums, row, col, rows, cols);
     }
     for (size_t q = 0; q < p->k; q += DEPTH) {
         size_t depth = smaller(DEPTH, p->k - q);
@@ -259,7 +278,7 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
                 }
             }
             if (q + depth == p->k) {
-                finish<T>(p, out, row, col + group, rows, width);
+                finish<T, X>(p, out, row, col + group, rows, width);
             }
         }
     }
@@ -312,28 +331,46 @@ static void run(void *args)
         size_t rows = smaller(tile_m, m - row), cols = smaller(tile_n, n - col);
         float *room = scratch + (size_t)omp_get_thread_num() * SCRATCH;
         if (p->dtype == MATMUL_F32) {
-            tile<float>(p, row, col, rows, cols, room);
+            tile<float, float>(p, row, col, rows, cols, room);
         } else {
-            tile<uint16_t>(p, row, col, rows, cols, room);
+            tile<uint16_t, bf16>(p, row, col, rows, cols, room);
         }
     }
+}
+
+static int enqueue(const Product *p, cudaStream_t stream)
+{
+    uintptr_t bits = (uintptr_t)p->c | (uintptr_t)p->pre | (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->bias;
+    if ((p->dtype != MATMUL_F32 && p->dtype != MATMUL_BF16) || p->m > INT_MAX || p->n > INT_MAX || p->k > INT_MAX ||
+        (p->ending != PLAIN && (p->n % PACK != 0 || bits % 16 != 0))) {
+        return cudaErrorInvalidValue;
+    }
+    if (p->m == 0 || p->n == 0) {
+        return cudaSuccess;
+    }
+    int err = scratch_reserve(omp_get_max_threads());
+    return err ? err : cuda_on_cpu_enqueue(stream, run, p, sizeof *p);
 }
 
 int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
            int trans_b, int accumulate, cudaStream_t stream)
 {
-    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX) {
-        return cudaErrorInvalidValue;
-    }
-    if (m == 0 || n == 0) {
-        return cudaSuccess;
-    }
-    int err = scratch_reserve(omp_get_max_threads());
-    if (err) {
-        return err;
-    }
-    Product p = { c, a, b, bias, m, n, k, dtype, trans_a, trans_b, accumulate };
-    return cuda_on_cpu_enqueue(stream, run, &p, sizeof p);
+    Product p = { c, NULL, a, b, bias, m, n, k, dtype, trans_a, trans_b, accumulate, PLAIN };
+    return enqueue(&p, stream);
+}
+
+int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
+                int trans_a, int trans_b, cudaStream_t stream)
+{
+    Product p = { c, pre, a, b, bias, m, n, k, dtype, trans_a, trans_b, 0, GELU };
+    return enqueue(&p, stream);
+}
+
+int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n, size_t k, int trans_a,
+                         int trans_b, cudaStream_t stream)
+{
+    Product p = { c, (void *)pre, a, b, NULL, m, n, k, dtype, trans_a, trans_b, 0, GELU_BACKWARD };
+    return enqueue(&p, stream);
 }
 
 void matmul_set_tf32(int allow)

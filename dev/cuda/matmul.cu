@@ -5,7 +5,8 @@ cuBLASLt asks a heuristic which of its many algorithms to use. What the heuristi
 alone, so it answers the same in every run, on every rank and for every buffer:
   - it is asked once per kind of product, and the answer is kept;
   - it is told that buffers are aligned to 16 bytes, not how far they really are aligned: a tensor at another place in a
-    shard or a pool must not get another algorithm. (Buffers that are not even aligned to 16 bytes are a kind of their own);
+    shard or a pool must not get another algorithm. (Buffers that are not even aligned to 16 bytes are a kind of their own.) Of
+    bias and of the GELU's input it looks at the pointers themselves, so it is shown other ones, aligned to 16 bytes and no more;
   - of the ways to split a long sum it may use only the one that adds fp32 parts in a fixed order from workspace. The others
     round the parts to the type of the output.
 
@@ -23,6 +24,7 @@ factor, a its second, m and n change places, and bias, one number per row of c^T
 
 static const size_t WORKSPACE = (size_t)32 << 20; // bytes; what NVIDIA recommends for Hopper
 enum { MOST_LANES = 64, MOST_PLANS = 256 };
+enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU }; // the bit of those with a second matrix
 
 // One per stream that has seen a product.
 typedef struct {
@@ -35,7 +37,7 @@ typedef struct {
 // All that the choice of an algorithm may depend on. Compared by memcmp: no padding.
 typedef struct {
     size_t m, n, k;
-    int dtype, trans_a, trans_b, accumulate, bias, aligned, tf32, device;
+    int dtype, trans_a, trans_b, accumulate, epilogue, aligned, tf32, device;
 } Kind;
 
 typedef struct {
@@ -103,6 +105,18 @@ static int lane_find(Lane **out, cudaStream_t stream)
     return cudaSuccess;
 }
 
+// The vectors and matrices of an epilogue, which cuBLASLt takes from the descriptor of the product.
+static int desc_set_pointers(cublasLtMatmulDesc_t desc, int epilogue, const void *bias, const void *pre)
+{
+    if (epilogue & CUBLASLT_EPILOGUE_BIAS) {
+        TRY(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    }
+    if (epilogue & EPILOGUE_AUX) {
+        TRY(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &pre, sizeof pre));
+    }
+    return cudaSuccess;
+}
+
 static int plan_make(Plan *plan, Lane *lane, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                      cublasLtMatrixLayout_t c)
 {
@@ -119,6 +133,11 @@ static int plan_make(Plan *plan, Lane *lane, cublasLtMatmulDesc_t desc, cublasLt
     };
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++) {
         TRY(cublasLtMatmulPreferenceSetAttribute(&preference, pointers[i], &alignment, sizeof alignment));
+    }
+    const void *example = (const void *)(uintptr_t)(plan->kind.aligned ? 0x10010 : 0x10000 + alignment);
+    int err = desc_set_pointers(desc, plan->kind.epilogue, example, example);
+    if (err) {
+        return err;
     }
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -151,10 +170,13 @@ static int plan_find(Plan **out, const Kind *kind, Lane *lane, cublasLtMatmulDes
     return cudaSuccess;
 }
 
-int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
-           int trans_b, int accumulate, cudaStream_t stream)
+// pre: the input of the GELU, written or read as the epilogue says.
+static int product(void *c, const void *pre, const void *a, const void *b, const void *bias, int epilogue, int dtype, size_t m,
+                   size_t n, size_t k, int trans_a, int trans_b, int accumulate, cudaStream_t stream)
 {
-    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX) {
+    uintptr_t bits = (uintptr_t)c | (uintptr_t)pre | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias;
+    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX ||
+        (epilogue & EPILOGUE_AUX && (n % 8 != 0 || bits % 16 != 0))) {
         return cudaErrorInvalidValue;
     }
     if (m == 0 || n == 0) {
@@ -165,9 +187,8 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     if (err) {
         return err;
     }
-    uintptr_t bits = (uintptr_t)c | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias;
     size_t workspace = WORKSPACE;
-    Kind kind = { m, n, k, dtype, trans_a != 0, trans_b != 0, accumulate != 0, bias != NULL, bits % 16 == 0,
+    Kind kind = { m, n, k, dtype, trans_a != 0, trans_b != 0, accumulate != 0, epilogue, bits % 16 == 0,
                   tf32_allowed && dtype == MATMUL_F32, lane->device };
     if (k == 0) { // which cuBLASLt does not take: one term, zero times zero
         size_t zeros = (m > n ? m : n) * (dtype == MATMUL_F32 ? 4 : 2);
@@ -191,10 +212,11 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     TRY(cublasLtMatmulDescInit(&desc, compute, CUDA_R_32F));
     TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
     TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a));
-    if (bias) {
-        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    uint32_t ending = (uint32_t)epilogue;
+    int64_t pre_ld = (int64_t)n;
+    TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &ending, sizeof ending));
+    if (epilogue & EPILOGUE_AUX) {
+        TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pre_ld, sizeof pre_ld));
     }
     TRY(cublasLtMatrixLayoutInit(&layout_a, type, rows_a, cols_a, (int64_t)rows_a));
     TRY(cublasLtMatrixLayoutInit(&layout_b, type, rows_b, cols_b, (int64_t)rows_b));
@@ -205,11 +227,35 @@ int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, s
     if (err) {
         return err;
     }
+    err = desc_set_pointers(&desc, epilogue, bias, pre);
+    if (err) {
+        return err;
+    }
     const float alpha = 1.0f;
     const float beta = accumulate ? 1.0f : 0.0f;
     TRY(cublasLtMatmul(lane->handle, &desc, &alpha, b, &layout_b, a, &layout_a, &beta, c, &layout_c, c, &layout_c, &plan->algo,
                        lane->workspace, workspace, stream));
     return cudaSuccess;
+}
+
+int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
+           int trans_b, int accumulate, cudaStream_t stream)
+{
+    int epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    return product(c, NULL, a, b, bias, epilogue, dtype, m, n, k, trans_a, trans_b, accumulate, stream);
+}
+
+int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
+                int trans_a, int trans_b, cudaStream_t stream)
+{
+    int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return product(c, pre, a, b, bias, epilogue, dtype, m, n, k, trans_a, trans_b, 0, stream);
+}
+
+int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n, size_t k, int trans_a,
+                         int trans_b, cudaStream_t stream)
+{
+    return product(c, pre, a, b, NULL, CUBLASLT_EPILOGUE_DGELU, dtype, m, n, k, trans_a, trans_b, 0, stream);
 }
 
 void matmul_set_tf32(int allow)

@@ -100,6 +100,35 @@ static void linear_layer_is_wrong(void) {
     }
 }
 
+/* A GELU between two layers: forward and backward, by kernels of their own and inside the products. On the CPU to the bit. */
+static void gelu_inside_the_product_is_another(void) {
+    static const struct { size_t R, C, OC; } shape[] = {{1, 8, 8}, {33, 48, 200}, {195, 96, 384}};
+    for (const auto &s : shape) {
+        const size_t R = s.R, C = s.C, OC = s.OC;
+        const std::string where = shape_name("%zu rows, %zu to %zu", R, C, OC);
+        const DeviceX x(random_x(R * C, 1)), w(random_x(OC * C, 1)), bias(random_x(OC, 1)), dout(random_x(R * C, 1)), w2(random_x(C * OC, 1));
+        const DeviceF partial(max_chunks(R) * OC);
+        Values out[2], pre[2], dpre[2], dweight[2];
+        for (int fused = 0; fused < 2; fused++) {
+            const DeviceX d_out(R * OC), d_pre(R * OC), d_dpre(R * OC), d_dweight(C * OC), d_dbias(C);
+            linear_gelu_forward(d_out.p, d_pre.p, x.p, w.p, bias.p, R, C, OC, fused, 0);
+            gelu_linear_backward(d_dpre.p, d_dweight.p, d_dbias.p, partial.p, dout.p, d_out.p, d_pre.p, w2.p, R, OC, C, fused, 0);
+            out[fused] = d_out.read();
+            pre[fused] = d_pre.read();
+            dpre[fused] = d_dpre.read();
+            dweight[fused] = d_dweight.read();
+        }
+#ifdef CUDA_ON_CPU
+        CHECK_BITS(out[1], out[0], "%s: GELU in the product", where.c_str());
+        CHECK_BITS(dpre[1], dpre[0], "%s: GELU's derivative in the product", where.c_str());
+#endif
+        check_error(max_error(pre[1], pre[0]), stored, __LINE__, "GELU in the product: its input (max)", where.c_str());
+        check_error(max_error(out[1], out[0]), 2 * stored, __LINE__, "GELU in the product (max)", where.c_str());
+        check_error(max_error(dpre[1], dpre[0]), 2 * stored, __LINE__, "GELU's derivative in the product (max)", where.c_str());
+        check_error(max_error(dweight[1], dweight[0]), 2 * stored, __LINE__, "GELU in the product: dweight (max)", where.c_str());
+    }
+}
+
 static void encoder_kernel_is_wrong(void) {
     static const struct { size_t B, T, C, V; } shape[] = {
         {1, 1, 8, 1}, {2, 7, 96, 50}, {3, 65, 96, 9}, {1, 200, 80, 131}, {2, 64, 1032, 257}};

@@ -132,7 +132,6 @@ mistake 2 "--seed" --seed 99999999999
 mistake 2 "-z 7" -z 7
 mistake 2 "-y 1" -y 1
 mistake 2 "-h 1" -h 1
-mistake 1 "-ge 2" -ge 2
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2
 mistake 2 "--comm nccl" --comm nccl

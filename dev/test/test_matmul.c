@@ -197,6 +197,81 @@ static void test_empty_sum_is_bias_or_zero(void **state)
     }
 }
 
+/* GELU and its derivative, as in the paper: x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). */
+static double gelu(double x, double *derivative)
+{
+    double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    *derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+    return 0.5 * x * (1 + t);
+}
+
+/* Forward, then the derivative at what the forward has stored. Derivatives of GELU are below 1.13, and its own derivative's below 1.2:
+   so much more may an error of the sum be; exp of some u adds a few ulps of u. A bf16 may be rounded twice. */
+static void check_gelu(const Case *t)
+{
+    Operands o = operands(t);
+    size_t numel = t->m * t->n, bytes = numel * size_of(t->dtype);
+    char *a = to_device(o.a, t->m * t->k * size_of(t->dtype), 0), *b = to_device(o.b, t->k * t->n * size_of(t->dtype), 0);
+    char *bias = t->bias ? to_device(o.bias, t->n * size_of(t->dtype), 0) : NULL;
+    char *c = to_device(o.c, bytes, 0), *pre = to_device(o.c, bytes, 0);
+    void *got_c = host(bytes), *got_pre = host(bytes);
+    double slack = 1.3 * (double)(t->k + 2) * 6e-8 + 1e-6, half_ulps = t->dtype == MATMUL_BF16 ? 1 / 128.0 : 0.0;
+    for (int backward = 0; backward < 2; backward++) {
+        assert_int_equal(backward ? matmul_gelu_backward(c, pre, a, b, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0)
+                                  : matmul_gelu(c, pre, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0), 0);
+        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
+        assert_int_equal(cudaMemcpy(got_c, c, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+        assert_int_equal(cudaMemcpy(got_pre, pre, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+        Case plain = *t;
+        plain.bias = t->bias && !backward;
+        for (size_t i = 0; i < numel; i++) {
+            double sum = expected(&plain, &o, i / t->n, i % t->n), derivative, x = value(got_pre, t->dtype, i);
+            double want = gelu(backward ? x : sum, &derivative);
+            if (backward) {
+                want = sum * derivative;
+            } else if (!(fabs(x - sum) <= slack + fabs(sum) * half_ulps)) {
+                fail_msg("pre[%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d", i, x, sum, t->m, t->n, t->k, t->dtype);
+            }
+            double got = value(got_c, t->dtype, i), bound = slack + 3e-6 * fabs(sum) + (fabs(want) + (backward ? 0 : fabs(sum))) * half_ulps;
+            if (!(fabs(got - want) <= bound)) {
+                fail_msg("c[%zu] is %.9g, not %.9g: backward %d, m %zu n %zu k %zu, dtype %d, trans %d %d, bias %d", i, got, want,
+                         backward, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->bias);
+            }
+        }
+    }
+    free(got_c);
+    free(got_pre);
+    device_free(a, 0);
+    device_free(b, 0);
+    device_free(c, 0);
+    device_free(pre, 0);
+    if (bias) {
+        device_free(bias, 0);
+    }
+    operands_free(&o);
+}
+
+static void test_gelu_inside_is_gelu(void **state)
+{
+    (void)state;
+    static const size_t shapes[][3] = { { 1, 8, 1 }, { 7, 24, 9 }, { 31, 64, 256 }, { 265, 8, 40 }, { 4, 392, 5 }, { 40, 56, 521 }, { 3, 32, 0 } };
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (int bits = 0; bits < 16; bits++) {
+            Case t = { shapes[s][0], shapes[s][1], shapes[s][2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0, bits >> 3 & 1 };
+            check_gelu(&t);
+        }
+    }
+}
+
+static void test_gelu_inside_refuses_odd_rows(void **state)
+{
+    (void)state;
+    _Alignas(16) float x[64] = { 0 };
+    assert_int_equal(matmul_gelu(x, x, x, x, NULL, MATMUL_F32, 1, 12, 1, 0, 0, 0), cudaErrorInvalidValue);
+    assert_int_equal(matmul_gelu(x, x + 1, x, x, NULL, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
+    assert_int_equal(matmul_gelu_backward(x, x, x, x + 2, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
+}
+
 static void test_empty_result_is_left_alone(void **state)
 {
     (void)state;
@@ -362,6 +437,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_use_and_size),
         cmocka_unit_test(test_empty_sum_is_bias_or_zero),
+        cmocka_unit_test(test_gelu_inside_is_gelu),
+        cmocka_unit_test(test_gelu_inside_refuses_odd_rows),
         cmocka_unit_test(test_empty_result_is_left_alone),
         cmocka_unit_test(test_bad_arguments_are_refused),
         cmocka_unit_test(test_old_c_is_not_read_without_accumulate),

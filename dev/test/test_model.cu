@@ -471,6 +471,7 @@ int main(void) {
         TEST(elementwise_kernel_is_wrong),
         TEST(layernorm_kernel_is_wrong),
         TEST(linear_layer_is_wrong),
+        TEST(gelu_inside_the_product_is_another),
         TEST(encoder_kernel_is_wrong),
         TEST(classifier_kernel_is_wrong),
         TEST(nan_logit_is_swallowed),

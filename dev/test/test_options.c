@@ -62,14 +62,14 @@ static const struct {
     // out of range
     {"-b 0", "-b 0: out of range"}, {"-b -4", "out of range"}, {"-b 99999999999999999999", "out of range"}, {"-t 0", "-t 0"}, {"-x -2", "-x -2"},
     {"-d -2", "-d -2"}, {"-d 0", "-d 0"}, {"-l -1", "-l -1: out of range"}, {"-q 1.5", "-q 1.5"}, {"-u -1", "-u -1"}, {"-c -0.1", "-c -0.1"},
-    {"-r 3", "-r 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-w 3", "-w 3"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
+    {"-r 3", "-r 3"}, {"-ge 3", "-ge 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-w 3", "-w 3"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
     {"--beta1 1", "--beta1 1"}, {"--beta2 1.0", "--beta2"}, {"--eps 0", "--eps 0"}, {"--grad-clip -1", "--grad-clip"}, {"--shuffle 2", "--shuffle 2"},
     {"--seed -1", "--seed"}, {"--seed 4294967296", "--seed"}, {"--hash yes", "--hash yes"}, {"--timeout 0", "--timeout 0"}, {"--tp 0", "--tp 0"},
     // unknown words
     {"-k cos", "cosine|linear|constant|wsd"}, {"-k cosine|linear", "unknown"}, {"--comm tcp", "auto|mpi|nccl"}, {"--reduce fast", "exact|library"},
     {"-pi file", "mpi|tcp|fs"},
     // not there yet
-    {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"}, {"-ge 1", "-ge 0"}, {"-ge 2", "-ge 0"},
+    {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"},
     {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"}, {"-pi tcp", "mpirun"}, {"-pi fs", "mpirun"},
     {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"},
     {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--comm nccl", "--comm mpi"},
