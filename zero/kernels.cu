@@ -37,11 +37,15 @@ DEV fvec tree(const void *const *pieces, size_t i)
     }
 }
 
-/* The same sum for any number of pieces: groups of 8 are pushed on a stack that is merged as a binary counter carries. */
+/* The same sum for up to 8 * (2^SUM_LEVELS - 1) pieces: groups of 8 are pushed on a stack that is merged as a binary counter carries. Each thread
+   has its stack in shared memory: as a local array, a GPU would have to set aside device memory for it, for every thread that it can run. */
+enum { SUM_LEVELS = 14 };
+constexpr int SUM_ANY_THREADS = block_threads(64);
+
 template <class T>
 DEV fvec tree_any(const void *const *pieces, int n, size_t i)
 {
-    fvec stack[28];
+    __shared__ __align__(16) float stack[SUM_LEVELS][SUM_ANY_THREADS][PACK];
     int depth = 0;
     for (int group = 0; 8 * group < n; group++) {
         const void *const *p = pieces + 8 * group;
@@ -56,18 +60,16 @@ DEV fvec tree_any(const void *const *pieces, int n, size_t i)
         case 7: x = tree<T, 0, 7>(p, i); break;
         default: x = tree<T, 0, 8>(p, i); break;
         }
-        for (int carry = group; carry & 1; carry >>= 1) x = stack[--depth] + x;
-        stack[depth++] = x;
+        for (int carry = group; carry & 1; carry >>= 1) x = ld(stack[--depth][threadIdx.x]) + x;
+        st(stack[depth++][threadIdx.x], x);
     }
-    while (depth > 1) {
-        depth--;
-        stack[depth - 1] = stack[depth - 1] + stack[depth];
-    }
-    return stack[0];
+    fvec sum = ld(stack[--depth][threadIdx.x]);
+    while (depth > 0) sum = ld(stack[--depth][threadIdx.x]) + sum;
+    return sum;
 }
 
 template <class T, int N>       /* N: the number of pieces; -1: num_pieces; 0: none */
-__global__ void __launch_bounds__(256) sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n)
+__global__ void __launch_bounds__(N < 0 ? SUM_ANY_THREADS : 256) sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n)
 {
     size_t begin, end;
     block_range(n, begin, end);
@@ -89,7 +91,8 @@ static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, ze
     const size_t per_block = 4 * (size_t)block_threads(256);
     size_t blocks = (packs + per_block - 1) / per_block;
     blocks = blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks;
-    const cudaLaunchConfig_t c = launch(blocks, block_threads(256), stream);
+    const cudaLaunchConfig_t c = launch(blocks, block_threads(256), stream), any = launch(blocks, SUM_ANY_THREADS, stream);
+    if (num_pieces > 8 * ((1 << SUM_LEVELS) - 1)) return cudaErrorInvalidValue;
     switch (num_pieces) {
     case 0: return cudaLaunchKernelEx(&c, sum_kernel<T, 0>, out, pieces, num_pieces, older, n);
     case 1: return cudaLaunchKernelEx(&c, sum_kernel<T, 1>, out, pieces, num_pieces, older, n);
@@ -98,7 +101,7 @@ static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, ze
     case 4: return cudaLaunchKernelEx(&c, sum_kernel<T, 4>, out, pieces, num_pieces, older, n);
     case 8: return cudaLaunchKernelEx(&c, sum_kernel<T, 8>, out, pieces, num_pieces, older, n);
     case 16: return cudaLaunchKernelEx(&c, sum_kernel<T, 16>, out, pieces, num_pieces, older, n);
-    default: return cudaLaunchKernelEx(&c, sum_kernel<T, -1>, out, pieces, num_pieces, older, n);
+    default: return cudaLaunchKernelEx(&any, sum_kernel<T, -1>, out, pieces, num_pieces, older, n);
     }
 }
 

@@ -24,7 +24,7 @@ typedef struct zero_slots {
 /* out[i] = older.slot[0][i] + (older.slot[1][i] + ( ... + tree)), where tree is the balanced sum of pieces[0..num_pieces)[i]:
    tree(lo, n) = tree(lo, p) + tree(lo + p, n - p), p the largest power of two below n. fp32 sums; pieces are of type dtype and
    pieces itself is a device array. out may be any of older's slots. num_pieces = 0: no tree, out = the sum of the slots from
-   the newest to the oldest (at least one). */
+   the newest to the oldest (at least one). At most 131064 pieces. */
 cudaError_t zero_kernel_sum(float *out, const void *const *pieces, int num_pieces, enum zero_dtype dtype, zero_slots older, size_t n, cudaStream_t stream);
 
 /* Sum of squares, exactly: x is taken in blocks of 64 elements. In a block, lane k of 8 adds the squares (in double) of the
