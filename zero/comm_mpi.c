@@ -78,7 +78,7 @@ int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs)
         if (zero_shm_now() > deadline)
             for (int r = 0; r < msgs->count; r++) {
                 int flag = 1;
-                if (msgs->requests[r] != MPI_REQUEST_NULL) MPI_Test(&msgs->requests[r], &flag, MPI_STATUS_IGNORE);
+                if (msgs->requests[r] != MPI_REQUEST_NULL && MPI_Test(&msgs->requests[r], &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS) flag = 0;
                 if (!flag)
                     return zero_comm_fail(&m->base, ZERO_ERR_COMM, "no message from or to rank %d within %.0f s: it died, stopped, or took another path; "
                                           "see its own output, or allow more time with --timeout", m->base.names[msgs->peer[r]], m->timeout_s);
@@ -186,8 +186,7 @@ int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on
 {
     if (*have >= need) return ZERO_OK;
     if (*scratch) {
-        if (on_device) cudaFree(*scratch);
-        else cudaFreeHost(*scratch);
+        (void)(on_device ? cudaFree(*scratch) : cudaFreeHost(*scratch));
         zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, *have);
     }
     *scratch = NULL;
@@ -444,8 +443,8 @@ static void mpi_destroy(zero_comm *c)
     zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->staging.bytes + m->received_bytes + m->device_scratch_bytes);
     zero_shm_unmap(&m->staging);
     zero_shm_unmap(&m->control);
-    cudaFreeHost(m->received);
-    cudaFree(m->device_scratch);
+    (void)cudaFreeHost(m->received);
+    (void)cudaFree(m->device_scratch);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
     free(m->pieces);
     free(m->messages.requests);
@@ -453,8 +452,8 @@ static void mpi_destroy(zero_comm *c)
     free(m->on_host);
     free(c->names);
     int finalized = 0;
-    MPI_Finalized(&finalized);
-    if (!finalized && m->comm != MPI_COMM_NULL) MPI_Comm_free(&m->comm);
+    (void)MPI_Finalized(&finalized);
+    if (!finalized && m->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&m->comm);
     free(m);
 }
 
@@ -473,20 +472,20 @@ zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote) { retu
 /* Which ranks live on this rank's host: those that MPI could give shared memory with. */
 static int find_host(comm_mpi *m, const zero_comm_mpi_config *config)
 {
-    MPI_Comm host;
-    int leader = m->base.rank, size = m->base.size, *leaders = malloc((size_t)size * sizeof *leaders);
+    MPI_Comm host = MPI_COMM_NULL;
+    int e = MPI_SUCCESS, leader = m->base.rank, size = m->base.size, *leaders = malloc((size_t)size * sizeof *leaders);
     if (!leaders) return ZERO_ERR_MEMORY;
     if (config->ranks_per_host > 0) {
         leader = m->base.rank / config->ranks_per_host;
     } else {
-        MPI_Comm_split_type(m->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-        MPI_Bcast(&leader, 1, MPI_INT, 0, host);
-        MPI_Comm_free(&host);
+        e = MPI_Comm_split_type(m->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+        if (!e) e = MPI_Bcast(&leader, 1, MPI_INT, 0, host);
+        if (!e) e = MPI_Comm_free(&host);
     }
-    MPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, m->comm);
-    for (int r = 0; r < size; r++) m->on_host[r] = r == m->base.rank || leaders[r] == leader;
+    if (!e) e = MPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, m->comm);
+    for (int r = 0; r < size && !e; r++) m->on_host[r] = r == m->base.rank || leaders[r] == leader;
     free(leaders);
-    return ZERO_OK;
+    return e ? ZERO_ERR_COMM : ZERO_OK;
 }
 
 /* The ranks of the job that this communicator's ranks are. */
@@ -501,13 +500,13 @@ static int find_names(comm_mpi *m)
         return ZERO_ERR_MEMORY;
     }
     for (int r = 0; r < size; r++) own[r] = r;
-    MPI_Comm_group(MPI_COMM_WORLD, &world);
-    MPI_Comm_group(m->comm, &group);
-    MPI_Group_translate_ranks(group, size, own, world, m->base.names);
-    MPI_Group_free(&world);
-    MPI_Group_free(&group);
+    int e = MPI_Comm_group(MPI_COMM_WORLD, &world);
+    if (!e) e = MPI_Comm_group(m->comm, &group);
+    if (!e) e = MPI_Group_translate_ranks(group, size, own, world, m->base.names);
+    if (!e) e = MPI_Group_free(&world);
+    if (!e) e = MPI_Group_free(&group);
     free(own);
-    return ZERO_OK;
+    return e ? ZERO_ERR_COMM : ZERO_OK;
 }
 
 static void only_messages(comm_mpi *m)
@@ -523,10 +522,9 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     m->base.ops = &ops;
     m->memory = memory;
     m->comm = MPI_COMM_NULL;
-    if (MPI_Comm_dup(comm, &m->comm) != MPI_SUCCESS) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Comm_dup failed");
-    MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(m->comm, &m->base.rank);
-    MPI_Comm_size(m->comm, &m->base.size);
+    if (MPI_Comm_dup(comm, &m->comm) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN) || MPI_Comm_rank(m->comm, &m->base.rank) ||
+        MPI_Comm_size(m->comm, &m->base.size))
+        return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Comm_dup failed");
     const int size = m->base.size;
     m->timeout_s = config->timeout_s > 0 ? config->timeout_s : 300;
 #ifdef CUDA_ON_CPU
@@ -537,13 +535,15 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->pieces = calloc((size_t)size, sizeof *m->pieces);
     m->pieces_device = zero_memory_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
-    if (!m->on_host || !m->pieces || !m->pieces_device || find_names(m) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
+    int e = m->on_host && m->pieces && m->pieces_device ? find_names(m) : ZERO_ERR_MEMORY;
+    if (!e && size > 1) e = find_host(m, config);
+    if (e == ZERO_ERR_MEMORY) return zero_comm_fail(&m->base, e, "no memory for the tables of %d ranks", size);
+    if (e) return zero_comm_fail(&m->base, e, "MPI failed while %d ranks found out who is on which host", size);
     if (size == 1) {
         m->on_host[0] = 1;
         snprintf(m->base.name, sizeof m->base.name, "none: one rank");
         return ZERO_OK;
     }
-    if (find_host(m, config) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
     const char *note = "";
     if (config->no_shared_memory) only_messages(m);
     if (zero_shm_map(&m->control, m->comm, m->on_host, sizeof(struct control)) != ZERO_OK) {    /* never silent: the name says so */
@@ -556,7 +556,7 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     for (int r = 0; r < size; r++) on_host += m->on_host[r];
     m->num_remote = size - on_host;
     const int sharing = on_host > 1;
-    MPI_Allreduce(&sharing, &m->sharing, 1, MPI_INT, MPI_MAX, m->comm);
+    if (MPI_Allreduce(&sharing, &m->sharing, 1, MPI_INT, MPI_MAX, m->comm)) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Allreduce failed");
     m->spin = on_host <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
     snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s", m->num_remote == 0 ? "shared memory" : !m->sharing ? "messages" : "shared memory and messages",
              m->staged ? ", staged through the host" : "", note);

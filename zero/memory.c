@@ -38,6 +38,6 @@ void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes)
 void zero_memory_free(zero_memory *m, enum zero_category c, void *ptr, size_t bytes)
 {
     if (!ptr) return;
-    cudaFree(ptr);
+    (void)cudaFree(ptr);
     zero_memory_book(m, c, 0, bytes);
 }

@@ -13,7 +13,7 @@ static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config 
     }
     const int e = zero_comm_create_mpi(out, part, config, memory);
     if (e) snprintf(err, err_bytes, "%s", *out ? zero_comm_error(*out) : "out of host memory");
-    MPI_Comm_free(&part);
+    (void)MPI_Comm_free(&part);
     return e;
 }
 

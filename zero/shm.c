@@ -71,8 +71,7 @@ static char *map_peer(const struct card *card, size_t bytes)
 int zero_shm_map(struct zero_shm *s, MPI_Comm comm, const int *on_host, size_t bytes)
 {
     int size, rank;
-    MPI_Comm_size(comm, &size);
-    MPI_Comm_rank(comm, &rank);
+    if (MPI_Comm_size(comm, &size) || MPI_Comm_rank(comm, &rank)) return ZERO_ERR_COMM;
     struct card mine = { .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC) }, *cards = calloc((size_t)size, sizeof *cards);
     struct stat st;
     *s = (struct zero_shm){ calloc((size_t)size, sizeof *s->peer), size, bytes };

@@ -67,7 +67,7 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base)
         free(w->fetches[i].messages.requests);
         free(w->fetches[i].messages.peer);
     }
-    cudaFreeHost(w->received);
+    (void)cudaFreeHost(w->received);
     free(w);
 }
 

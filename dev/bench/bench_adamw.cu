@@ -35,7 +35,7 @@ int main(void)
     float *p = array(N * 4), *g = array(N * 4), *m = array(N * 4), *v = array(N * 4), *half = array(N * 2), *squares = array(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * 8);
     zero_tile *host = (zero_tile *)malloc(num_tiles * sizeof *host), *tiles = (zero_tile *)array(num_tiles * sizeof *host);
     for (size_t t = 0; t < num_tiles; t++) host[t] = zero_tile{t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, ZERO_TILE, 1};
-    cudaMemcpy(tiles, host, num_tiles * sizeof *host, cudaMemcpyHostToDevice);
+    if (cudaMemcpy(tiles, host, num_tiles * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
     const zero_adamw_args a = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1};
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < CANDIDATES; k++) {

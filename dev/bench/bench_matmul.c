@@ -101,12 +101,12 @@ static void measure(const char *use, size_t m, size_t n, size_t k, int trans_a, 
     double t_bf16 = median(bf16, repeats);
     printf("%-8s %6zu %6zu %6zu | %8.1f | %8.1f %5.2f | %8.1f %5.2f\n", use, m, n, k, flops / t_blas * 1e-9, flops / t_f32 * 1e-9,
            t_blas / t_f32, flops / t_bf16 * 1e-9, t_blas / t_bf16);
-    cudaFree(a);
-    cudaFree(b);
-    cudaFree(c);
-    cudaFree(ha);
-    cudaFree(hb);
-    cudaFree(hc);
+    (void)cudaFree(a);
+    (void)cudaFree(b);
+    (void)cudaFree(c);
+    (void)cudaFree(ha);
+    (void)cudaFree(hb);
+    (void)cudaFree(hc);
 }
 
 int main(int argc, char **argv)

@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-typedef enum cudaError {
+typedef enum [[nodiscard]] cudaError {     /* nodiscard: of all functions that return one */
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,

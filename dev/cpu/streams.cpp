@@ -16,6 +16,7 @@
 #include "cuda_runtime.h"
 #include "nvtx3/nvToolsExt.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <deque>
@@ -313,7 +314,9 @@ struct alignas(16) queued_launch {
 static void run_queued_launch(void *p) {
     queued_launch *q = static_cast<queued_launch *>(p);
     q->call.args = q + 1;
-    cuda_on_cpu_run(&q->config, &q->call);
+    if (cuda_on_cpu_run(&q->config, &q->call) == cudaSuccess) return;      // out of memory: nobody is there to be told
+    fprintf(stderr, "cuda_on_cpu: no memory for a queued kernel\n");
+    abort();
 }
 
 cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {

@@ -97,7 +97,7 @@ static int lane_find(Lane **out, cudaStream_t stream)
     TRY(cublasLtCreate(&lane.handle));
     cudaError_t err = cudaMalloc(&lane.workspace, WORKSPACE);
     if (err != cudaSuccess) {
-        cublasLtDestroy(lane.handle);
+        (void)cublasLtDestroy(lane.handle);
         return err;
     }
     lanes[num_lanes] = lane;
@@ -266,13 +266,13 @@ void matmul_set_tf32(int allow)
 void matmul_destroy(void)
 {
     int device = 0;
-    cudaGetDevice(&device);
+    (void)cudaGetDevice(&device);
     for (int i = 0; i < num_lanes; i++) {
-        cudaSetDevice(lanes[i].device);
-        cudaFree(lanes[i].workspace);
-        cublasLtDestroy(lanes[i].handle);
+        (void)cudaSetDevice(lanes[i].device);
+        (void)cudaFree(lanes[i].workspace);
+        (void)cublasLtDestroy(lanes[i].handle);
     }
-    cudaSetDevice(device);
+    (void)cudaSetDevice(device);
     num_lanes = 0;
     num_plans = 0;
 }

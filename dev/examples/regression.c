@@ -92,6 +92,7 @@ static void check(int ok, const char *what, const char *words)
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
 }
 #define CHECK(call) check((call) == ZERO_OK, #call, zero_error(z))
+#define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "an error of CUDA")
 
 int main(int argc, char **argv)
 {
@@ -141,8 +142,8 @@ int main(int argc, char **argv)
             for (size_t u = 0; u < 2; u++) {
                 const void *p = zero_acquire_params(z, u);
                 check(p != NULL, "zero_acquire_params", zero_error(z));
-                cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream);
-                cudaStreamSynchronize(stream);
+                CUDA_CHECK(cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream));
+                CUDA_CHECK(cudaStreamSynchronize(stream));
                 CHECK(zero_release_params(z, u));
                 for (size_t i = 0; i < bytes[u] / sizeof(float); i++) host_dw[u][i] = 0;
             }
@@ -150,8 +151,8 @@ int main(int argc, char **argv)
             for (size_t u = 2; u-- > 0;) {
                 void *d = zero_acquire_grads(z, u);
                 check(d != NULL, "zero_acquire_grads", zero_error(z));
-                cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream);
-                cudaStreamSynchronize(stream);
+                CUDA_CHECK(cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream));
+                CUDA_CHECK(cudaStreamSynchronize(stream));
                 CHECK(zero_release_grads(z, u));
             }
             CHECK(zero_finish_backward(z));
@@ -187,7 +188,7 @@ int main(int argc, char **argv)
     free(all);
     zero_destroy(z);
     zero_comm_destroy(comm);
-    cudaStreamDestroy(stream);
+    (void)cudaStreamDestroy(stream);
     MPI_Finalize();
     return 0;
 }

@@ -154,7 +154,7 @@ template <class T> struct Device {
         must(cudaMemset(p, 0xff, n * sizeof(T)));
     }
     explicit Device(const Values &v) : Device(v.size()) { write_device(p, v); }
-    ~Device() { cudaFree(p); }
+    ~Device() { (void)cudaFree(p); }
     Device(const Device &) = delete;
     Device &operator=(const Device &) = delete;
     Values read() const { return read_device<T>(p, n); }

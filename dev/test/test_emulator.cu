@@ -393,7 +393,7 @@ static void events_order_streams() {
     CUDA(cudaEventCreate(&start));
     CUDA(cudaEventCreate(&end));
     CHECK(cudaEventElapsedTime(&ms, start, end) != cudaSuccess);
-    cudaGetLastError();
+    (void)cudaGetLastError();
     CUDA(cudaEventQuery(start));            // never recorded: nothing to wait for
     CUDA(cudaEventRecord(start, a));
     CUDA(cudaMemsetAsync(device, 1, sizeof *device, a));
