@@ -81,6 +81,10 @@ static void sum_is_in_another_order(void) {
         check_sum<float>(n, 1 + n % 3, 64 * 5);
         check_sum<bf16>(n, 1 + n % 3, 64);
     }
+    for (int n : {119, 120, 121, 128, 129, 1000, 1025}) {      /* around the border of two kernels, and far beyond */
+        check_sum<float>(n, 0, 64);
+        check_sum<bf16>(n, 1, 64);
+    }
     for (int slots = 1; slots <= 4; slots++) check_sum<float>(0, slots, 64 * 3);
 }
 
