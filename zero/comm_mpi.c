@@ -527,11 +527,6 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
         return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Comm_dup failed");
     const int size = m->base.size;
     m->timeout_s = config->timeout_s > 0 ? config->timeout_s : 300;
-#ifdef CUDA_ON_CPU
-    m->staged = config->staged;
-#else
-    m->staged = 1;
-#endif
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->pieces = calloc((size_t)size, sizeof *m->pieces);
     m->pieces_device = zero_memory_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
@@ -539,6 +534,10 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     if (!e && size > 1) e = find_host(m, config);
     if (e == ZERO_ERR_MEMORY) return zero_comm_fail(&m->base, e, "no memory for the tables of %d ranks", size);
     if (e) return zero_comm_fail(&m->base, e, "MPI failed while %d ranks found out who is on which host", size);
+    struct cudaPointerAttributes where;
+    e = zero_mpi_device_check(m, cudaPointerGetAttributes(&where, m->pieces_device));
+    if (e) return e;
+    m->staged = config->staged || !where.hostPointer;       /* on a GPU */
     if (size == 1) {
         m->on_host[0] = 1;
         snprintf(m->base.name, sizeof m->base.name, "none: one rank");

@@ -186,6 +186,24 @@ cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
 cudaError_t cuda_on_cpu_error(cudaError_t error);           // remembers it for cudaGetLastError, returns it
 bool cuda_on_cpu_deferred();                                // does work wait in its stream's queue?
 
+bool cuda_on_cpu_protected();                               // protect.cpp: is the host kept off the device's memory?
+void *cuda_on_cpu_arena_alloc(size_t bytes);                // such memory
+void cuda_on_cpu_arena_free(void *ptr);
+bool cuda_on_cpu_in_arena(const void *ptr);
+bool cuda_on_cpu_remembers(const void *ptr);                // runtime.cpp: the device's or pinned
+void cuda_on_cpu_check_pointer(const void *argument, const cuda_on_cpu_call *call);
+cudaError_t cuda_on_cpu_check_copy(const void *dst, const void *src, cudaMemcpyKind kind);
+
+struct cuda_on_cpu_operation {                              // while one lives, the device's memory may be touched
+    cuda_on_cpu_operation();
+    ~cuda_on_cpu_operation();
+};
+
+template <class T> static inline void cuda_on_cpu_check_argument(const T &argument, const cuda_on_cpu_call *call) {
+    if constexpr (std::is_pointer<T>::value) cuda_on_cpu_check_pointer(argument, call);
+    (void)argument, (void)call;
+}
+
 template <class... E, class... A>
 static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char *file, int line, const cudaLaunchConfig_t *config,
                                                     void (*kernel)(E...), A &&...args) {
@@ -196,6 +214,7 @@ static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char
     } b{kernel, std::tuple<E...>(std::forward<A>(args)...)};
     const cuda_on_cpu_call call = {[](void *p) { std::apply(static_cast<bound *>(p)->kernel, static_cast<bound *>(p)->args); },
                                    &b, sizeof b, reinterpret_cast<cuda_on_cpu_fn>(kernel), text, file, line};
+    if (cuda_on_cpu_protected()) std::apply([&call](const auto &...a) { (cuda_on_cpu_check_argument(a, &call), ...); }, b.args);
     return cuda_on_cpu_launch(config, &call);
 }
 

@@ -10,6 +10,7 @@
  *  - cudaMalloc gives the exact size, aligned to 256 bytes (2 MB and huge pages from 2 MB on), so AddressSanitizer sees the first
  *    byte past the end. The emulated build fills new memory with NaN: a GPU's new memory is not zero either;
  *  - a pinned allocation is an ordinary one, and registering memory does nothing;
+ *  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=1 keeps it out (protect.cpp);
  *  - a copy whose ranges overlap is an error, as it is on a GPU, which AddressSanitizer reports.
  *
  * A function that is missing here is missing on purpose: the project does not need it. Plain C11 and C++17.
@@ -46,6 +47,14 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToHost,
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
+};
+
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+
+struct cudaPointerAttributes {
+    enum cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;  /* NULL: not for that side */
 };
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
@@ -85,6 +94,7 @@ cudaError_t cudaMallocHost(void **ptr, size_t bytes);
 cudaError_t cudaFreeHost(void *ptr);
 cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *ptr);
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr);
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);

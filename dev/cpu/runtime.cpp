@@ -83,7 +83,7 @@ static void remember(void *ptr, size_t bytes) {
     else remembered.erase(static_cast<char *>(ptr));
 }
 
-static bool is_remembered(const void *ptr) {
+extern "C++" bool cuda_on_cpu_remembers(const void *ptr) {
     const std::lock_guard<std::mutex> guard(remembered_lock);
     const char *p = static_cast<const char *>(ptr);
     const auto next = remembered.upper_bound(p);
@@ -92,32 +92,47 @@ static bool is_remembered(const void *ptr) {
     return p < range->first + range->second;
 }
 
-cudaError_t cudaMalloc(void **ptr, size_t bytes) {
+static cudaError_t allocate(void **ptr, size_t bytes, bool on_device) {
     *ptr = nullptr;
     if (bytes == 0) return cudaSuccess;
     // Linux promises memory that it does not have, and kills whoever comes to use it.
     static const size_t installed = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (bytes > installed) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
-    if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
+    if (on_device && cuda_on_cpu_protected()) *ptr = cuda_on_cpu_arena_alloc(bytes);
+    else if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) *ptr = nullptr;
+    if (!*ptr) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     // Only advice: without huge pages everything works, slower. A refusal is not an error.
     if (bytes >= HUGE_PAGE) madvise(*ptr, bytes, MADV_HUGEPAGE);
 #ifdef CUDA_ON_CPU_EMULATED
-    memset(*ptr, 0xff, bytes);
+    {
+        const cuda_on_cpu_operation operation;
+        memset(*ptr, 0xff, bytes);
+    }
 #endif
     remember(*ptr, bytes);
     return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void **ptr, size_t bytes) { return allocate(ptr, bytes, true); }
+
 // A GPU waits for everything before it frees.
 cudaError_t cudaFree(void *ptr) {
     (void)cudaDeviceSynchronize();
     remember(ptr, 0);
-    free(ptr);
+    if (cuda_on_cpu_in_arena(ptr)) cuda_on_cpu_arena_free(ptr);
+    else free(ptr);
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocHost(void **ptr, size_t bytes) { return cudaMalloc(ptr, bytes); }
+cudaError_t cudaMallocHost(void **ptr, size_t bytes) { return allocate(ptr, bytes, false); }
 cudaError_t cudaFreeHost(void *ptr) { return cudaFree(ptr); }
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *ptr) {
+    const bool known = cuda_on_cpu_remembers(ptr), apart = cuda_on_cpu_in_arena(ptr);
+    void *p = const_cast<void *>(ptr);
+    *attributes = cudaPointerAttributes{apart ? cudaMemoryTypeDevice : known ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered, 0, known ? p : nullptr, apart ? nullptr : p};
+    return cudaSuccess;
+}
 
 cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) {
     if (!ptr || !bytes) return cuda_on_cpu_error(cudaErrorInvalidValue);
@@ -145,11 +160,12 @@ static void copy_rows(void *p) {
 }
 
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              cudaMemcpyKind, cudaStream_t stream) {
+                              cudaMemcpyKind kind, cudaStream_t stream) {
     if (width > dst_pitch || width > src_pitch) return cuda_on_cpu_error(cudaErrorInvalidValue);
+    if (width && height && cuda_on_cpu_protected() && cuda_on_cpu_check_copy(dst, src, kind) != cudaSuccess) return cuda_on_cpu_error(cudaErrorInvalidValue);
     const copy_args args = {static_cast<char *>(dst), static_cast<const char *>(src), dst_pitch, src_pitch, width, height};
     const cudaError_t e = cuda_on_cpu_enqueue(stream, copy_rows, &args, sizeof args);
-    const bool in_turn = !cuda_on_cpu_deferred() || (is_remembered(dst) && is_remembered(src));
+    const bool in_turn = !cuda_on_cpu_deferred() || (cuda_on_cpu_remembers(dst) && cuda_on_cpu_remembers(src));
     return e != cudaSuccess || in_turn ? e : cudaStreamSynchronize(stream);
 }
 
@@ -174,6 +190,7 @@ static void fill(void *p) {
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    if (bytes && cuda_on_cpu_protected() && !cuda_on_cpu_remembers(dst)) return cuda_on_cpu_error(cudaErrorInvalidValue);
     const fill_args args = {dst, value, bytes};
     return cuda_on_cpu_enqueue(stream, fill, &args, sizeof args);
 }

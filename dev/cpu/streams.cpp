@@ -63,6 +63,7 @@ static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
 
 static void run(void (*fn)(void *args), void *args, const char *name) {
     if (trace_fn) trace_fn(trace_ctx, name);
+    const cuda_on_cpu_operation operation;
     fn(args);
 }
 
@@ -324,6 +325,7 @@ cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_c
     if (refused != cudaSuccess) return cuda_on_cpu_error(refused);
     if (!cuda_on_cpu_deferred()) {
         if (trace_fn) trace_fn(trace_ctx, range_name());
+        const cuda_on_cpu_operation operation;
         return cuda_on_cpu_error(cuda_on_cpu_run(config, call));
     }
     std::vector<char> bytes(sizeof(queued_launch) + call->args_bytes);

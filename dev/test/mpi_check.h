@@ -1,6 +1,8 @@
-/* mpi_check.h: cases that all ranks run together. A case passes if it does on every rank; rank 0 prints and counts. */
+/* mpi_check.h: cases that all ranks run together. A case passes if it does on every rank; rank 0 prints and counts. And copies to and
+   from memory of the device, which a GPU's host cannot touch (CUDA_ON_CPU_PROTECT=1 sees to it that no test does). */
 #ifndef MPI_CHECK_H
 #define MPI_CHECK_H
+#include <cuda_runtime_api.h>
 #include <mpi.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +24,9 @@ static void expect(int ok, int line, const char *format, ...)
     fflush(stdout);
 }
 #define EXPECT(condition, ...) expect(condition, __LINE__, __VA_ARGS__)
+
+static inline void device_write(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess, "a copy to the device failed"); }
+static inline void device_read(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "a copy from the device failed"); }
 
 /* Ends a case; all ranks must call. */
 static void case_done(const char *name)

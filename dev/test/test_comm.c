@@ -28,13 +28,15 @@ static void moves_the_right_bytes(zero_comm *c)
     enum { BUFFERS = 3, ROUNDS = 12 };
     const size_t piece = 1000, n = piece * (size_t)ranks;
     unsigned seed = (unsigned)rank + 1;
-    uint32_t *buf[BUFFERS], *numbers = malloc((size_t)ranks * 1500 * sizeof *numbers), mine[1500];
+    uint32_t *buf[BUFFERS], *host = malloc(n * sizeof *host), *numbers = malloc((size_t)ranks * 1500 * sizeof *numbers), mine[1500];
+    const void **from_ranks = malloc((size_t)ranks * sizeof *from_ranks);
     zero_ticket ticket[BUFFERS] = { 0 };
     for (int b = 0; b < BUFFERS; b++) {
         void *p = NULL;
         EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, n * sizeof **buf) == ZERO_OK, "alloc: %s", zero_comm_error(c));
         buf[b] = p;
-        for (size_t i = 0; i < n; i++) EXPECT(buf[b][i] == 0, "symmetric memory is not zeroed");
+        device_read(host, buf[b], n * sizeof *host);
+        for (size_t i = 0; i < n; i++) EXPECT(host[i] == 0, "symmetric memory is not zeroed");
     }
     const uint64_t received = zero_comm_received(c, ZERO_WIRE_GRADS), gathered = zero_comm_received(c, ZERO_WIRE_PARAMS);
     for (unsigned round = 0; round < ROUNDS; round++) {
@@ -42,7 +44,8 @@ static void moves_the_right_bytes(zero_comm *c)
             pause_randomly(&seed);
             EXPECT(zero_comm_reusable(c, ticket[b], NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
             for (int to = 0; to < ranks; to++)
-                for (size_t i = 0; i < piece; i++) buf[b][(size_t)to * piece + i] = value(rank, to, i, round * BUFFERS + (unsigned)b);
+                for (size_t i = 0; i < piece; i++) host[(size_t)to * piece + i] = value(rank, to, i, round * BUFFERS + (unsigned)b);
+            device_write(buf[b], host, n * sizeof *host);
             EXPECT(zero_comm_exchange_begin(c, buf[b], piece * sizeof **buf, NULL, &ticket[b]) == ZERO_OK, "begin: %s", zero_comm_error(c));
         }
         for (int b = 0; b < BUFFERS; b++) {
@@ -50,18 +53,23 @@ static void moves_the_right_bytes(zero_comm *c)
             const int e = zero_comm_exchange_finish(c, ticket[b], NULL, &pieces);
             EXPECT(e == ZERO_OK, "finish: %s", zero_comm_error(c));
             pause_randomly(&seed);
-            for (int from = 0; from < ranks && !e; from++)
+            device_read(from_ranks, pieces, (size_t)ranks * sizeof *from_ranks * !e);
+            for (int from = 0; from < ranks && !e; from++) {
+                device_read(host, from_ranks[from], piece * sizeof *host);
                 for (size_t i = 0; i < piece; i++)
-                    EXPECT(((const uint32_t *)pieces[from])[i] == value(from, rank, i, round * BUFFERS + (unsigned)b), "exchange: wrong value from rank %d, round %u", from, round);
+                    EXPECT(host[i] == value(from, rank, i, round * BUFFERS + (unsigned)b), "exchange: wrong value from rank %d, round %u", from, round);
+            }
             EXPECT(zero_comm_exchange_done(c, ticket[b], NULL) == ZERO_OK, "done: %s", zero_comm_error(c));
         }
         const int g = (int)(round % BUFFERS);
         EXPECT(zero_comm_reusable(c, ticket[g], NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
-        for (size_t i = 0; i < n; i++) buf[g][i] = i / piece == (size_t)rank ? value(rank, 99, i, round) : 0xdeadbeef;
+        for (size_t i = 0; i < n; i++) host[i] = i / piece == (size_t)rank ? value(rank, 99, i, round) : 0xdeadbeef;
+        device_write(buf[g], host, n * sizeof *host);
         EXPECT(zero_comm_allgather_begin(c, buf[g], piece * sizeof **buf, ZERO_WIRE_PARAMS, NULL, &ticket[g]) == ZERO_OK, "gather: %s", zero_comm_error(c));
         pause_randomly(&seed);
         EXPECT(zero_comm_allgather_finish(c, ticket[g], NULL) == ZERO_OK, "gather: %s", zero_comm_error(c));
-        for (size_t i = 0; i < n; i++) EXPECT(buf[g][i] == value((int)(i / piece), 99, i, round), "gather: wrong value of rank %zu", i / piece);
+        device_read(host, buf[g], n * sizeof *host);
+        for (size_t i = 0; i < n; i++) EXPECT(host[i] == value((int)(i / piece), 99, i, round), "gather: wrong value of rank %zu", i / piece);
         for (size_t i = 0; i < 1500; i++) mine[i] = value(rank, 7, i, round);       /* more than one slot of the control block */
         EXPECT(zero_comm_allgather_host(c, mine, sizeof mine, numbers) == ZERO_OK, "numbers: %s", zero_comm_error(c));
         for (int r = 0; r < ranks; r++)
@@ -73,6 +81,8 @@ static void moves_the_right_bytes(zero_comm *c)
     for (int b = 0; b < BUFFERS; b++) EXPECT(zero_comm_free(c, buf[b]) == ZERO_OK, "free: %s", zero_comm_error(c));
     EXPECT(memory.live[ZERO_MEM_UNIT_BUFFERS] == 0, "freed memory is still in the books");
     free(numbers);
+    free(host);
+    free(from_ranks);
 }
 
 static void library_sum(zero_comm *c)
@@ -80,24 +90,28 @@ static void library_sum(zero_comm *c)
     const size_t piece = 640, n = piece * (size_t)ranks;
     zero_ticket ticket = 0;
     void *p = NULL, *out = zero_memory_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
+    float *host = malloc(n * sizeof *host);
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, n * sizeof(float)) == ZERO_OK, "alloc: %s", zero_comm_error(c));
     for (int bf16 = 0; bf16 <= 1; bf16++) {
         for (size_t i = 0; i < n; i++) {
             const float x = (float)(i % 7) + (float)rank;       /* exact in bf16, and so are the sums in fp32 */
             uint32_t u;
             memcpy(&u, &x, sizeof u);
-            if (bf16) ((uint16_t *)p)[i] = (uint16_t)(u >> 16);
-            else ((float *)p)[i] = x;
+            if (bf16) ((uint16_t *)host)[i] = (uint16_t)(u >> 16);
+            else host[i] = x;
         }
+        device_write(p, host, n * (bf16 ? 2 : 4));
         EXPECT(zero_comm_reduce_scatter(c, p, bf16 ? ZERO_BF16 : ZERO_F32, piece, out, NULL, &ticket) == ZERO_OK, "reduce_scatter: %s", zero_comm_error(c));
+        device_read(host, out, piece * sizeof *host);
         for (size_t i = 0; i < piece; i++) {
             const float want = (float)ranks * (float)(((size_t)rank * piece + i) % 7) + (float)(ranks * (ranks - 1) / 2);
-            EXPECT(((float *)out)[i] == want, "element %zu is %f, not %f", i, ((float *)out)[i], want);
+            EXPECT(host[i] == want, "element %zu is %f, not %f", i, host[i], want);
         }
     }
     EXPECT(zero_comm_reusable(c, ticket, NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
     zero_comm_free(c, p);
     zero_memory_free(&memory, ZERO_MEM_GRAD_SHARDS, out, piece * sizeof(float));
+    free(host);
 }
 
 /* The last rank calls another collective than the others: they must say so, not exchange garbage or hang. */

@@ -77,19 +77,31 @@ static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float
     return 0;
 }
 
+/* A copy of n elements of the device; the caller frees it. */
+static void *copy_of(const void *device, size_t n, size_t elem)
+{
+    void *host = malloc(n * elem + 1);
+    device_read(host, device, n * elem);
+    return host;
+}
+
+static size_t element(void) { return kind == F32 ? 4 : 2; }
+
 /* What the forward passes have seen of the parameters. */
 static uint64_t seen;
 
 static int forward(zero *z)
 {
-    const size_t b = kind == F32 ? 4 : 2;
+    const size_t b = element();
     for (size_t i = 0; i <= UNITS; i++) {
         const size_t u = i % UNITS;         /* the first unit is used at both ends, as an embedding is */
-        const char *p = zero_acquire_params(z, u);
-        if (!p) return ZERO_ERR_COMM;
+        const char *device = zero_acquire_params(z, u);
+        if (!device) return ZERO_ERR_COMM;
+        unsigned char *p = copy_of(device, zero_layout_unit_numel(zero_get_layout(z), u), b);
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u)
-                for (size_t k = 0; k < tensors[t].numel * b; k++) seen = seen * 6364136223846793005u + (unsigned char)p[zero_tensor_offset(z, t) * b + k] + 1;
+                for (size_t k = 0; k < tensors[t].numel * b; k++) seen = seen * 6364136223846793005u + p[zero_tensor_offset(z, t) * b + k] + 1;
+        free(p);
         if (zero_release_params(z, u)) return ZERO_ERR_ARG;
     }
     return ZERO_OK;
@@ -100,12 +112,16 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison)
 {
     int e = forward(z);
     for (size_t u = UNITS; u-- > 0 && !e;) {
-        char *g = zero_acquire_grads(z, u);
-        if (!g || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+        const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
+        void *device = zero_acquire_grads(z, u);
+        if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+        char *g = copy_of(device, n, element());       /* zero, the padding too, if all is well */
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u)
                 for (size_t i = 0; i < tensors[t].numel; i++) put(g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
         if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
+        device_write(device, g, n * element());
+        free(g);
         e = zero_release_grads(z, u);
         if (!e) e = zero_release_params(z, u);
     }
@@ -153,21 +169,27 @@ static void reports_agree(const zero *z, const char *when)
 static void padding_is_zero(zero *z)
 {
     const zero_layout *l = zero_get_layout(z);
-    const size_t b = kind == F32 ? 4 : 2;
+    const size_t b = element(), master = z->master ? master_bytes(z) : 0;
     for (size_t u = 0; u < UNITS; u++) {
-        const char *p = zero_acquire_params(z, u);
+        const size_t n = state_numel(z, u), at = state_offset(z, u);
+        char *p = copy_of(zero_acquire_params(z, u), zero_layout_unit_numel(l, u), b);
+        char *low = copy_of((const char *)z->master + at * master, n, master);
+        float *m = copy_of(z->m + at, n, sizeof *m), *v = copy_of(z->v + at, n, sizeof *v);
         char *real = calloc(zero_layout_unit_numel(l, u), 1);
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u) memset(real + zero_tensor_offset(z, t), 1, tensors[t].numel);
         for (size_t i = 0; i < zero_layout_unit_numel(l, u); i++)
             EXPECT(real[i] || !memcmp(p + i * b, "\0\0\0\0", b), "padding element %zu of unit %zu is not zero", i, u);
-        for (size_t i = 0; i < state_numel(z, u); i++) {
-            const size_t at = state_offset(z, u) + i, master = z->master ? master_bytes(z) : 0;
+        for (size_t i = 0; i < n; i++) {
             if (real[state_begin(z, u) + i]) continue;
-            EXPECT(z->m[at] == 0 && z->v[at] == 0, "padding element %zu of unit %zu has m %g, v %g", i, u, z->m[at], z->v[at]);
-            EXPECT(!memcmp((const char *)z->master + at * master, "\0\0\0\0", master), "padding element %zu of unit %zu has a master weight", i, u);
+            EXPECT(m[i] == 0 && v[i] == 0, "padding element %zu of unit %zu has m %g, v %g", i, u, m[i], v[i]);
+            EXPECT(!memcmp(low + i * master, "\0\0\0\0", master), "padding element %zu of unit %zu has a master weight", i, u);
         }
         free(real);
+        free(p);
+        free(low);
+        free(m);
+        free(v);
         zero_release_params(z, u);
     }
 }
@@ -358,10 +380,12 @@ static void any_order_works(zero_comm *c, int prefetch)
     EXPECT(zero_fill(z, fill_many, many) == ZERO_OK, "fill: %s", zero_error(z));
     for (int i = 0; i < 200; i++) {
         const size_t u = (size_t)rand_r(&seed) % MANY;
-        const float *p = zero_acquire_params(z, u);
-        EXPECT(p != NULL, "acquire number %d: %s", i, zero_error(z));
+        const void *device = zero_acquire_params(z, u);
+        EXPECT(device != NULL, "acquire number %d: %s", i, zero_error(z));
+        float *p = device ? copy_of(device, many[u].numel, sizeof *p) : NULL;
         for (size_t k = 0; k < many[u].numel && p; k++) EXPECT(p[k] == initial(many[u].logical + k), "acquire number %d: unit %zu has other parameters", i, u);
         if (p) zero_release_params(z, u);
+        free(p);
     }
     for (size_t u = MANY; u-- > 0;) EXPECT(zero_acquire_grads(z, u) && zero_release_grads(z, u) == ZERO_OK, "unit %zu: %s", u, zero_error(z));
     EXPECT(zero_finish_backward(z) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK && norm == 0, "norm %f %s", norm, zero_error(z));
