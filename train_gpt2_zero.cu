@@ -20,6 +20,7 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #define OMPI_SKIP_MPICXX 1      // only the C interface of Open MPI: the C++ one does not compile without warnings
 #include <mpi.h>
 
+#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -344,31 +345,36 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
     return x;
 }
 
-// Two sweeps over the row: its maximum, then the sum of exp. If train, a third writes the gradient over the logits. In fp32 the
-// second leaves its exponentials there for the third; bf16 would round them, so there they are computed again.
+// One sweep over the row finds the largest logit and the sum of exp at once ("online softmax"); if train, a second one writes the
+// gradient over the logits. In the first each lane of a thread's packs has its own top and sum of exp(x - top), which a new top
+// shrinks by exp(old top - new top): once for every few packs, which a GPU loads together. NaN and +infinity make the loss NaN.
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
 classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets, float dloss, int V,
                   int Vp, int train) {
-    constexpr bool EXACT = sizeof(floatX) == sizeof(float);
+    constexpr int TOGETHER = 4;     // packs
     const size_t row = blockIdx.x;
     floatX *x = logits + row * Vp;
     const int target = targets[row];
-    fvec largest = splat(-INFINITY), sums = splat(0);
-    for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) largest = vmax(largest, ld_logits(x, c, V));
-    const float top = block_max(pack_max(largest));
     const float target_logit = ld_one(x + target);
-    __syncthreads();    // the logit of the target is read before the exponentials overwrite it
-    for (int c = threadIdx.x * PACK; c < V; c += blockDim.x * PACK) {
-        const fvec e = vexp(ld_logits(x, c, V) - top);
-        sums += e;
-        if (EXACT && train) st(x + c, e);
+    fvec tops = splat(-FLT_MAX), sums = splat(0);       // not -infinity: its difference to a padding column would be NaN
+    for (int first = threadIdx.x * PACK; first < V; first += TOGETHER * blockDim.x * PACK) {
+        fvec v[TOGETHER], higher = tops;
+        UNROLL for (int i = 0; i < TOGETHER; i++) {
+            const int c = first + i * blockDim.x * PACK;
+            v[i] = c < V ? ld_logits(x, c, V) : splat(-INFINITY);
+            higher = vmax(higher, v[i]);
+        }
+        sums *= vexp(tops - higher);
+        UNROLL for (int i = 0; i < TOGETHER; i++) sums += vexp(v[i] - higher);
+        tops = higher;
     }
-    const float sum = block_sum(pack_sum(sums)), scale = dloss / sum;
+    const float thread_top = pack_max(tops), top = block_max(thread_top);
+    const float sum = block_sum(pack_sum(sums * vexp(tops - thread_top)) * expf(thread_top - top)), scale = dloss / sum;
     if (threadIdx.x == 0) losses[row] = logf(sum) - (target_logit - top);
     if (!train) return;
     for (int c = threadIdx.x * PACK; c < Vp; c += blockDim.x * PACK) {
         fvec d = splat(0);
-        if (c < V) d = (EXACT ? ld(x + c) : vexp(ld_logits(x, c, V) - top)) * scale;
+        if (c < V) d = vexp(ld_logits(x, c, V) - top) * scale;
         if (c / PACK == target / PACK) {
             UNROLL for (int k = 0; k < PACK; k++) d[k] = c + k == target ? d[k] - dloss : d[k];
         }
