@@ -75,7 +75,7 @@ endif
 
 MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
-DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16)
+DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL)
 WARNINGS   = -Wall -Wextra -Werror
 HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
 EMULATED   = -O1 -g -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
@@ -105,9 +105,10 @@ else
     COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
     NO_FMA_CU  = -ffp-contract=off
     DEVICE_DIR = dev/cpu
+    LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's calls are looked up at run time, in the program itself
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp
-LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -lm
+LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sources: a file that is added to a directory is built, a program is what its name or directory says

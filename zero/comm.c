@@ -73,6 +73,7 @@ void zero_comm_window_destroy(zero_comm *c, zero_window *w)
 }
 
 size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel) { return s->ops->scratch_bytes(s, exchange_bytes, gather_bytes, reduced_numel); }
+size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype) { return s->ops->sums_narrow ? zero_dtype_bytes(dtype) : sizeof(float); }
 zero_comm_shape zero_comm_get_shape(const zero_comm *c) { return c->ops->shape(c); }
 
 int zero_comm_barrier(zero_comm *c)

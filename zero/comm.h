@@ -66,6 +66,9 @@ zero_comm_shape zero_comm_get_shape(const zero_comm *c);
 void zero_comm_debug(zero_comm *c, uint64_t seed);
 void zero_comm_dawdle(zero_comm *c);                    /* an occasion for it; every collective is one */
 
+/* Bytes of an element in the library's own reduce-scatter (below). */
+size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype);
+
 /* What the transport itself allocates (ZERO_MEM_TRANSPORT), by formula, once it has exchanged buffers of up to exchange_bytes and
    gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced reduced_numel elements by the
    library (0: never). Not collective. */
@@ -76,7 +79,8 @@ int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category,
 int zero_comm_free(zero_comm *c, void *ptr);            /* collective; NULL is fine */
 
 /* Exchange: buf holds size pieces of piece_bytes each, inside one zero_comm_alloc. finish: *pieces is a device array of
-   size pointers, valid until done. Collective. */
+   size pointers, valid until done. Collective. With a stream of its own (zero_comm_stream) a transport has room for the pieces of one exchange:
+   the next one begins after done. */
 int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
 int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
 int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
@@ -107,7 +111,7 @@ size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_byt
 
 /* The library's own reduce-scatter, for comparison: out[piece_numel] (fp32) = sum over ranks of piece `rank` of buf, in
    whatever order the library likes: not reproducible. buf is complete, and out will be, on `stream`, which is zero_comm_stream() where there is one;
-   the ticket says when buf is reusable. Collective. */
+   the ticket says when buf, whose contents are lost, is reusable. Collective. */
 int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out, cudaStream_t stream, zero_ticket *ticket);
 
 /* Host memory, for a few numbers: all[r * bytes ...] = rank r's mine. Collective, synchronous. */

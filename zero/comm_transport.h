@@ -26,6 +26,7 @@ typedef struct zero_comm_ops {
     size_t (*scratch_bytes)(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
     int (*synchronize)(zero_comm *c, cudaStream_t stream);
     void (*destroy)(zero_comm *c);
+    int sums_narrow;                /* the library's reduce-scatter sends bf16 as it is; otherwise widened to fp32 */
 } zero_comm_ops;
 
 /* A transport's own window begins with this. */

@@ -109,7 +109,7 @@ size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, 
 {
     struct table t = { rows, max, 0 };
     const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, b = zero_dtype_bytes(p->dtype);
-    const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? sizeof(float) : b, G = p->micro_batches;
+    const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->transport, p->dtype) : b, G = p->micro_batches;
     if (p->stage == 0) {
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * reduced + sizeof(float)), "(%zu G + 4) Psi (N-1)/N, G = %zu", reduced, G);
         add(&t, ZERO_WIRE_PARAMS, "parameters", 0, "0");

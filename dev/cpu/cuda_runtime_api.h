@@ -128,6 +128,8 @@ const char *cudaGetErrorString(cudaError_t error);
 
 /* Not CUDA's: runs fn(a copy of the `bytes` at args) in its turn on the stream, for host code that stands for a library of the device. */
 cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes);
+/* The same for what waits for other processes: step is called until it returns non-zero. */
+cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *args), const void *args, size_t bytes);
 
 /* Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which it was queued (nvtx3/), as in
    "outer/inner". NULL: no more. */

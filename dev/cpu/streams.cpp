@@ -9,13 +9,19 @@
  *
  * An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An event is such a
  * pair, and so is the rule that the default stream and the streams that block with it follow each other. Nothing waits for what is not
- * enqueued yet, so there is always something that can run. Work is run by the thread that waits, under one lock.
+ * enqueued yet, so there is always something that can run. Work is run by the thread that waits, under one lock. An operation may
+ * depend on another process (a collective): it is called again and again until it has ended, other streams may run in between, and
+ * while nothing can be done the lock is free.
+ *
+ * A watchdog asks about events from a thread of its own. A thread that queues nothing only looks: cudaEventQuery takes no lock for it, and
+ * makes no progress.
  *
  * Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the source).
  */
 #include "cuda_runtime.h"
 #include "nvtx3/nvToolsExt.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -27,16 +33,19 @@
 
 struct operation {
     void (*fn)(void *args);     // null: only waits
+    int (*step)(void *args);    // instead of fn: called until it returns non-zero
     void *args;                 // a copy, freed when it is done
     CUstream_st *after;
     size_t position;            // of `after`
     const char *name;           // of the range in which it was queued
+    bool begun;
 };
 
 struct CUstream_st {
     bool blocking;              // follows the default stream, and is followed by it
     std::deque<operation> queue;
-    size_t enqueued, done;      // operations
+    size_t enqueued;            // operations
+    std::atomic<size_t> done;   // of these; a watchdog reads it without the lock
 };
 
 struct CUevent_st {
@@ -54,6 +63,7 @@ static std::recursive_mutex lock;       // of all that follows; recursive, becau
 // Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
 static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
 static uint64_t seed;
+static thread_local bool queues_work;   // this thread does
 
 static void (*trace_fn)(void *ctx, const char *name);
 static void *trace_ctx;
@@ -61,10 +71,20 @@ static thread_local std::vector<const char *> ranges;       // that the host is 
 
 static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
 
-static void run(void (*fn)(void *args), void *args, const char *name) {
-    if (trace_fn) trace_fn(trace_ctx, name);
-    const cuda_on_cpu_operation operation;
-    fn(args);
+// False: it has not ended, since it waits for another process.
+static bool run(operation *o) {
+    if (!o->fn && !o->step) return true;
+    if (trace_fn && !o->begun) trace_fn(trace_ctx, o->name);
+    o->begun = true;
+    const cuda_on_cpu_operation running;
+    if (o->step) return o->step(o->args) != 0;
+    o->fn(o->args);
+    return true;
+}
+
+static void pause_for_others() {
+    const timespec t = {0, 30 * 1000};
+    nanosleep(&t, nullptr);
 }
 
 static CUstream_st *new_stream(bool blocking) {
@@ -103,28 +123,35 @@ static bool waits(const CUstream_st *s) {
     return o.after && o.after->done < o.position;
 }
 
-static void run_first(CUstream_st *s) {
-    const operation o = s->queue.front();
-    if (o.fn) run(o.fn, o.args, o.name);
-    free(o.args);
+static bool run_first(CUstream_st *s) {
+    operation *o = &s->queue.front();       // stays there while it queues others
+    if (!run(o)) return false;
+    free(o->args);
     s->queue.pop_front();
     s->done++;
+    return true;
 }
 
 // One operation of s, or of the stream that s waits for.
-static void advance(CUstream_st *s) {
+static bool advance(CUstream_st *s) {
     while (waits(s)) s = s->queue.front().after;
-    run_first(s);
+    return run_first(s);
 }
 
 static void run_until(CUstream_st *s, size_t position) {
     const unsigned eager = seed ? random_below(4) : 0;      // quarters of the time that others get
     while (s->done < position) {
+        bool ran = true;
         if (eager && random_below(4) < eager) {
             CUstream_st *other = streams[random_below(static_cast<unsigned>(streams.size()))];
-            if (!other->queue.empty() && !waits(other)) run_first(other);
+            if (!other->queue.empty() && !waits(other)) ran = run_first(other);
         } else {
-            advance(s);
+            ran = advance(s);
+        }
+        if (!ran) {
+            lock.unlock();
+            pause_for_others();
+            lock.lock();
         }
     }
 }
@@ -133,30 +160,45 @@ static void run_all() {
     for (size_t i = 0; i < streams.size(); i++) run_until(streams[i], streams[i]->enqueued);
 }
 
-static bool push(CUstream_st *s, void (*fn)(void *), const void *args, size_t bytes, CUstream_st *after, size_t position) {
+static bool push(CUstream_st *s, operation o, const void *args, size_t bytes) {
     void *copy = nullptr;
     if (bytes) {
         copy = malloc(bytes);
         if (!copy) return false;
         memcpy(copy, args, bytes);
     }
-    s->queue.push_back(operation{fn, copy, after, position, range_name()});
+    o.args = copy;
+    s->queue.push_back(o);
     s->enqueued++;
+    queues_work = true;
     return true;
 }
 
-cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes) {
+static void push_wait(CUstream_st *s, CUstream_st *after, size_t position) {
+    push(s, operation{nullptr, nullptr, nullptr, after, position, "", false}, nullptr, 0);
+}
+
+static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args, size_t bytes) {
+    operation o = {fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false};
     if (!cuda_on_cpu_deferred()) {
-        run(fn, const_cast<void *>(args), range_name());
+        while (!run(&o)) pause_for_others();
         return cudaSuccess;
     }
     const std::lock_guard<std::recursive_mutex> guard(lock);
     CUstream_st *s = stream_of(stream), *first = stream_of(nullptr);
     for (CUstream_st *other : streams) {
         const bool follows = other != s && s->blocking && other->blocking && (s == first || other == first);
-        if (follows && other->done < other->enqueued) push(s, nullptr, nullptr, 0, other, other->enqueued);
+        if (follows && other->done < other->enqueued) push_wait(s, other, other->enqueued);
     }
-    return push(s, fn, args, bytes, nullptr, 0) ? cudaSuccess : cuda_on_cpu_error(cudaErrorMemoryAllocation);
+    return push(s, o, args, bytes) ? cudaSuccess : cuda_on_cpu_error(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes) {
+    return enqueue(stream, fn, nullptr, args, bytes);
+}
+
+cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *args), const void *args, size_t bytes) {
+    return enqueue(stream, nullptr, step, args, bytes);
 }
 
 extern "C" {
@@ -273,14 +315,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     const std::lock_guard<std::recursive_mutex> guard(lock);
     if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
-    push(stream_of(stream), nullptr, nullptr, 0, event->stream, event->position);
+    push_wait(stream_of(stream), event->stream, event->position);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
+    if (!queues_work) return cudaErrorNotReady;
     const std::lock_guard<std::recursive_mutex> guard(lock);
-    return event->recorded ? ask(event->stream, event->position) : cudaSuccess;
+    return ask(event->stream, event->position);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
