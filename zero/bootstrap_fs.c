@@ -34,6 +34,8 @@
 #define MAGIC "zero-f1"             /* and the version of the formats here */
 #define PREFIX "zero-meet-"
 enum { A_DAY = 24 * 60 * 60, MAX_PATH = 4096 };
+#define FIRST_PAUSE 0.001           /* seconds between two looks, at first, and after a while */
+#define LAST_PAUSE 0.05
 #define LAST_WAIT 10.0              /* seconds that rank 0 waits, in the end, for those who still have to read */
 
 struct head { char magic[8]; uint64_t bytes, hash; };                           /* before all else in each file */
@@ -195,7 +197,7 @@ static int start_as_0(bootstrap_fs *t)
     int e = here && nonces ? write_hello(t, 0, 0) : zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     t->session = t->nonce;
     if (!e) remove_old_files(t), nonces[0] = t->nonce, here[0] = 1;
-    for (double pause = 0.002; !e; zero_bootstrap_pause(&pause, 0.1)) {
+    for (double pause = FIRST_PAUSE; !e; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         int changed = version == 0, seen = 1;               /* seen: ranks that have seen this version */
         look_around(t);
         if ((e = keep_hello(t, 0, 0))) break;
@@ -215,12 +217,12 @@ static int start_as_0(bootstrap_fs *t)
         }
         if (changed) {
             e = write_answer(t, SEEN, ++version, nonces, "");
-            pause = 0.002;
+            pause = FIRST_PAUSE;
         }
         if (!e && zero_bootstrap_now() > deadline) {
             char who[256], words[ZERO_BOOTSTRAP_WORDS];
             zero_bootstrap_missing(b, here, who, sizeof who);
-            snprintf(words, sizeof words, "%s not come to %.250s within %.0f s: start all %d processes, each with its own rank (-pr), on machines that see this directory (-pf), "
+            snprintf(words, sizeof words, "%s not come to %.250s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that see this directory (-pf), "
                      "or allow more time with --timeout%s%s", who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
             write_answer(t, FAILED, ++version, nonces, words);
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words);
@@ -234,12 +236,12 @@ static int start_as_0(bootstrap_fs *t)
 static int start_as_other(bootstrap_fs *t)
 {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + ZERO_BOOTSTRAP_GRACE;
+    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), session = 0, version = 0;
     char path[MAX_PATH], wrong[128] = "";
     PATH(path, "answer");
     int e = nonces ? write_hello(t, 0, 0) : zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
-    for (double pause = 0.002; !e; zero_bootstrap_pause(&pause, 0.1)) {
+    for (double pause = FIRST_PAUSE; !e; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         struct answer a;
         struct hello h;
         look_around(t);
@@ -251,10 +253,10 @@ static int start_as_other(bootstrap_fs *t)
                 break;
             }
             if (a.verdict == FAILED) e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
-            else if (a.session != session || a.version != version) e = write_hello(t, session = a.session, version = a.version), pause = 0.002;
+            else if (a.session != session || a.version != version) e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
         }
         if (!e && zero_bootstrap_now() > deadline)
-            e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has not answered in %.250s within %.0f s: is it running, and does it see this directory (-pf)? More time: --timeout%s%s", t->directory,
+            e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see this directory (-pf)? More time: --timeout%s%s", t->directory,
                                     b->timeout_s, wrong, t->trouble);
     }
     free(nonces);
@@ -268,7 +270,7 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
 {
     zero_bootstrap *b = &t->base;
     int missing = b->ranks - 1;
-    for (double pause = 0.002; missing > 0; zero_bootstrap_pause(&pause, 0.1)) {
+    for (double pause = FIRST_PAUSE; missing > 0; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         look_around(t);
         for (int r = 1; r < b->ranks; r++) {
             char path[MAX_PATH];
@@ -279,7 +281,7 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
             if (read_file(t, path, &l, sizeof l, all + (size_t)r * bytes, bytes)) {
                 here[r] = 1;
                 missing--;
-                pause = 0.002;
+                pause = FIRST_PAUSE;
             } else if (!stat(path, &st) && (size_t)st.st_size != sizeof(struct head) + sizeof l + bytes) {      /* files are renamed when they are whole */
                 snprintf(err, err_bytes, "the ranks disagree: rank %d comes with %lld bytes to round %llu, rank 0 with %zu: they took different paths, see their own output", r,
                          (long long)st.st_size - (long long)(sizeof(struct head) + sizeof l), (unsigned long long)b->round, bytes);
@@ -303,7 +305,7 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
     const int missing = read_letters(t, bytes, all, here, zero_bootstrap_now() + b->timeout_s, words, sizeof words);
     if (missing > 0) {
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come within %.0f s: died, stopped, or took another path; see their own output, or allow more time with --timeout%s", who, b->timeout_s, t->trouble);
+        snprintf(words, sizeof words, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout%s", who, b->timeout_s, t->trouble);
     }
     free(here);
     if (missing) {
@@ -321,20 +323,20 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
 static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all)
 {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + ZERO_BOOTSTRAP_GRACE;
+    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     const struct letter l = { b->round, bytes };
     char path[MAX_PATH];
     round_path(t, path, b->rank);
     const int e = write_file(t, path, &l, sizeof l, mine, bytes);
     if (e) return e;
     round_path(t, path, -1);
-    for (double pause = 0.002;; zero_bootstrap_pause(&pause, 0.1)) {
+    for (double pause = FIRST_PAUSE;; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         struct answer a;
         look_around(t);
         if (read_file(t, path, &a, sizeof a, all, (size_t)b->ranks * bytes) && a.verdict == GO) return ZERO_OK;
         if (read_file(t, path, &a, sizeof a, NULL, 0)) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
         if (zero_bootstrap_now() > deadline)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has kept this rank waiting for more than %.0f s: it died, stopped, or took another path; see its own output, "
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or took another path; see its own output, "
                                        "or allow more time with --timeout%s", b->timeout_s, t->trouble);
     }
 }

@@ -34,7 +34,7 @@ uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);       /* a num
 double zero_bootstrap_now(void);                                        /* seconds, of a clock that only goes forward */
 void zero_bootstrap_pause(double *seconds, double longest);             /* sleep, and a little longer the next time */
 
-/* What rank 0 knows should reach the others before they give up for want of it. */
-#define ZERO_BOOTSTRAP_GRACE 3.0
+/* What rank 0 knows should reach the others before they give up for want of it: they wait this much longer. */
+static inline double zero_bootstrap_grace(const zero_bootstrap *b) { return b->timeout_s < 3 ? b->timeout_s : 3; }
 
 #endif

@@ -44,7 +44,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
             int both = 0, size = count;
             MPI_Status status[2];
             ok = MPI_Testall(2, &requests[2 * r], &both, status) == MPI_SUCCESS;
-            if (both) MPI_Get_count(&status[0], MPI_BYTE, &size);
+            if (ok && both) ok = MPI_Get_count(&status[0], MPI_BYTE, &size) == MPI_SUCCESS;
             here[r] = (unsigned char)both;
             missing += !both;
             ok = ok && size == count;
@@ -56,11 +56,14 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     } else if (missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s not come within %.0f s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
+        e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
     } else {
         memcpy(all, received, ranks * bytes);
     }
-    if (e) return free(here), e;
+    if (e) {            /* messages may still come, and be written: those buffers are lost */
+        free(here);
+        return e;
+    }
 free_all:
     free(copy);
     free(received);
@@ -71,7 +74,7 @@ free_all:
 
 static void destroy(zero_bootstrap *b)
 {
-    if (!b->failed) MPI_Comm_free(&((bootstrap_mpi *)b)->comm);
+    if (!b->failed) (void)MPI_Comm_free(&((bootstrap_mpi *)b)->comm);
 }
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
@@ -79,12 +82,10 @@ static const zero_bootstrap_ops ops = { allgather, destroy };
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s)
 {
     zero_bootstrap_config config = { .timeout_s = timeout_s };
-    MPI_Comm_rank(comm, &config.rank);
-    MPI_Comm_size(comm, &config.ranks);
+    if (MPI_Comm_rank(comm, &config.rank) || MPI_Comm_size(comm, &config.ranks)) config.ranks = 0;      /* refused below */
     const int e = zero_bootstrap_new(out, sizeof(bootstrap_mpi), &ops, &config);
     if (e) return e;
     bootstrap_mpi *m = (bootstrap_mpi *)*out;
-    if (MPI_Comm_dup(comm, &m->comm) != MPI_SUCCESS) return zero_bootstrap_fail(*out, ZERO_ERR_COMM, "MPI_Comm_dup failed");
-    MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
+    if (MPI_Comm_dup(comm, &m->comm) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN)) return zero_bootstrap_fail(*out, ZERO_ERR_COMM, "MPI_Comm_dup failed");
     return ZERO_OK;
 }

@@ -296,7 +296,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline)
     if (!e && missing) {
         char who[256], words[ZERO_BOOTSTRAP_WORDS];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come to %s within %.0f s: start all %d processes, each with its own rank (-pr), on machines that can reach this address (-ps), "
+        snprintf(words, sizeof words, "%s not come to %s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that can reach this address (-ps), "
                  "or allow more time with --timeout%s", who, server, b->timeout_s, b->ranks, t->refused);
         e = give_up(t, ZERO_ERR_COMM, words);
     }
@@ -365,7 +365,7 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port)
         const int fd = connect_to(host, port, deadline, why, sizeof why);
         if (fd < 0) continue;
         const char *problem = send_all(fd, &hello, sizeof hello, deadline);
-        if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + ZERO_BOOTSTRAP_GRACE);
+        if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + zero_bootstrap_grace(b));
         if (!problem && memcmp(a.magic, MAGIC, sizeof a.magic)) problem = "what listens there is another program";
         if (!problem && a.verdict == GO) {
             t->peers[0].fd = fd;
@@ -376,7 +376,7 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port)
         if (!problem && a.verdict == REFUSED) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 at %s, port %s: %.900s", host, port, a.words);
         snprintf(why, sizeof why, "%s", problem ? problem : a.words);
     }
-    return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 was not found at %.200s, port %s, within %.0f s (%.250s): is it running, on the machine with this address (-ps), "
+    return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 was not found at %.200s, port %s, within %.3g s (%.250s): is it running, on the machine with this address (-ps), "
                                "and does no firewall close the port? More time: --timeout", host, port, b->timeout_s, why);
 }
 
@@ -431,7 +431,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     if (!e && missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come within %.0f s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
+        snprintf(words, sizeof words, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
         e = give_up(t, ZERO_ERR_COMM, words);
     }
     for (int r = 1; r < b->ranks && !e; r++) {
@@ -449,7 +449,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
 static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all)
 {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + ZERO_BOOTSTRAP_GRACE;
+    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     const int fd = t->peers[0].fd;
     const struct letter letter = { MAGIC, b->round, bytes };
     struct answer a = { .verdict = 0 };
@@ -458,7 +458,7 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     /* Rank 0 may have given up before it read that; its words are worth having all the same. */
     const char *no_answer = receive_all(fd, &a, sizeof a, deadline);
     if (no_answer || memcmp(a.magic, MAGIC, sizeof a.magic))
-        return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s), or has kept this rank waiting for more than %.0f s: see its own output, or allow more time with --timeout",
+        return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s), or has kept this rank waiting for more than %.3g s: see its own output, or allow more time with --timeout",
                                    problem ? problem : no_answer ? no_answer : "it says nonsense", b->timeout_s);
     a.words[sizeof a.words - 1] = '\0';
     if (a.verdict != GO) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);

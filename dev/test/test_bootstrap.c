@@ -439,6 +439,7 @@ static void dead_ranks_may_come_again(void)
         r.rank = 1, start(&j, r);
         sleep_ms(150);
         kill(j.pid[1], SIGKILL);
+        waitpid(j.pid[1], NULL, 0);             /* its connection is closed now */
         Job again = { .count = 0 };
         start(&again, r);
         r.rank = 2, start(&again, r);
