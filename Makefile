@@ -142,8 +142,15 @@ $(BUILD)/%.o: %.cu $(BUILD)/commands | setup
 $(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
 	$(call COMPILE,$(COMPILE_CU))
 
+# Machine code of one architecture (GENCODE=-arch=sm_90) for dev/test/check_cuda.sh. Beside it: the PTX it was made from, and, in .log, the
+# registers and memory that each kernel takes.
+$(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
+	@mkdir -p $(@D)
+	@echo "  compile $< $(GENCODE)"
+	$(Q)$(COMPILE_CU) $(EXTRA) -cubin -keep -keep-dir $(@D) -Xptxas -v $< -o $@ > $(basename $@).log 2>&1 || { cat $(basename $@).log; exit 1; }
+
 # The optimizer and the sums over ranks, and the baseline they are compared with, promise bits: a * b + c is two roundings there.
-$(BUILD)/zero/kernels.o: EXTRA = $(NO_FMA_CU)
+$(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: EXTRA = $(NO_FMA_CU)
 $(BUILD)/dev/test/baseline.o: EXTRA = -ffp-contract=off
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
 build/emulated-tsan-fp32/dev/cpu/emulated.o build/emulated-tsan-bf16/dev/cpu/emulated.o: EXTRA = -fno-sanitize=thread
