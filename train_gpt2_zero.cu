@@ -301,8 +301,9 @@ typedef struct TokenRows {
     int *token, *start, *position;      // [R], [R + 1], [R]
 } TokenRows;
 
-// A block per distinct token: no two blocks write the same row of dwte.
-__global__ void __launch_bounds__(ENCODER_THREADS)
+// A block per distinct token: no two blocks write the same row of dwte. (8 blocks at a time on a multiprocessor are enough: to fit more,
+// the compiler would spill.)
+__global__ void __launch_bounds__(ENCODER_THREADS, 8)
 wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
     floatX *out = dwte + (size_t)rows.token[blockIdx.x] * C;
     const int begin = rows.start[blockIdx.x], end = rows.start[blockIdx.x + 1];
@@ -314,7 +315,7 @@ wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, 
 }
 
 // A block per position.
-__global__ void __launch_bounds__(ENCODER_THREADS)
+__global__ void __launch_bounds__(ENCODER_THREADS, 8)
 wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
     const size_t t = blockIdx.x;
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
@@ -397,7 +398,7 @@ static void classifier(floatX *logits, float *losses, const int *targets, float 
 // are skipped, and of those it cuts, the empty micro-tiles. Backward: dq by query rows, dk and dv by key rows; each
 // has one writer and a fixed order of sums.
 
-#define ATTENTION_THREADS 128
+#define ATTENTION_THREADS 128                  // two blocks at a time on a multiprocessor: more would not fit into its shared memory
 constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU wants 8 sums in flight, a GPU more threads
 
 typedef struct Attention {
@@ -458,7 +459,7 @@ DEV int visible_keys(int q, int k0, int cols) {
     return n < 0 ? 0 : min(n, cols);
 }
 
-__global__ void __launch_bounds__(ATTENTION_THREADS)
+__global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, const floatX *__restrict__ qkv, Attention a,
                          float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
@@ -538,7 +539,7 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t
 }
 
 // dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs.
-__global__ void __launch_bounds__(ATTENTION_THREADS)
+__global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
                     const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a,
                     float scale) {
@@ -606,7 +607,7 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
 DEV int first_query(int k, int q0) { return k < q0 ? 0 : (k - q0) / PACK * PACK; }
 
 // dk and dv, by rows of keys. Everything is transposed: p and ds are rows (keys) x cols (queries).
-__global__ void __launch_bounds__(ATTENTION_THREADS)
+__global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta, const floatX *__restrict__ dout,
                      const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK;
