@@ -27,6 +27,7 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include <string.h>
 
 #include "dev/gelu.cuh"         // GELU and its derivative
+#include "dev/launch.h"         // who this rank is, how the ranks were started
 #include "dev/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
 #include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
 #include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
@@ -58,8 +59,7 @@ static void fatal(const char *file, int line, const char *format, ...) {
     fprintf(stderr, "\n");
     va_end(args);
     fflush(NULL);
-    MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    abort();
+    launch_abort();
 }
 
 static void check_cuda(cudaError_t e, const char *what, const char *file, int line) {
@@ -1429,8 +1429,7 @@ static double seconds(void) {
 // so and aborts the rest, the lowest rank first, so that the others are gone before they repeat it.
 __attribute__((format(printf, 1, 2), noreturn))
 static void die(const char *format, ...) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    const int rank = launch()->rank;
     char message[ERR_BYTES];
     va_list args;
     va_start(args, format);
@@ -1438,21 +1437,13 @@ static void die(const char *format, ...) {
     va_end(args);
     fflush(stdout);
 
-    MPI_Request meeting;
-    int together = 0;
-    MPI_Ibarrier(MPI_COMM_WORLD, &meeting);
-    const double deadline = seconds() + 1 + 0.5 * (rank < 8 ? rank : 8);
-    for (;;) {
-        MPI_Test(&meeting, &together, MPI_STATUS_IGNORE);
-        if (together || seconds() > deadline) break;
-        usleep(1000);
-    }
+    const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8));
     if (rank == 0) fprintf(stderr, "error: %s\n", message);
     else if (!together && strncmp(message, "rank ", 5) == 0) fprintf(stderr, "error: %s\n", message);
     else if (!together) fprintf(stderr, "error: rank %d: %s\n", rank, message);
     fflush(stderr);
-    if (!together) MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
-    MPI_Finalize();
+    if (!together) launch_abort();
+    launch_end();
     exit(EXIT_FAILURE);
 }
 
@@ -1752,13 +1743,12 @@ static void open_data(Run *r) {
     if ((text || exists("gpt2_tokenizer.bin")) && tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0) die("%s", err);
 }
 
-// Finds this rank's place among the ranks of its host, and its GPU; shares the host's cores among them.
+// Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among them.
 static void choose_device(Run *r) {
-    MPI_Comm host;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &host);
-    MPI_Comm_rank(host, &r->local_rank);
-    MPI_Comm_size(host, &r->local_ranks);
-    MPI_Comm_free(&host);
+    char err[ERR_BYTES];
+    if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
+    r->local_rank = launch()->local_rank;
+    r->local_ranks = launch()->local_ranks;
 
     int devices = 0;
     const cudaError_t error = cudaGetDeviceCount(&devices);
@@ -2267,9 +2257,6 @@ static void print_plan(const Run *r) {
 int main(int argc, char **argv) {
     static Run run;
     Run *r = &run;
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &r->ranks);
     setvbuf(stdout, NULL, _IOLBF, 0);
 
     OptionsBuild build = {};
@@ -2279,12 +2266,13 @@ int main(int argc, char **argv) {
     build.bf16 = FLOATX == ZERO_BF16;
     char err[ERR_BYTES];
     const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
-    int first = parsed < 0 ? r->rank : r->ranks;    // the first rank whose command line is wrong; mpirun may give each another
-    MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    const int first = launch_begin(&r->options, parsed, &argc, &argv);     // the first rank whose command line is wrong
+    r->rank = launch()->rank;
+    r->ranks = launch()->ranks;
     if (parsed != 0 || first < r->ranks) {
         if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
         if (r->rank == first) fprintf(stderr, "error: %s\n", err);
-        MPI_Finalize();
+        launch_end();
         return first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     }
 
@@ -2297,7 +2285,7 @@ int main(int argc, char **argv) {
     r->M = r->G * (size_t)r->ranks;
     if (r->options.plan) {
         if (r->rank == 0) print_plan(r);
-        MPI_Finalize();
+        launch_end();
         return EXIT_SUCCESS;
     }
     open_data(r);
@@ -2340,7 +2328,7 @@ int main(int argc, char **argv) {
     free(r->targets);
     free(r->losses);
     free(r->all_losses);
-    MPI_Finalize();
+    launch_end();
     return EXIT_SUCCESS;
 }
 #endif

@@ -38,7 +38,6 @@ typedef struct {
 
 #define MANY 1e15               // exact in a double, and far from overflow
 #define AT(field) offsetof(Options, field)
-#define BY_MPIRUN "processes are started by mpirun, which tells each its rank: leave this flag out, and use mpirun -n PROCESSES"
 
 static const Flag FLAGS[] = {
     {"i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0, .help = "training data: token shards or plain text"},
@@ -111,13 +110,13 @@ static const Flag FLAGS[] = {
     {"pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages"},
     {"timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6, .help = "how long a rank may keep the others waiting"},
     {"pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
-     .help = "how ranks find each other; tcp and fs are not there yet",
-     .allowed = 0, .missing = "processes find each other through MPI only: use -pi mpi, and start with mpirun -n PROCESSES"},
-    {"pn", "processes", INTEGER, AT(processes), "N", "-1", -1, MANY,
-     .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
-    {"pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, MANY, .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
-    {"pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, MANY,
-     .help = "set by mpirun", .allowed = -1, .missing = BY_MPIRUN},
+     .help = "how ranks find each other: mpirun, rank 0's address (-ps), a shared directory (-pf)"},
+    {"pn", "processes", INTEGER, AT(processes), "N", "-1", -1, 1 << 20, .help = "-pi tcp, fs: how many processes there are"},
+    {"pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, 1 << 20, .help = "-pi tcp, fs: which of them this is, from 0"},
+    {"pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
+     .help = "-pi tcp, fs: processes of a machine, ranks in a row; -1: find out"},
+    {"ps", "server-ip", TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0, .help = "-pi tcp: where rank 0 listens; port 20240 if not given"},
+    {"pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0, .help = "-pi fs: a directory that all processes see"},
     {"plan", "plan", CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
      .help = "print what the run would need, and end: all stages, any ranks; --plan alone: text"},
     {"ranks", "ranks", INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
@@ -134,8 +133,6 @@ static const Flag FLAGS[] = {
      .help = "of the plan: of a rank's device"},
     {"mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
      .help = "of the plan: the part of the peak that is reached"},
-    {"ps", "server-ip", TEXT, AT(server_ip), "IP", NULL, 0, 0, .help = "set by mpirun", .allowed = 0, .missing = BY_MPIRUN},
-    {"pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0, .help = "set by mpirun", .allowed = 0, .missing = BY_MPIRUN},
 };
 
 // What getopt returns: FIRST + 2 * (place in the table), one more for the long name. ':' and '?' have a meaning of their own.
@@ -206,6 +203,50 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
     return 0;
 }
 
+// How the processes are started.
+static int check_init(const Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+    const int mpi = o->init_method == OPTION_INIT_MPI;
+    const int tcp = o->init_method == OPTION_INIT_TCP;
+    const char *method = tcp ? "tcp" : "fs";
+    static const char *const OTHERS[] = {"pn", "pr", "pg", "ps", "pf"};
+    const int set[] = {o->processes != -1, o->rank != -1, o->gpus_per_node != -1, o->server_ip != NULL, o->shared_dir != NULL};
+    for (int i = 0; mpi && i < 5; i++) {
+        if (set[i]) {
+            return FAIL("-%s: with -pi mpi it is mpirun that starts the processes, and tells each its rank: leave this flag out, and use mpirun -n PROCESSES, "
+                        "or start them yourself, with -pi tcp or -pi fs", OTHERS[i]);
+        }
+    }
+    if (mpi) {
+        return 0;
+    }
+    if (o->processes < 1 || o->rank < 0) {
+        return FAIL("-pi %s: each process has to be told how many there are, and which one it is: add -pn PROCESSES -pr RANK", method);
+    }
+    if (o->rank >= o->processes) {
+        return FAIL("-pr %lld: there is no such rank among -pn %lld processes: use 0 to %lld", (long long)o->rank, (long long)o->processes,
+                    (long long)o->processes - 1);
+    }
+    if (o->gpus_per_node == 0) {
+        return FAIL("-pg 0: a machine has at least one process: use 1 or more, or leave the flag out");
+    }
+    if (tcp && o->server_ip == NULL) {
+        return FAIL("-pi tcp: where does rank 0 listen? add -ps with the address of its machine");
+    }
+    if (!tcp && o->shared_dir == NULL) {
+        return FAIL("-pi fs: where do the ranks meet? add -pf with a directory that all of them see");
+    }
+    if (tcp ? o->shared_dir != NULL : o->server_ip != NULL) {
+        return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
+    }
+    if (o->comm == OPTION_COMM_MPI) {
+        return FAIL("--comm mpi: MPI carries nothing between processes that it has not started: use --comm nccl, or -pi mpi with mpirun -n PROCESSES");
+    }
+    if (!build->nccl && o->plan == OPTION_PLAN_OFF) {
+        return FAIL("-pi %s: without MPI the ranks talk by NCCL, and this program was built without it: use -pi mpi, with mpirun -n PROCESSES", method);
+    }
+    return 0;
+}
+
 // Rules that concern several flags, or the build.
 static int check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (build->cpu && options_given(o, "f") && o->tf32) {
@@ -235,6 +276,9 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (o->plan_precision == OPTION_PRECISION_FP32 && o->master_weights != 1) {     // which is also the precision of a run
         return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s", (long long)o->master_weights,
                     o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
+    }
+    if (check_init(o, build, err, err_bytes) != 0) {
+        return -1;
     }
     if (o->comm == OPTION_COMM_NCCL && !build->nccl) {
         return FAIL("--comm nccl: this program was built without NCCL: use --comm mpi");

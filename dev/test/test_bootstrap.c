@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "dev/launch.h"
 #include "zero/bootstrap.h"
 #include "zero/bootstrap_mpi.h"
 
@@ -110,7 +111,9 @@ typedef struct Job {
     char said[MAX_RANKS][2000];
 } Job;
 
-static void start(Job *j, Rank r)
+static const char *be_launched(const Rank *r, int per_host, int late);
+
+static void start_as(Job *j, Rank r, int launched, int per_host, int late)
 {
     int ends[2];
     fflush(stdout);
@@ -120,13 +123,15 @@ static void start(Job *j, Rank r)
     if (pid == 0) {
         alarm(60);
         close(ends[0]);
-        const char *words = be_rank(&r);
+        const char *words = launched ? be_launched(&r, per_host, late) : be_rank(&r);
         _exit(write(ends[1], words, strlen(words)) < 0);
     }
     close(ends[1]);
     j->pid[j->count] = pid;
     j->from[j->count++] = ends[0];
 }
+
+static void start(Job *j, Rank r) { start_as(j, r, 0, 0, 0); }
 
 static void start_ranks(Job *j, Rank r)
 {
@@ -451,6 +456,49 @@ static void dead_ranks_may_come_again(void)
     case_done("a rank that died before all had come may come again", "tcp, fs");
 }
 
+/* ---- the trainer's start, without MPI (dev/launch.h) ----------------------------------------------------------------- */
+
+/* What rank r says of itself after a start by the flags. Rank `late` does not come to the meeting. */
+static const char *be_launched(const Rank *r, int per_host, int late)
+{
+    static char words[2000];
+    char err[1500], pn[16], pr[16], pg[16];
+    snprintf(pn, sizeof pn, "%d", r->ranks);
+    snprintf(pr, sizeof pr, "%d", r->rank);
+    snprintf(pg, sizeof pg, "%d", per_host);
+    char *argv[] = { "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "20", "-pg", pg, NULL };
+    int argc = per_host < 0 ? 11 : 13;
+    const OptionsBuild build = { .nccl = 1 };
+    Options o;
+    if (options_parse(&o, &build, argc, argv, err, sizeof err)) return strcpy(words, err);
+    if (launch_begin(&o, 0, NULL, NULL) != r->ranks || launch_connect(&o, err, sizeof err)) return strcpy(words, err);
+    const Launch *l = launch();
+    if (l->mpi || launch_bootstrap(20, err, sizeof err) == NULL) return "there is MPI, or no bootstrap";
+    int together = -1;
+    if (r->rank != late) together = launch_together(late < 0 ? 20 : 0.3);
+    else sleep_ms(800);
+    snprintf(words, sizeof words, "rank %d of %d, %d of %d here, together %d", l->rank, l->ranks, l->local_rank, l->local_ranks, together);
+    launch_end();
+    return words;
+}
+
+static void trainers_start_without_mpi(void)
+{
+    static const struct { int per_host, late; const char *says[3]; } CASES[] = {
+        { -1, -1, { "rank 0 of 3, 0 of 3 here, together 1", "rank 1 of 3, 1 of 3 here, together 1", "rank 2 of 3, 2 of 3 here, together 1" } },
+        { 2, -1, { "rank 0 of 3, 0 of 2 here, together 1", "rank 1 of 3, 1 of 2 here, together 1", "rank 2 of 3, 0 of 1 here, together 1" } },
+        { -1, 1, { "rank 0 of 3, 0 of 3 here, together 0", "together -1", "rank 2 of 3, 2 of 3 here, together 0" } },
+    };
+    for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
+        Job j = { .count = 0 };
+        for (int i = 0; i < 3; i++) start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1 }, 1, CASES[c].per_host, CASES[c].late);
+        finish(&j);
+        for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, CASES[c].says[i]);
+        files(1);
+    }
+    case_done("the trainer's start: local ranks by host and by -pg, a meeting with and without all", "fs");
+}
+
 /* ---- MPI ------------------------------------------------------------------------------------------------------------ */
 
 static int mpi_cases(int *argc, char ***argv)
@@ -513,6 +561,7 @@ int main(int argc, char **argv)
     dead_ranks_may_come_again();
     planted_files_are_not_believed();
     mistakes_are_told();
+    trainers_start_without_mpi();
     files(1);
     rmdir(directory);
     printf("%d passed, %d failed\n", passed, failed);

@@ -135,7 +135,8 @@ mistake 2 "-h 1" -h 1
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2
 mistake 2 "--comm nccl" --comm nccl
-mistake 2 "-pi tcp" -pi tcp
+mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI no rank knows of another: each tells its own mistake
+mistake 1 "-Q: unknown" -Q 1 -pi fs
 mistake 2 "-pn 2" -pn 2
 # Flags that do not fit together
 bare 2 "-o DIR" -n 5

@@ -70,8 +70,15 @@ static const struct {
     {"-pi file", "mpi|tcp|fs"},
     // not there yet
     {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"},
-    {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"}, {"-pi tcp", "mpirun"}, {"-pi fs", "mpirun"},
-    {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"},
+    {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"},
+    // how processes are started
+    {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"}, {"-pi mpi -pf /tmp", "-pf: with -pi mpi"},
+    {"-pi tcp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES"},
+    {"-pi fs -pn 4 -pr 4 -pf /tmp", "-pr 4: there is no such rank"}, {"-pi tcp -pn 4 -pr 0", "add -ps"}, {"-pi fs -pn 4 -pr 0", "add -pf"},
+    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pf /tmp", "-pf: is not for -pi tcp"}, {"-pi fs -pn 4 -pr 0 -ps ::1 -pf /tmp", "-ps: is not for -pi fs"},
+    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0"}, {"-pi tcp -pn 4 -pr 0 -ps ::1 --comm mpi", "--comm mpi: MPI carries nothing"},
+    {"-pi tcp -pn 8 -pr 0 -ps 10.0.0.1", "without it"}, {"-pi fs -pn 8 -pr 0 -pf /tmp", "mpirun -n"},
+    // not there
     {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--comm nccl", "--comm mpi"},
     // together
     {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
@@ -106,6 +113,13 @@ static void test_what_a_build_has_not_is_refused_there_only(void **state) {
         if (w == 2) assert_int_equal(parse(&o, &CPU_FP32, "--plan --precision bf16 -w 2"), 0);
     }
     assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --comm nccl"), 0);
+    assert_int_equal(parse(&o, &GPU_BF16, "-pi tcp -pn 16 -pr 15 -pg 8 -ps 10.0.0.1:4000"), 0);
+    assert_true(o.init_method == OPTION_INIT_TCP && o.processes == 16 && o.rank == 15 && o.gpus_per_node == 8);
+    assert_string_equal(o.server_ip, "10.0.0.1:4000");
+    assert_int_equal(parse(&o, &GPU_BF16, "-pi fs -pn 1 -pr 0 -pf /tmp --comm nccl"), 0);
+    assert_true(o.init_method == OPTION_INIT_FS && o.gpus_per_node == -1);
+    assert_string_equal(o.shared_dir, "/tmp");
+    assert_int_equal(parse(&o, &CPU_FP32, "--plan -pi fs -pn 8 -pr 3 -pf /tmp"), 0);
     assert_int_equal(parse(&o, &GPU_BF16, ""), 0);
     assert_int_equal(o.tf32, 1);
     assert_int_equal(parse(&o, &CPU_FP32, "-f 0 -lg 0 --comm mpi"), 0);
