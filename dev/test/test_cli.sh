@@ -137,7 +137,7 @@ mistake 2 "--pp 2" --pp 2
 mistake 2 "--comm nccl" --comm nccl
 mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI no rank knows of another: each tells its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs
-mistake 2 "-pn 2" -pn 2
+mistake 2 "-pn: with -pi mpi" -pn 2
 # Flags that do not fit together
 bare 2 "-o DIR" -n 5
 bare 2 "add -i" -j "$text"
