@@ -1376,6 +1376,7 @@ void gpt2_backward(GPT2 *m) {
 #include "dev/process.h"            // the memory of the process
 #include "dev/trainlog.h"           // learning rate, z-scores, the step line, main.log
 #include "zero/comm_mpi.h"          // the transport
+#include "zero/comm_nccl.h"         // another one, for GPUs
 #include "zero/zero.h"              // the engine
 
 #define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
@@ -1390,6 +1391,7 @@ void gpt2_backward(GPT2 *m) {
 typedef struct Run {
     Options options;
     int rank, ranks, local_rank, local_ranks;       // "local": on this host
+    int devices;                                    // of this host
     double gpus;                                    // different ones, on all hosts
     size_t process_start;                           // bytes that the process took before the model
     cudaDeviceProp device;
@@ -1401,6 +1403,7 @@ typedef struct Run {
 
     zero_mesh mesh;
     zero_memory memory;
+    char transport_note[64];                        // why it is not NCCL
     zero_comm *comm;                                // all ranks
     zero_comm *shard_comm, *replica_comm;           // those that shard among them; those of other groups with the same shard
     zero *z;
@@ -1755,6 +1758,7 @@ static void choose_device(Run *r) {
     if (error != cudaSuccess || devices < 1) {
         die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu", cudaGetErrorString(error));
     }
+    r->devices = devices;
     int device = r->local_rank % devices;
     cudaCheck(cudaSetDevice(device));
     cudaCheck(cudaGetDeviceProperties(&r->device, device));
@@ -1797,6 +1801,52 @@ static void check_same_run(const Run *r) {
     free(all);
 }
 
+// NCCL wants a GPU for each rank. All ranks must come to the same answer, and the table at the start says it.
+static int use_nccl(Run *r, zero_bootstrap *boot) {
+    if (r->options.transport != OPTION_TRANSPORT_AUTO) return r->options.transport == OPTION_TRANSPORT_NCCL;
+    if (!launch()->mpi) return 1;       // nobody else could carry anything
+#ifdef CUDA_ON_CPU
+    (void)boot;
+    return 0;
+#else
+    char words[ERR_BYTES];
+    const int shares = r->local_ranks > r->devices;
+    const int mine[2] = {shares, !shares && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
+    int *all = (int *)allocate((size_t)r->ranks * sizeof mine);
+    if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
+    int without = 0;
+    for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
+        without = all[2 * i] || all[2 * i + 1];
+        if (all[2 * i]) snprintf(r->transport_note, sizeof r->transport_note, "no NCCL: GPUs are shared (rank %d's)", i);
+        else if (without) snprintf(r->transport_note, sizeof r->transport_note, "no NCCL on rank %d: see --transport nccl", i);
+    }
+    free(all);
+    return !without;
+#endif
+}
+
+static void create_transport(Run *r) {
+    const Options *o = &r->options;
+    char err[ERR_BYTES] = "";
+    zero_bootstrap *boot = launch_bootstrap(o->timeout, err, sizeof err);
+    if (boot == NULL) die("%s", err);
+    int e;
+    if (use_nccl(r, boot)) {
+        zero_comm_nccl_config nccl = {};
+        nccl.timeout_s = o->timeout;
+        nccl.register_buffers = (int)o->nccl_register;
+        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err);
+    } else {
+        zero_comm_mpi_config mpi = {};
+        mpi.timeout_s = o->timeout;
+        mpi.no_shared_memory = o->debug % 4 == 1;       // --debug: another way for the bytes with each seed
+        mpi.staged = o->debug % 4 == 2;
+        mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
+        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err);
+    }
+    if (e != ZERO_OK) die("transport: %s", err);
+}
+
 static void create_model(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
@@ -1805,14 +1855,7 @@ static void create_model(Run *r) {
         die("%s", err);
     }
 
-    zero_comm_mpi_config mpi = {};
-    mpi.timeout_s = o->timeout;
-    mpi.no_shared_memory = o->debug % 4 == 1;       // --debug: another way for the bytes with each seed
-    mpi.staged = o->debug % 4 == 2;
-    mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
-    if (zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err) != ZERO_OK) {
-        die("transport: %s", err);
-    }
+    create_transport(r);
     check_same_run(r);
 
     zero_config c = {};
@@ -1890,6 +1933,7 @@ static void print_header(const Run *r) {
     if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
     print_row(r, "threads of a rank", "%d", omp_get_max_threads());
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
+    if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
     print_row(r, "sum of gradients", "%s", o->reduce != OPTION_REDUCE_EXACT ? "library" : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in all stages, on 1 2 4 ... ranks"
               : "exact: same bits in all stages, on as many ranks");
     if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in all stages, on any ranks");
@@ -2241,6 +2285,9 @@ static void print_plan(const Run *r) {
     in.ranks_per_host = (size_t)o->plan_ranks_per_host;
 #ifndef CUDA_ON_CPU
     in.staged = 1;
+    in.nccl = o->transport != OPTION_TRANSPORT_MPI;
+#else
+    in.nccl = o->transport == OPTION_TRANSPORT_NCCL;
 #endif
     in.device_bytes = o->device_memory * 1e9;
     in.link_bytes_per_second = o->link_gbs * 1e9;

@@ -103,7 +103,10 @@ static const Flag FLAGS[] = {
     {"hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1, .help = "print a hash of parameters and optimizer state at the end"},
     {"debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
      .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower"},
-    {"comm", "comm", CHOICE, AT(comm), "auto|mpi|nccl", "auto", 0, 0, .help = "how ranks talk to each other"},
+    {"transport", "transport", CHOICE, AT(transport), "auto|mpi|nccl", "auto", 0, 0,
+     .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi"},
+    {"nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
+     .help = "1: symmetric buffers are allocated by NCCL and registered with it"},
     {"reduce", "reduce", CHOICE, AT(reduce), "exact|library", "exact", 0, 0,
      .help = "sum of gradients: in a fixed order, or as the library likes"},
     {"tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group"},
@@ -204,7 +207,7 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
 }
 
 // How the processes are started.
-static int check_init(const Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+static int check_init(const Options *o, char *err, size_t err_bytes) {
     const int mpi = o->init_method == OPTION_INIT_MPI;
     const int tcp = o->init_method == OPTION_INIT_TCP;
     const char *method = tcp ? "tcp" : "fs";
@@ -238,11 +241,8 @@ static int check_init(const Options *o, const OptionsBuild *build, char *err, si
     if (tcp ? o->shared_dir != NULL : o->server_ip != NULL) {
         return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
     }
-    if (o->comm == OPTION_COMM_MPI) {
-        return FAIL("--comm mpi: MPI carries nothing between processes that it has not started: use --comm nccl, or -pi mpi with mpirun -n PROCESSES");
-    }
-    if (!build->nccl && o->plan == OPTION_PLAN_OFF) {
-        return FAIL("-pi %s: without MPI the ranks talk by NCCL, and this program was built without it: use -pi mpi, with mpirun -n PROCESSES", method);
+    if (o->transport == OPTION_TRANSPORT_MPI) {
+        return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport nccl, or -pi mpi with mpirun -n PROCESSES");
     }
     return 0;
 }
@@ -277,11 +277,11 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s", (long long)o->master_weights,
                     o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
     }
-    if (check_init(o, build, err, err_bytes) != 0) {
+    if (check_init(o, err, err_bytes) != 0) {
         return -1;
     }
-    if (o->comm == OPTION_COMM_NCCL && !build->nccl) {
-        return FAIL("--comm nccl: this program was built without NCCL: use --comm mpi");
+    if (o->nccl_register && o->transport != OPTION_TRANSPORT_NCCL) {
+        return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
     }
     if (o->checkpoint_every > 0 && o->output_dir == NULL) {
         return FAIL("-n %lld: there is no directory to write models to: add -o DIR, or use -n 0", (long long)o->checkpoint_every);

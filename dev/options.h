@@ -19,7 +19,6 @@ extern "C" {
 typedef struct {
     int cpu;                    // 1: runs on the CPU
     int bf16;                   // 1: parameters in bf16
-    int nccl;                   // 1: has the NCCL transport
 } OptionsBuild;
 
 // Texts are NULL where the flag was not given and has no default. -1 means "not limited" or "choose" where the help says so.
@@ -30,7 +29,7 @@ typedef struct {
     int64_t lr_schedule;        // SCHEDULE_* of dev/trainlog.h
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t warmup, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
-    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug, comm, reduce, tp, pp, gpu_info_every;
+    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug, transport, nccl_register, reduce, tp, pp, gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
@@ -39,7 +38,7 @@ typedef struct {
     unsigned char given[64];    // which flags the command line has, by their place in the table
 } Options;
 
-enum { OPTION_COMM_AUTO, OPTION_COMM_MPI, OPTION_COMM_NCCL };
+enum { OPTION_TRANSPORT_AUTO, OPTION_TRANSPORT_MPI, OPTION_TRANSPORT_NCCL };
 enum { OPTION_INIT_MPI, OPTION_INIT_TCP, OPTION_INIT_FS };
 enum { OPTION_REDUCE_EXACT, OPTION_REDUCE_LIBRARY };
 enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };

@@ -16,6 +16,7 @@ their sum.
 
 #include "dev/plan.h"
 #include "zero/comm_mpi.h"
+#include "zero/comm_nccl.h"
 #include "zero/memory.h"
 
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {
@@ -54,7 +55,7 @@ static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
 }
 
 static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) {
-    return zero_comm_mpi_shape(ranks, in->staged, remote);
+    return in->nccl ? zero_comm_nccl_shape(ranks) : zero_comm_mpi_shape(ranks, in->staged, remote);
 }
 
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same.
@@ -346,8 +347,8 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
-    fprintf(out, "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d\n", in->B, in->T, p->micro_steps,
-            in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute);
+    fprintf(out, "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n", in->B, in->T, p->micro_steps,
+            in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute, in->nccl ? "NCCL" : "MPI");
     fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded, waste,
             100.0 * (double)waste / (double)p->numel);
     print_memory(out, p, in);
@@ -407,8 +408,8 @@ static void json_rows(FILE *out, const char *name, const zero_row *rows, size_t 
 void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out, "{\"model\": ");
     json_string(out, in->model);
-    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu,\n",
-            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group);
+    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": \"%s\",\n",
+            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group, in->nccl ? "nccl" : "mpi");
     fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
             p->micro_steps, in->recompute, in->prefetch);
     fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel, p->numel_padded,

@@ -35,7 +35,8 @@ typedef struct {
     size_t total_tokens;                // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;       // ranks_per_host 0: all on one host
     size_t shard_group;                 // ranks that shard among them; 0: all. ranks is a multiple of it
-    int staged;                         // the transport copies through host memory
+    int nccl;                           // the transport: NCCL, else MPI
+    int staged;                         // MPI copies through host memory
     double device_bytes;                // memory of a rank
     double link_bytes_per_second;       // that a rank can receive
     double peak_flops, efficiency;      // of a rank; the fraction of it that is reached (MFU)

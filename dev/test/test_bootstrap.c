@@ -468,7 +468,7 @@ static const char *be_launched(const Rank *r, int per_host, int late)
     snprintf(pg, sizeof pg, "%d", per_host);
     char *argv[] = { "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "20", "-pg", pg, NULL };
     int argc = per_host < 0 ? 11 : 13;
-    const OptionsBuild build = { .nccl = 1 };
+    const OptionsBuild build = { 0 };
     Options o;
     if (options_parse(&o, &build, argc, argv, err, sizeof err)) return strcpy(words, err);
     if (launch_begin(&o, 0, NULL, NULL) != r->ranks || launch_connect(&o, err, sizeof err)) return strcpy(words, err);

@@ -134,7 +134,7 @@ mistake 2 "-y 1" -y 1
 mistake 2 "-h 1" -h 1
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2
-mistake 2 "--comm nccl" --comm nccl
+mistake 2 "--nccl-register 1" --nccl-register 1
 mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI no rank knows of another: each tells its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs
 mistake 2 "-pn: with -pi mpi" -pn 2
@@ -257,7 +257,7 @@ all_flags() {
     for flag in i j e o n nk nm y b t d x k l u q c sl sg v m s g h a f w ge z r lg pn pr pg pi ps pf; do
         has 1 "^  -$flag +--[a-z]" || return 1
     done
-    for flag in beta1 beta2 eps grad-clip shuffle seed hash comm prefetch reduce tp pp timeout help; do
+    for flag in beta1 beta2 eps grad-clip shuffle seed hash transport prefetch reduce tp pp timeout help; do
         has 1 "^ +--$flag " || return 1
     done
 }
@@ -366,6 +366,9 @@ lose "a rank is killed" 2 KILL 1 "rank 1"
 lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
 lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
 lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
+lose "a rank is killed, NCCL" 2 KILL 1 "rank 1" --transport nccl
+lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" --timeout 3 --transport nccl
+lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], in .*: the .*another rank died, stopped" --timeout 3 --transport nccl -z 3
 lose "Ctrl-C" 2 INT mpirun "step"
 
 echo "$passed passed, $failed failed"

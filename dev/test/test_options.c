@@ -25,7 +25,7 @@ not say what to do instead is a bug, and so is a flag that is taken for another.
 
 static const OptionsBuild CPU_FP32 = {.cpu = 1};
 static const OptionsBuild CPU_BF16 = {.cpu = 1, .bf16 = 1};
-static const OptionsBuild GPU_BF16 = {.bf16 = 1, .nccl = 1};
+static const OptionsBuild GPU_BF16 = {.bf16 = 1};
 static char err[8192];
 
 // Parses a command line as a shell would split it. Returns what options_parse returns; the words are kept for the test's duration.
@@ -66,7 +66,7 @@ static const struct {
     {"--beta1 1", "--beta1 1"}, {"--beta2 1.0", "--beta2"}, {"--eps 0", "--eps 0"}, {"--grad-clip -1", "--grad-clip"}, {"--shuffle 2", "--shuffle 2"},
     {"--seed -1", "--seed"}, {"--seed 4294967296", "--seed"}, {"--hash yes", "--hash yes"}, {"--timeout 0", "--timeout 0"}, {"--tp 0", "--tp 0"},
     // unknown words
-    {"-k cos", "cosine|linear|constant|wsd"}, {"-k cosine|linear", "unknown"}, {"--comm tcp", "auto|mpi|nccl"}, {"--reduce fast", "exact|library"},
+    {"-k cos", "cosine|linear|constant|wsd"}, {"-k cosine|linear", "unknown"}, {"--transport tcp", "auto|mpi|nccl"}, {"--reduce fast", "exact|library"},
     {"-pi file", "mpi|tcp|fs"},
     // not there yet
     {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"},
@@ -76,10 +76,9 @@ static const struct {
     {"-pi tcp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES"},
     {"-pi fs -pn 4 -pr 4 -pf /tmp", "-pr 4: there is no such rank"}, {"-pi tcp -pn 4 -pr 0", "add -ps"}, {"-pi fs -pn 4 -pr 0", "add -pf"},
     {"-pi tcp -pn 4 -pr 0 -ps ::1 -pf /tmp", "-pf: is not for -pi tcp"}, {"-pi fs -pn 4 -pr 0 -ps ::1 -pf /tmp", "-ps: is not for -pi fs"},
-    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0"}, {"-pi tcp -pn 4 -pr 0 -ps ::1 --comm mpi", "--comm mpi: MPI carries nothing"},
-    {"-pi tcp -pn 8 -pr 0 -ps 10.0.0.1", "without it"}, {"-pi fs -pn 8 -pr 0 -pf /tmp", "mpirun -n"},
+    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0"}, {"-pi tcp -pn 4 -pr 0 -ps ::1 --transport mpi", "--transport mpi: MPI carries nothing"},
     // not there
-    {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--comm nccl", "--comm mpi"},
+    {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--nccl-register 1", "--transport nccl"}, {"--transport mpi --nccl-register 1", "--transport nccl"},
     // together
     {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
     {"-x 10 -u 20", "warm-up"},
@@ -112,17 +111,17 @@ static void test_what_a_build_has_not_is_refused_there_only(void **state) {
         if (w != 1) assert_non_null(strstr(err, "use -w 1"));
         if (w == 2) assert_int_equal(parse(&o, &CPU_FP32, "--plan --precision bf16 -w 2"), 0);
     }
-    assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --comm nccl"), 0);
+    assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --transport nccl --nccl-register 1"), 0);
     assert_int_equal(parse(&o, &GPU_BF16, "-pi tcp -pn 16 -pr 15 -pg 8 -ps 10.0.0.1:4000"), 0);
     assert_true(o.init_method == OPTION_INIT_TCP && o.processes == 16 && o.rank == 15 && o.gpus_per_node == 8);
     assert_string_equal(o.server_ip, "10.0.0.1:4000");
-    assert_int_equal(parse(&o, &GPU_BF16, "-pi fs -pn 1 -pr 0 -pf /tmp --comm nccl"), 0);
+    assert_int_equal(parse(&o, &GPU_BF16, "-pi fs -pn 1 -pr 0 -pf /tmp --transport nccl"), 0);
     assert_true(o.init_method == OPTION_INIT_FS && o.gpus_per_node == -1);
     assert_string_equal(o.shared_dir, "/tmp");
     assert_int_equal(parse(&o, &CPU_FP32, "--plan -pi fs -pn 8 -pr 3 -pf /tmp"), 0);
     assert_int_equal(parse(&o, &GPU_BF16, ""), 0);
     assert_int_equal(o.tf32, 1);
-    assert_int_equal(parse(&o, &CPU_FP32, "-f 0 -lg 0 --comm mpi"), 0);
+    assert_int_equal(parse(&o, &CPU_FP32, "-f 0 -lg 0 --transport mpi"), 0);
     assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
     assert_int_equal(o.tf32, 0);
 }
