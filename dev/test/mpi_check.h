@@ -28,6 +28,22 @@ static void expect(int ok, int line, const char *format, ...)
 static inline void device_write(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess, "a copy to the device failed"); }
 static inline void device_read(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "a copy from the device failed"); }
 
+/* NCCL wants a GPU for each rank (the CPU's stand-in does not), and where there are too few tests leave it out and say so. */
+static inline int nccl_runs_here(void)
+{
+#ifndef CUDA_ON_CPU
+    static int said;
+    int devices = 0, rank, ranks;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < ranks) {
+        if (rank == 0 && !said++) printf("NCCL is not tested: it wants %d GPUs, there are %d\n", ranks, devices);
+        return 0;
+    }
+#endif
+    return 1;
+}
+
 /* Ends a case; all ranks must call. */
 static void case_done(const char *name)
 {
