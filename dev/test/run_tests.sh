@@ -165,6 +165,12 @@ run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
     run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
 done
+for ranks in 1 2 3 8; do
+    run $ranks 120 "NCCL transport, $ranks ranks" $fp32/test_nccl
+done
+for seed in 0 1 2 3; do     # 0: as little as the host waits for; else a random order of what may run
+    CUDA_ON_CPU_STREAMS=$seed CUDA_ON_CPU_PROTECT=1 run $((2 + seed % 2)) 120 "NCCL transport, streams in order $seed" $fp32/test_nccl
+done
 for ranks in 1 3 8; do
     run $ranks 120 "engine, $ranks ranks" $fp32/test_engine
 done
@@ -186,6 +192,14 @@ for precision in fp32 bf16; do
     same 60 "trainer $precision: the same state on any ranks" "state hash: .*" build/$device-$precision/train_gpt2_zero \
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
 done
+tiny3=${tiny/-d 1024/-d 768}
+for seed in 1 2 3; do
+    CUDA_ON_CPU_STREAMS=$seed same 60 "trainer, NCCL, streams in order $seed: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
+        "1 -z 0 $tiny" "2 -z $seed --transport nccl $tiny" "4 -z $(((seed + 1) % 4)) --transport nccl --nccl-register 1 $tiny" \
+        "8 -z $(((seed + 2) % 4)) --transport nccl $tiny" "4 -z $seed --shard-group 2 --transport nccl $tiny"
+done
+same 60 "trainer, NCCL, 3 ranks: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
+    "3 -z 2 $tiny3" "3 -z 0 --transport nccl $tiny3" "3 -z 1 --transport nccl $tiny3" "3 -z 3 --transport nccl $tiny3"
 same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 1 $tiny" "1 -w 2 $tiny" "2 -w 2 -z 1 $tiny" "4 -w 2 -z 2 $tiny" "8 -w 2 -z 3 $tiny" "8 -w 2 -z 0 $tiny" "8 -w 2 -z 3 --shard-group 2 $tiny"
 same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \

@@ -354,8 +354,12 @@ lose() {
         kill -0 $mpirun 2> /dev/null || break
         sleep 0.1
     done
-    for i in "${processes[@]}"; do      # a zombie is only waiting for its parent
-        grep -q '^State:.[^Z]' "/proc/$i/status" 2> /dev/null && kill -9 "$i" && wrong="$wrong, process $i lives on"
+    for i in "${processes[@]}"; do      # a zombie is only waiting for its parent; one that was just killed may take its time
+        for _ in {1..20}; do
+            grep -q '^State:.[^Z]' "/proc/$i/status" 2> /dev/null || continue 2
+            sleep 0.1
+        done
+        kill -9 "$i" && wrong="$wrong, process $i lives on"
     done
     wait $mpirun && wrong="$wrong, exit status 0"
     grep -qE -- "$word" "$log" || wrong="$wrong, it does not say \"$word\""

@@ -306,6 +306,7 @@ static void different_calls_are_reported(int other_size)
     void *p = NULL;
     zero_ticket ticket;
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 4096 * (size_t)ranks) == ZERO_OK, "alloc: %s", zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);        /* all have begun */
     zero_comm_phase(c, "a test", 3);
     const int odd = rank == ranks - 1;
     int e = zero_comm_allgather_begin(c, (char *)p + (odd && !other_size ? 1024 : 0), odd && other_size ? 512 : 1024, ZERO_WIRE_PARAMS, NULL, &ticket);
