@@ -115,6 +115,7 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 
 strip_suffix = $(basename $(wildcard $(1)))
 TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/planted_faults.cu))
+TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),dev/test/test_overlap),$(TESTS))     # it reads the trace of the CPU's runtime
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)

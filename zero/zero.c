@@ -501,7 +501,7 @@ static int gather_unit_sum(zero *z, size_t u)
 
 static int forget_gradients(zero *z)
 {
-    int e = zero_follow(z, z->config.stream, z->sum_stream);
+    int e = ZERO_OK;
     for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
     z->last_micro = z->micro;
@@ -545,5 +545,6 @@ int zero_step(zero *z, const zero_adamw *a)
 int zero_discard(zero *z)
 {
     if (z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
-    return forget_gradients(z);
+    const int e = zero_follow(z, z->config.stream, z->sum_stream);      /* they are still being summed, if nobody asked for the norm */
+    return e ? e : forget_gradients(z);
 }

@@ -13,6 +13,7 @@
  * A rank that waits for others elsewhere than in a stream (MPI_Barrier) must have synchronised its streams before: its own operations
  * make no progress meanwhile, since it is the waiting host that runs them.
  */
+#include "nvtx3/nvToolsExt.h"
 #include "nccl.h"
 
 #include <atomic>
@@ -214,7 +215,10 @@ static int step(void *p) {
 
 static ncclResult_t launch(call *c) {
     c->comm->queued++;
-    return cuda_on_cpu_enqueue_until(c->stream, step, &c, sizeof c) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+    nvtxRangePushA("nccl");         // as NCCL names its calls
+    const cudaError_t e = cuda_on_cpu_enqueue_until(c->stream, step, &c, sizeof c);
+    nvtxRangePop();
+    return e == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 static bool is_busy(ncclComm *m) { return !m->ready || m->polls > 0 || m->child; }

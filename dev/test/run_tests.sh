@@ -165,6 +165,7 @@ run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
     run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
 done
+run 2 60 "what overlaps" $fp32/test_overlap
 for ranks in 1 2 3 8; do
     run $ranks 120 "NCCL transport, $ranks ranks" $fp32/test_nccl
 done
