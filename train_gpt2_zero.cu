@@ -1029,8 +1029,8 @@ size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recomp
 void gpt2_destroy(GPT2 *m) {
     if (m->arena) zero_memory_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
     if (m->uploaded) cudaCheck(cudaEventDestroy(m->uploaded));
-    cudaCheck(cudaFreeHost(m->host_losses));
-    cudaCheck(cudaFreeHost(m->host_tokens));
+    if (m->host_losses) cudaCheck(cudaFreeHost(m->host_losses));
+    if (m->host_tokens) cudaCheck(cudaFreeHost(m->host_tokens));
     free(m->host_counts);
     memset(m, 0, sizeof *m);
 }

@@ -208,6 +208,7 @@ template <class... E, class... A>
 static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char *file, int line, const cudaLaunchConfig_t *config,
                                                     void (*kernel)(E...), A &&...args) {
     static_assert((std::is_trivially_copyable<E>::value && ...), "a kernel's arguments are copied byte for byte");
+    static_assert((sizeof(E) + ... + 0) <= 4096, "a kernel's arguments are at most 4096 bytes");
     struct bound {
         void (*kernel)(E...);
         std::tuple<E...> args;

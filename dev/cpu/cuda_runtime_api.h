@@ -10,7 +10,7 @@
  *  - cudaMalloc gives the exact size, aligned to 256 bytes (2 MB and huge pages from 2 MB on), so AddressSanitizer sees the first
  *    byte past the end. The emulated build fills new memory with NaN: a GPU's new memory is not zero either;
  *  - a pinned allocation is an ordinary one, and registering memory does nothing;
- *  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=1 keeps it out (protect.cpp);
+ *  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=n keeps it out (protect.cpp);
  *  - a copy whose ranges overlap is an error, as it is on a GPU, which AddressSanitizer reports.
  *
  * A function that is missing here is missing on purpose: the project does not need it. Plain C11 and C++17.

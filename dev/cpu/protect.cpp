@@ -1,10 +1,11 @@
 /*
- * CUDA_ON_CPU_PROTECT=1: memory of the device that the host cannot touch, and memory of the host that kernels should not.
+ * CUDA_ON_CPU_PROTECT=n: memory of the device that the host cannot touch, and memory of the host that kernels should not.
  *
  * On a GPU the host cannot dereference what cudaMalloc gave; here it can, and what does so by mistake works, until it meets a GPU. With
  * this variable in the environment such memory comes from one arena, whose pages may be touched while an operation of a stream runs
  * (kernel, copy, fill, product), and not before or after: whoever does ends with words about the address, and where he was. Another
- * thread may slip through while an operation runs; a single-threaded host cannot.
+ * thread may slip through while an operation runs; a single-threaded host cannot. Switching pages takes tens of microseconds; with n above 1
+ * it is done after one operation in n, chosen at random, which in a long run finds what is done more than n times.
  *
  * The other way round a launch is refused whose pointers are neither the device's nor pinned, a fill of the host's memory, and a copy
  * whose kind is not what its pointers are. (Pointers that a kernel finds in structs or in memory are not looked at.)
@@ -13,7 +14,6 @@
  */
 #include "cuda_runtime.h"
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <execinfo.h>
@@ -31,6 +31,9 @@ static size_t arena_bytes;
 static size_t used;                         // bytes of the arena that have ever been given out: only their pages are switched
 static std::map<size_t, size_t> blocks;     // offset -> bytes
 static unsigned running;                    // operations
+static bool allowed;                        // may the pages be touched?
+static unsigned every;                      // n
+static uint64_t seed = 1;
 static std::mutex arena_lock;               // of all that
 static struct sigaction others_handler;
 
@@ -53,7 +56,7 @@ static void touched(int signal, siginfo_t *info, void *) {
 
 static bool reserve() {
     arena_bytes = 2 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)) / HUGE_PAGE * HUGE_PAGE;
-    void *p = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(nullptr, arena_bytes, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
     arena = static_cast<char *>(p);
     void *frame[1];
@@ -68,25 +71,28 @@ static bool reserve() {
 bool cuda_on_cpu_protected() {
     static const bool on = [] {
         const char *s = getenv("CUDA_ON_CPU_PROTECT");
-        return s && *s && strcmp(s, "0") != 0;
+        every = s ? static_cast<unsigned>(strtoul(s, nullptr, 10)) : 0;
+        return every > 0;
     }();
     return on;
 }
 
 static void allow(bool access) {
+    allowed = access;
     if (used) mprotect(arena, used, access ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 cuda_on_cpu_operation::cuda_on_cpu_operation() {
     if (!cuda_on_cpu_protected()) return;
     const std::lock_guard<std::mutex> guard(arena_lock);
-    if (running++ == 0) allow(true);
+    if (running++ == 0 && !allowed) allow(true);
 }
 
 cuda_on_cpu_operation::~cuda_on_cpu_operation() {
     if (!cuda_on_cpu_protected()) return;
     const std::lock_guard<std::mutex> guard(arena_lock);
-    if (--running == 0) allow(false);
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    if (--running == 0 && (seed >> 33) % every == 0) allow(false);
 }
 
 // The first gap that is large enough.
@@ -104,7 +110,7 @@ void *cuda_on_cpu_arena_alloc(size_t bytes) {
     const size_t end = (at + bytes + PAGE - 1) / PAGE * PAGE;
     if (end > used) {
         used = end;
-        if (running) allow(true);
+        if (allowed) allow(true);
     }
     return arena + at;
 }
@@ -113,7 +119,7 @@ void cuda_on_cpu_arena_free(void *ptr) {
     const std::lock_guard<std::mutex> guard(arena_lock);
     const auto block = blocks.find(static_cast<size_t>(static_cast<char *>(ptr) - arena));
     if (block == blocks.end()) return;
-    madvise(ptr, (block->second + PAGE - 1) / PAGE * PAGE, MADV_DONTNEED);
+    madvise(ptr, (block->second + PAGE - 1) / PAGE * PAGE, MADV_REMOVE);
     blocks.erase(block);
 }
 

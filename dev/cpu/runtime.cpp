@@ -280,7 +280,8 @@ static void run_blocks(const cudaLaunchConfig_t *config, const cuda_on_cpu_call 
 cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *) {
     const dim3 &g = config->gridDim, &b = config->blockDim;
     const bool one_thread = b.x == 1 && b.y == 1 && b.z == 1;
-    return g.x && g.y && g.z && one_thread ? cudaSuccess : cudaErrorInvalidConfiguration;
+    const bool fits = g.x && g.y && g.z && g.x <= 0x7fffffffu && g.y <= 65535 && g.z <= 65535;
+    return fits && one_thread ? cudaSuccess : cudaErrorInvalidConfiguration;
 }
 
 cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS) float_atomic(float *out, const float 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Launches over a limit, and streams
+// Launches over a limit, streams, and memory of the other side (which CUDA_ON_CPU_PROTECT guards)
 
 __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
     DYNAMIC_SHARED(float, s);
@@ -175,7 +175,12 @@ __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
 }
 
 typedef void (*kernel_fn)(float *, const float *, int);
-enum how_taken { RIGHT, NO_EVENT, NO_WAIT };        // the other stream does not wait for the kernel, the host not for the copy
+enum how_taken {
+    RIGHT,
+    NO_EVENT, NO_WAIT,                                  // the other stream does not wait for the kernel, the host not for the copy
+    HOST_READS, HOST_WRITES,                            // the host dereferences what cudaMalloc gave
+    HOST_POINTER, HOST_FILL, WRONG_KIND                 // a kernel, a fill gets memory of the host; a copy says that the device's were the host's
+};
 
 static const struct {
     const char *name;
@@ -204,6 +209,11 @@ static const struct {
     {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10, RIGHT},
     {"missing_event", copy, 256, 256, 1024, 1024, NO_EVENT},
     {"missing_wait", copy, 256, 256, 1024, 1024, NO_WAIT},
+    {"host_reads", copy, 256, 256, 1024, 1024, HOST_READS},
+    {"host_writes", copy, 256, 256, 1024, 1024, HOST_WRITES},
+    {"host_pointer", copy, 256, 256, 1024, 1024, HOST_POINTER},
+    {"host_fill", copy, 256, 256, 1024, 1024, HOST_FILL},
+    {"wrong_kind", copy, 256, 256, 1024, 1024, WRONG_KIND},
 };
 
 static void check(cudaError_t e) {
@@ -225,7 +235,7 @@ static void take_result(float *host, const float *out, size_t bytes, cudaStream_
     if (how != NO_EVENT || !faulty) check(cudaStreamWaitEvent(other, event, 0));
     check(cudaMemcpyAsync(pinned, out, bytes, cudaMemcpyDeviceToHost, other));
     if (how != NO_WAIT || !faulty) check(cudaStreamSynchronize(other));
-    memcpy(host, pinned, bytes);
+    memcpy(host, faulty && how == HOST_READS ? out : pinned, bytes);
     check(cudaFreeHost(pinned));
     check(cudaEventDestroy(event));
     check(cudaStreamDestroy(other));
@@ -244,14 +254,16 @@ int main(int argc, char **argv) {
         for (int i = 0; i < N; i++) host[i] = 1.0f / static_cast<float>(i + 1);
         check(cudaMalloc(reinterpret_cast<void **>(&in), sizeof host));
         check(cudaMalloc(reinterpret_cast<void **>(&out), sizeof host));
-        check(cudaMemcpy(in, host, sizeof host, cudaMemcpyHostToDevice));
+        check(cudaMemcpy(in, host, sizeof host, faulty && f.result == WRONG_KIND ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));
+        if (faulty && f.result == HOST_WRITES) out[0] = 0;
+        if (faulty && f.result == HOST_FILL) check(cudaMemset(host, 0, sizeof host));
 
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1);
         config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
         config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
         check(cudaStreamCreateWithFlags(&config.stream, cudaStreamNonBlocking));
-        check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(in), static_cast<int>(faulty)));
+        check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(faulty && f.result == HOST_POINTER ? host : in), static_cast<int>(faulty)));
         take_result(host, out, sizeof host, config.stream, f.result, faulty);
         check(cudaStreamDestroy(config.stream));
         check(cudaFree(in));

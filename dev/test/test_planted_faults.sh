@@ -83,6 +83,13 @@ check "$asan" too_many_threads larger than 1024 threads
 check "$asan" too_much_shared too much dynamic shared memory
 check "$asan" missing_event wrong
 check "$asan" missing_wait wrong
+export CUDA_ON_CPU_PROTECT=1
+check "$asan" host_reads the host touches device memory
+check "$asan" host_writes the host touches device memory
+check "$asan" host_pointer neither the device\'s nor pinned
+check "$asan" host_fill invalid argument
+check "$asan" wrong_kind invalid argument
+unset CUDA_ON_CPU_PROTECT
 if [ -x "$tsan" ]; then
     for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race; do
         check "$tsan" $fault data race
