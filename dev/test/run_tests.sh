@@ -212,6 +212,17 @@ run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
 
+# What would run on a GPU never touches the device's memory from the host (dev/cpu/protect.cpp; a number above 1 looks less often, for speed).
+if [ "$device" = cpu ]; then
+    CUDA_ON_CPU_PROTECT=1 run 0 120 "device memory is out of reach: kernels" $fp32/test_kernels
+    CUDA_ON_CPU_PROTECT=1 run 2 120 "device memory is out of reach: transport" $fp32/test_comm
+    CUDA_ON_CPU_PROTECT=5 run 0 120 "device memory is out of reach: engine" $fp32/test_engine
+    CUDA_ON_CPU_PROTECT=20 run 2 180 "device memory is out of reach: sharded = unsharded" $bf16/test_gpt2_zero
+    CUDA_ON_CPU_PROTECT=1 same 60 "device memory is out of reach: example" "parameters [0-9a-f]+, optimizer [0-9a-f]+" $fp32/regression "1 0" "2 3"
+    CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state hash: .*" $fp32/train_gpt2_zero \
+        "1 -z 0 $tiny" "2 -z 2 $tiny" "2 -z 3 $tiny -v 2 -s 3 -g 20"
+fi
+
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
 asan=build/emulated-fp32
 tsan=build/emulated-tsan-fp32
