@@ -207,6 +207,7 @@ same 60 "trainer bf16, no master weights: the same state on any ranks" "state ha
     "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" "8 -w 0 -z 3 --shard-group 2 $tiny"
 run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/$device --seconds 60 --seed 1
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/$device --break 1 --seed 1
+run 0 120 "scripts that start runs, dry" dev/test/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
 run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
