@@ -1440,10 +1440,12 @@ static void die(const char *format, ...) {
     va_end(args);
     fflush(stdout);
 
-    const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8));
-    if (rank == 0) fprintf(stderr, "error: %s\n", message);
-    else if (!together && strncmp(message, "rank ", 5) == 0) fprintf(stderr, "error: %s\n", message);
-    else if (!together) fprintf(stderr, "error: rank %d: %s\n", rank, message);
+    char missing[1200];         // NCCL does not know who keeps it waiting
+    const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
+    const char *asked = missing[0] != '\0' ? "; asked who is left: " : "";
+    if (rank == 0) fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
+    else if (!together && strncmp(message, "rank ", 5) == 0) fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
+    else if (!together) fprintf(stderr, "error: rank %d: %s%s%s\n", rank, message, asked, missing);
     fflush(stderr);
     if (!together) launch_abort();
     launch_end();

@@ -149,12 +149,21 @@ static double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-int launch_together(double seconds) {
+int launch_together(double seconds, char *missing, size_t missing_bytes) {
     int together = 0;
+    missing[0] = '\0';
     if (here.ranks == 1) {
         return 1;
     }
-    if (here.mpi) {
+    if (bootstrap != NULL && zero_bootstrap_error(bootstrap)[0] == '\0') {
+        // A rank that is in another all-gather has another size there; so it learns of this, and does not take it for its own.
+        static const char word[7] = "meeting";
+        char *all = malloc(sizeof word * (size_t)here.ranks);
+        zero_bootstrap_set_timeout(bootstrap, seconds);
+        together = all != NULL && zero_bootstrap_allgather(bootstrap, word, sizeof word, all) == ZERO_OK;
+        snprintf(missing, missing_bytes, "%s", zero_bootstrap_error(bootstrap));
+        free(all);
+    } else if (here.mpi) {
         MPI_Request meeting;
         MPI_Ibarrier(MPI_COMM_WORLD, &meeting);
         const double deadline = seconds_now() + seconds;
@@ -165,12 +174,6 @@ int launch_together(double seconds) {
             }
             usleep(1000);
         }
-    } else if (bootstrap != NULL) {
-        // Ranks that are in another all-gather have another size there; so they learn of this, and do not take it for theirs.
-        char *all = malloc(sizeof "meeting" * (size_t)here.ranks);
-        zero_bootstrap_set_timeout(bootstrap, seconds);
-        together = all != NULL && zero_bootstrap_allgather(bootstrap, "meeting", sizeof "meeting" - 1, all) == ZERO_OK;
-        free(all);
     }
     leaving = !together;
     return together;

@@ -35,8 +35,8 @@ int launch_connect(const Options *o, char *err, size_t err_bytes);
 // For a transport that has ids to hand around: what launch_connect made, or with MPI a new one. All ranks. It stays ours. NULL: a message in err.
 zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes);
 
-// For a rank that has to give up: 1 if all ranks come here within so many seconds.
-int launch_together(double seconds);
+// For a rank that has to give up: 1 if all ranks come here within so many seconds. 0: missing says who does not, where that is known, else "".
+int launch_together(double seconds, char *missing, size_t missing_bytes);
 
 // Ends the process, and with MPI all others too. Without MPI they notice by their time-outs, unless whoever started them sees to it.
 __attribute__((noreturn)) void launch_abort(void);

@@ -475,8 +475,9 @@ static const char *be_launched(const Rank *r, int per_host, int late)
     const Launch *l = launch();
     if (l->mpi || launch_bootstrap(20, err, sizeof err) == NULL) return "there is MPI, or no bootstrap";
     int together = -1;
-    if (r->rank != late) together = launch_together(late < 0 ? 20 : 0.3);
+    if (r->rank != late) together = launch_together(late < 0 ? 20 : 0.3, err, sizeof err);
     else sleep_ms(800);
+    if (together == 0 && strstr(err, "rank 1 has not come") == NULL) return strcpy(words, err[0] ? err : "it is not said who is missing");
     snprintf(words, sizeof words, "rank %d of %d, %d of %d here, together %d", l->rank, l->ranks, l->local_rank, l->local_ranks, together);
     launch_end();
     return words;
