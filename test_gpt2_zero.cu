@@ -29,16 +29,23 @@ more was not exact.
 #include <time.h>
 
 #include "dev/test/baseline.h"          // the arithmetic of a step without sharding
-#include "zero/comm_mpi.h"              // three transports over the same ranks
+#include "zero/bootstrap_mpi.h"         // how ranks meet, for NCCL
+#include "zero/comm_mpi.h"              // transports over the same ranks
+#include "zero/comm_nccl.h"
 
+#ifdef CUDA_ON_CPU
+enum { ON_CPU = 1 };
+#else
+enum { ON_CPU = 0 };
+#endif
 #ifdef CUDA_ON_CPU_EMULATED
 enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
 static const uint64_t SEED = 0x243f6a8885a308d3;     // of rounding by chance
-enum { SHARED_MEMORY, MESSAGES, STAGED, HOSTS_OF_2, TWO_GROUPS, FOUR_GROUPS, TRANSPORTS, STAGES = 4 };
-static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "messages", "staged", "hosts of two", "two groups", "four groups, messages"};
+enum { SHARED_MEMORY, NCCL, STAGED, NCCL_TWO_GROUPS, HOSTS_OF_2, MESSAGES, TWO_GROUPS, FOUR_GROUPS, TRANSPORTS, STAGES = 4 };
+static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "NCCL", "staged", "NCCL, two groups", "hosts of two", "messages", "two groups", "four groups, messages"};
 
 // What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
 enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DEBUG, TWIN, LIBRARY };
@@ -488,6 +495,7 @@ static void report(const Setup *s, const Case *c, const double ends[2], uint64_t
 }
 
 static void run_case(Setup *s, Case c) {
+    if (comms[c.transport] == NULL) c.transport = SHARED_MEMORY;    // NCCL, with fewer GPUs than ranks; main has said so
     static Trainer trainers[2];
     const int twins = c.disturbance == TWIN ? 2 : 1;
     for (int i = 0; i < twins; i++) trainer_create(&trainers[i], s, (c.stage + i) % STAGES, &c);
@@ -597,22 +605,35 @@ int main(int argc, char **argv) {
     }
     MPI_Bcast(&seed, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     if (rank == 0) printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
+    int devices = 0;
+    cudaCheck(cudaGetDeviceCount(&devices));
+    const int nccl_runs_here = ON_CPU || devices >= ranks;
+    if (!nccl_runs_here && rank == 0) printf("NCCL is not tested: it wants %d GPUs, there are %d\n", ranks, devices);
+    cudaCheck(cudaSetDevice(ON_CPU ? 0 : rank % devices));
     cudaCheck(cudaStreamCreate(&stream));
     zero_memory memory = {};
+    zero_bootstrap *boot;
+    must(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "");
     for (int i = 0; i < TRANSPORTS; i++) {
+        const int nccl = i == NCCL || i == NCCL_TWO_GROUPS;
+        if (nccl && !nccl_runs_here) continue;
+        zero_comm_nccl_config nccl_config = {};
+        nccl_config.timeout_s = 60;
         zero_comm_mpi_config config = {};
         config.timeout_s = 60;
         config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
         config.staged = i == STAGED;
         config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
         // Groups are the same tree of sums only if all numbers are powers of two.
-        const int groups = i == TWO_GROUPS ? 2 : i == FOUR_GROUPS ? 4 : 1, power = (ranks & (ranks - 1)) == 0;
+        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2 : i == FOUR_GROUPS ? 4 : 1, power = (ranks & (ranks - 1)) == 0;
         zero_mesh mesh;
         char err[512];
         int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err, sizeof err);
-        if (rc == ZERO_OK) rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
-        must(rc == ZERO_OK, "zero_mesh_comms_mpi", err);
+        if (rc == ZERO_OK && nccl) rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
+        else if (rc == ZERO_OK) rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
+        must(rc == ZERO_OK, TRANSPORT_NAMES[i], err);
     }
+    zero_bootstrap_destroy(boot);
     if (EMULATED) run_emulated();
     else run_all(seed);
     for (int i = 0; i < TRANSPORTS; i++) {

@@ -10,8 +10,8 @@
  * do is done only after some calls of ncclCommGetAsyncError. A rank that was killed is waited for without end. The order of the floats in a sum
  * depends on the rank. In one thing it is kinder: where two ranks disagree about what they do with each other, both are told.
  *
- * A rank that waits for others elsewhere than in a stream (MPI_Barrier) must have synchronised its streams before: its own operations
- * make no progress meanwhile, since it is the waiting host that runs them.
+ * It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no progress with them;
+ * nobody is kept waiting by that if all ranks make the same waits in the same order, for then it has already done what the others wait for.
  */
 #include "nvtx3/nvToolsExt.h"
 #include "nccl.h"

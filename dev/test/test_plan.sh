@@ -75,6 +75,11 @@ for trainer in "$@"; do
         done
         check "$trainer, stage $((ranks - 1)), two groups of ranks" plan_equals_run "$trainer" 4 $((ranks - 1)) "--shard-group 2"
     done
+    for stage in 1 3; do
+        check "$trainer, stage $stage, NCCL" plan_equals_run "$trainer" 3 $stage "--transport nccl"
+    done
+    check "$trainer, NCCL, two groups of ranks" plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
+    check "$trainer, NCCL, its own sum" plan_equals_run "$trainer" 2 2 "--transport nccl --reduce library"
     for kind in 0 2; do     # of master weights
         [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"
     done
