@@ -252,15 +252,39 @@ static int mpi_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream)
 
 static int mpi_synchronize(zero_comm *c, cudaStream_t stream) { return zero_mpi_device_check(self(c), cudaStreamSynchronize(stream)); }
 
+/* Shared memory that the device copies to and from: pinned, or each copy would wait for a driver's own copy. */
+int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes)
+{
+    if (zero_shm_map(s, m->comm, m->on_host, bytes) != ZERO_OK) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", bytes);
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
+    for (int r = 0; r < s->ranks; r++) {
+        const cudaError_t e = s->peer[r] ? cudaHostRegister(s->peer[r], bytes, cudaHostRegisterDefault) : cudaSuccess;
+        if (e == cudaSuccess) continue;
+        while (r-- > 0)
+            if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
+        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, bytes);
+        zero_shm_unmap(s);
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "%zu bytes of staging cannot be pinned: %s: use fewer ranks on this host, or a smaller model", bytes, cudaGetErrorString(e));
+    }
+    return ZERO_OK;
+}
+
+void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s)
+{
+    for (int r = 0; r < s->ranks && s->peer; r++)
+        if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, s->bytes);
+    zero_shm_unmap(s);
+}
+
 /* Staged: copy `bytes` from the device to the staging buffer, at the same offset in it, and publish. */
 static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes, size_t whole, zero_ticket ticket, cudaStream_t stream)
 {
     int e = wait_readers(m, m->staging_ticket);
     const size_t need = whole ? whole : 1;      /* a unit may be empty, a map may not */
     if (!e && m->staging.bytes < need) {
-        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, need, m->staging.bytes);
-        zero_shm_unmap(&m->staging);
-        if (zero_shm_map(&m->staging, m->comm, m->on_host, need) != ZERO_OK) e = zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", whole);
+        zero_mpi_unmap_staging(m, &m->staging);
+        e = zero_mpi_map_staging(m, &m->staging, need);
     }
     if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
@@ -440,8 +464,8 @@ static void mpi_destroy(zero_comm *c)
     comm_mpi *m = self(c);
     for (int i = 0; i < MAX_BUFFERS; i++)
         if (m->buffers[i].ptr) mpi_free(c, m->buffers[i].ptr);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->staging.bytes + m->received_bytes + m->device_scratch_bytes);
-    zero_shm_unmap(&m->staging);
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->received_bytes + m->device_scratch_bytes);
+    zero_mpi_unmap_staging(m, &m->staging);
     zero_shm_unmap(&m->control);
     (void)cudaFreeHost(m->received);
     (void)cudaFree(m->device_scratch);

@@ -68,6 +68,10 @@ int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
 /* A scratch that only grows; its old contents are of no use. Pinned host memory, or device memory. */
 int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device);
 
+/* Shared memory for copies to and from the device: pinned, and in the books. Collective; not collective. */
+int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes);
+void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s);
+
 /* Windows, of window_mpi.c. */
 int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);
 void zero_mpi_window_destroy(zero_comm *c, zero_window *w);

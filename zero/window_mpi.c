@@ -40,7 +40,7 @@ int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category ca
     w->base = (struct zero_window){ NULL, bytes, mem, category };
     int e = ZERO_OK;
     if (c->size > 1 && (e = zero_shm_map(&w->epochs, m->comm, m->on_host, sizeof(struct epochs))) == ZERO_OK) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
-    if (!e && c->size > 1 && m->staged && (e = zero_shm_map(&w->staging, m->comm, m->on_host, bytes)) == ZERO_OK) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
+    if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
     if (!e && m->sharing && !m->staged) {
         e = zero_shm_map(&w->map, m->comm, m->on_host, bytes);
         if (!e) {
@@ -59,9 +59,9 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base)
     struct window *w = of(base);
     if (w->map.peer) zero_memory_book(base->memory, base->category, 0, base->bytes);
     else zero_memory_free(base->memory, base->category, base->shard, base->bytes);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes + w->epochs.bytes + w->received_bytes);
+    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
     zero_shm_unmap(&w->map);
-    zero_shm_unmap(&w->staging);
+    zero_mpi_unmap_staging(m, &w->staging);
     zero_shm_unmap(&w->epochs);
     for (int i = 0; i < ZERO_COMM_MAX_FETCHES; i++) {
         free(w->fetches[i].messages.requests);
