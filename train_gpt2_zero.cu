@@ -29,6 +29,7 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include "dev/gelu.cuh"         // GELU and its derivative
 #include "dev/launch.h"         // who this rank is, how the ranks were started
 #include "dev/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
+#include "dev/profile.h"        // --profile: the time of each kind of work, beside its floor
 #include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
 #include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
 #include "zero/memory.h"        // accounted device memory
@@ -83,12 +84,16 @@ static cudaLaunchConfig_t launch_config(size_t blocks, int threads, size_t share
     return c;
 }
 
+static Profile *profile;            // not NULL in the steps that --profile is about
+
 // A macro, so that a failure shows the launch as it is written, and its line. Above 48 KB a GPU wants to be asked first.
 #define LAUNCH(blocks, threads, shared_bytes, stream, kernel, ...) do { \
         const cudaLaunchConfig_t launch_ = launch_config(blocks, threads, shared_bytes, stream); \
         if (launch_.dynamicSmemBytes > 48 << 10) \
             cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch_.dynamicSmemBytes)); \
+        profile_begin(profile, #kernel, stream); \
         cudaCheck(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__)); \
+        profile_end(profile); \
     } while (0)
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -704,16 +709,23 @@ static void check_matmul(int err, int fused, int line) {
     check_cuda((cudaError_t)err, "matmul", __FILE__, line);
 }
 
+// One of the products of a layer from C to OC channels, which `call` queues. use: its name in a profile.
+#define PRODUCT(use, C, OC, fused, stream, call) do { \
+        profile_begin_product(profile, use, C, OC, stream); \
+        check_matmul((call), fused, __LINE__); \
+        profile_end(profile); \
+    } while (0)
+
 static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C,
                            size_t OC, cudaStream_t stream) {
-    check_matmul(matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream), 0, __LINE__);
+    PRODUCT("forward", C, OC, 0, stream, matmul(out, inp, weight, bias, FLOATX, R, OC, C, 0, 1, 0, stream));
 }
 
 // Followed by a GELU: out = gelu(pre_gelu), and pre_gelu[R, OC] is kept for the backward.
 static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight, const floatX *bias, size_t R,
                                 size_t C, size_t OC, int fused, cudaStream_t stream) {
     if (fused) {
-        check_matmul(matmul_gelu(out, pre_gelu, inp, weight, bias, FLOATX, R, OC, C, 0, 1, stream), 1, __LINE__);
+        PRODUCT("forward, gelu", C, OC, 1, stream, matmul_gelu(out, pre_gelu, inp, weight, bias, FLOATX, R, OC, C, 0, 1, stream));
     } else {
         linear_forward(pre_gelu, inp, weight, bias, R, C, OC, stream);
         gelu_forward(out, pre_gelu, R * OC, stream);
@@ -725,13 +737,13 @@ static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp
 static void linear_backward_params(floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp, size_t R,
                                    size_t C, size_t OC, cudaStream_t stream) {
     if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
-    check_matmul(matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream), 0, __LINE__);
+    PRODUCT("dweight", C, OC, 0, stream, matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream));
 }
 
 static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
                             const floatX *weight, size_t R, size_t C, size_t OC, cudaStream_t stream) {
     linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
-    check_matmul(matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream), 0, __LINE__);
+    PRODUCT("dinput", C, OC, 0, stream, matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
 }
 
 // Of a layer whose input is a GELU's output, inp = gelu(pre_gelu): dpre_gelu is the gradient of the GELU's input.
@@ -740,7 +752,7 @@ static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbi
                                  int fused, cudaStream_t stream) {
     if (fused) {
         linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
-        check_matmul(matmul_gelu_backward(dpre_gelu, pre_gelu, dout, weight, FLOATX, R, C, OC, 0, 0, stream), 1, __LINE__);
+        PRODUCT("dinput, gelu", C, OC, 1, stream, matmul_gelu_backward(dpre_gelu, pre_gelu, dout, weight, FLOATX, R, C, OC, 0, 0, stream));
     } else {
         linear_backward(dpre_gelu, dweight, dbias, partial, dout, inp, weight, R, C, OC, stream);
         gelu_backward(dpre_gelu, pre_gelu, R * C, stream);
@@ -1396,6 +1408,7 @@ typedef struct Run {
     size_t process_start;                           // bytes that the process took before the model
     cudaDeviceProp device;
     cudaStream_t stream;
+    Profile *profile;                               // --profile, rank 0
     GPT2Config config;
     zero_tensor *tensors;
     ModelFile file;                                 // that the model comes from; fd -1: random weights
@@ -1491,6 +1504,12 @@ static void say(const Run *r, const char *format, ...) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The engine gives the model its units.
+
+static void time_engine(void *ctx, const char *work, int begin, cudaStream_t on) {
+    (void)ctx;
+    if (begin) profile_begin(profile, work, on);
+    else profile_end(profile);
+}
 
 static void *unit_params(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
@@ -1738,6 +1757,10 @@ static void open_data(Run *r) {
     }
     const size_t epoch = loader_num_samples(r->train) / r->M;
     r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
+    if (o->profile > 0 && (size_t)o->profile >= r->steps) {
+        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more", (long long)o->profile, r->steps,
+            (long long)o->profile + 1);
+    }
     if (r->steps == 0 && o->max_steps < 0) {
         die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of steps with -x",
             o->train_files, loader_num_samples(r->train), r->M);
@@ -1879,6 +1902,11 @@ static void create_model(Run *r) {
     c.replicas = r->replica_comm;
     c.memory = &r->memory;
     c.stream = r->stream;
+    if (o->profile > 0 && r->rank == 0) {
+        c.timing = time_engine;
+        r->profile = profile_create();
+        if (r->profile == NULL) die("the host's memory is exhausted");
+    }
     if (zero_create(&r->z, &c) != ZERO_OK) die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
 
     free(order);
@@ -2164,8 +2192,11 @@ static void train(Run *r) {
 
         zero_comm_phase(r->comm, "training", 0);
         const double begin = seconds();
+        if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;      // the first step is slow
         StepLine s = train_step(r, step, &schedule, &updates);
         s.ms = 1000 * (seconds() - begin);
+        if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
+        profile = NULL;
         if (step > 0) total_ms += s.ms;
         const double tokens_per_second = (double)tokens / s.ms * 1000;
         speed = step <= 1 ? tokens_per_second : 0.95 * speed + 0.05 * tokens_per_second;
@@ -2256,6 +2287,35 @@ static void print_reports(const Run *r) {
     report(r, "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
     report_process(r, rows, n);
+}
+
+// --profile: rank 0 tells what it measured.
+static void print_profile(const Run *r) {
+    const Options *o = &r->options;
+    const GPT2Config *c = &r->config;
+    ProfileRun run = {};
+    run.B = r->B;
+    run.T = r->T;
+    run.C = c->channels;
+    run.NH = c->num_heads;
+    run.L = c->num_layers;
+    run.Vp = c->padded_vocab_size;
+    run.G = r->G;
+    run.elem = sizeof(floatX);
+    run.recompute = (int)o->recompute;
+    run.gelu_fusion = (int)o->gelu_fusion;
+    run.tf32 = (int)o->tf32;
+    run.chunks = ceil_div(r->B * r->T, chunk_rows(r->B * r->T));
+    run.stage = (int)o->stage;
+    run.ranks = (size_t)r->mesh.shard;
+    run.numel = zero_get_layout(r->z)->numel_padded;
+    run.state_bytes = profile_adamw_bytes(sizeof(floatX), (int)o->master_weights);
+    run.library = o->reduce == OPTION_REDUCE_LIBRARY;
+    for (size_t i = 0; i < r->wire_rows; i++) {
+        if (r->wire[i].kind == ZERO_WIRE_GRADS) run.grad_bytes = (double)r->wire[i].expected;
+        if (r->wire[i].kind == ZERO_WIRE_PARAMS) run.param_bytes = (double)r->wire[i].expected;
+    }
+    profile_print(stdout, r->profile, &run, r->device.name);
 }
 
 // --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is allocated.
@@ -2353,6 +2413,7 @@ int main(int argc, char **argv) {
     set_parameters(r);
     train(r);
     print_reports(r);
+    if (r->profile != NULL) print_profile(r);
     if (r->options.hash) {
         uint64_t params, optimizer;
         must(r, zero_hash(r->z, &params, &optimizer), "hash");
@@ -2363,6 +2424,7 @@ int main(int argc, char **argv) {
     trainlog_close(&r->log);
     gpt2_destroy(&r->model);
     zero_destroy(r->z);
+    profile_destroy(r->profile);
     zero_comm_destroy(r->replica_comm);
     if (r->shard_comm != r->comm) zero_comm_destroy(r->shard_comm);
     zero_comm_destroy(r->comm);

@@ -103,6 +103,8 @@ static const Flag FLAGS[] = {
     {"hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1, .help = "print a hash of parameters and optimizer state at the end"},
     {"debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
      .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower"},
+    {"profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
+     .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do"},
     {"transport", "transport", CHOICE, AT(transport), "auto|mpi|nccl", "auto", 0, 0,
      .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi"},
     {"nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,

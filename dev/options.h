@@ -29,7 +29,7 @@ typedef struct {
     int64_t lr_schedule;        // SCHEDULE_* of dev/trainlog.h
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t warmup, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
-    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug, transport, nccl_register, reduce, tp, pp, gpu_info_every;
+    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug, profile, transport, nccl_register, reduce, tp, pp, gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;

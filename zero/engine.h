@@ -77,6 +77,11 @@ int zero_device_check(zero *z, cudaError_t e, const char *what);
 /* What is queued on `follower` from here on waits for what is on `leader` now. */
 int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader);
 
+/* For the configuration's timing. What is queued on the transport's stream waits for the other one first, so that this is not counted. */
+void zero_time_begin(zero *z, const char *work, cudaStream_t on);
+void zero_time_end(zero *z, const char *work, cudaStream_t on);
+cudaStream_t zero_transport_stream(const zero *z);
+
 /* Accounted device memory, of this rank, or symmetric (collective); *(void **)out. Fill memory with NaN (in debug mode; else nothing). */
 int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out);
 int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out);

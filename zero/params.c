@@ -26,7 +26,10 @@ static int fetch_finish(zero *z, zero_cache_slot *s)
     if (!s->busy) return ZERO_OK;
     zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
     s->busy = 0;
-    return zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+    zero_time_begin(z, "fetch: wait", z->config.stream);
+    const int e = zero_comm_check(z, zero_comm_fetch_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+    zero_time_end(z, "fetch: wait", z->config.stream);
+    return e;
 }
 
 static int fetch_begin(zero *z, zero_cache_slot *s)
@@ -40,7 +43,9 @@ static int fetch_begin(zero *z, zero_cache_slot *s)
     zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
     s->busy = 1;
     zero_range_begin("fetch", s->unit);
+    zero_time_begin(z, "fetch", zero_transport_stream(z));
     e = zero_comm_check(z, zero_comm_fetch_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem, shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream, &b->fetch));
+    zero_time_end(z, "fetch", zero_transport_stream(z));
     zero_range_end();
     z->last_fetch = b->fetch;
     return e;
@@ -86,7 +91,9 @@ static int finish_gathers(zero *z, size_t end)
     int e = ZERO_OK;
     for (; z->gathered < end && z->gathered < z->gathering && !e; z->gathered++) {
         zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
+        zero_time_begin(z, "gather: wait", z->config.stream);
         e = zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
+        zero_time_end(z, "gather: wait", z->config.stream);
     }
     return e;
 }
@@ -142,8 +149,10 @@ int zero_params_written(zero *z, size_t u)
     if (whole_state(z) || sharded_params(z)) return ZERO_OK;
     zero_comm_phase(z->config.comm, "gathering parameters", u);
     zero_range_begin("gather", u);
+    zero_time_begin(z, "gather", zero_transport_stream(z));
     int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem, shard_numel(z, u) * z->elem,
                                                          ZERO_WIRE_PARAMS, z->config.stream, &z->units[u].params_ticket));
+    zero_time_end(z, "gather", zero_transport_stream(z));
     zero_range_end();
     z->gathering = u + 1;
     return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);

@@ -56,6 +56,24 @@ int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader)
     return e ? e : zero_device_check(z, cudaStreamWaitEvent(follower, z->event, 0), "waiting for an event");
 }
 
+cudaStream_t zero_transport_stream(const zero *z)
+{
+    const cudaStream_t own = zero_comm_stream(z->config.comm);
+    return own ? own : z->config.stream;
+}
+
+void zero_time_begin(zero *z, const char *work, cudaStream_t on)
+{
+    if (!z->config.timing) return;
+    if (on != z->config.stream) (void)zero_follow(z, on, z->config.stream);     /* an error would be the next call's too */
+    z->config.timing(z->config.timing_ctx, work, 1, on);
+}
+
+void zero_time_end(zero *z, const char *work, cudaStream_t on)
+{
+    if (z->config.timing) z->config.timing(z->config.timing_ctx, work, 0, on);
+}
+
 const char *zero_error(const zero *z) { return z->error; }
 const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
@@ -315,7 +333,9 @@ static int reduce_unit(zero *z, size_t u)
 static int reduce(zero *z, size_t u)
 {
     zero_range_begin("reduce", u);
+    zero_time_begin(z, "reduce", z->sum_stream);
     const int e = reduce_unit(z, u);
+    zero_time_end(z, "reduce", z->sum_stream);
     zero_range_end();
     return e;
 }
@@ -357,7 +377,9 @@ static int acquire_grads(zero *z, size_t u)
     struct grad_buffer *b = unit->buffer;
     zero_comm_phase(z->config.comm, "acquiring a gradient buffer", u);
     e = zero_comm_check(z, zero_comm_reusable(z->config.comm, b->ticket, z->config.stream));
+    zero_time_begin(z, "zero gradients", z->config.stream);
     if (!e) e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
+    zero_time_end(z, "zero gradients", z->config.stream);
     if (e) return e;
     b->busy = 1;
     unit->state = UNIT_ACQUIRED;
@@ -373,7 +395,9 @@ static int begin_reduction(zero *z, size_t u)
 {
     if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
     zero_comm_phase(z->config.comm, "reduction of gradients", u);
+    zero_time_begin(z, "exchange", z->sum_stream);
     const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, z->units[u].buffer->ptr, shard_numel(z, u) * z->elem, z->config.stream, &z->units[u].buffer->ticket));
+    zero_time_end(z, "exchange", z->sum_stream);
     if (e) return e;
     if (zero_comm_stream(z->config.comm)) return reduce(z, u);      /* the host waits for nothing there */
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
@@ -466,7 +490,9 @@ int zero_grad_norm(zero *z, double *norm)
     uint64_t mine[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = parts && all ? merge_slots(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.comm, "gradient norm", 0);
+    zero_time_begin(z, "norm", z->config.stream);
     if (!e) e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->slots[0], shard_total(z), z->config.stream), "sum of squares");
+    zero_time_end(z, "norm", z->config.stream);
     if (!e) e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, ZERO_SQUARE_PARTS * sizeof mine, cudaMemcpyDeviceToHost, z->config.stream), "reading the norm");
     if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
     if (!e) {
@@ -528,13 +554,17 @@ int zero_step(zero *z, const zero_adamw *a)
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         const float *grads = z->slots[0];
         if (whole_state(z) && z->ranks > 1) {
+            zero_time_begin(z, "gather sums", z->config.stream);
             e = gather_unit_sum(z, u);
+            zero_time_end(z, "gather sums", z->config.stream);
             grads = z->unit_sum;
         }
         zero_comm_dawdle(z->config.comm);
         zero_range_begin("AdamW", u);
+        zero_time_begin(z, "AdamW", z->config.stream);
         if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
                                                            z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
+        zero_time_end(z, "AdamW", z->config.stream);
         zero_range_end();
         if (!e) e = zero_params_written(z, u);
     }

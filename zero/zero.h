@@ -58,6 +58,9 @@ typedef struct zero_config {
                                        so that rank = group * size of comm + rank in comm; must outlive the zero. NULL: there is one group */
     zero_memory *memory;            /* books; must outlive the zero */
     cudaStream_t stream;            /* all work is ordered on it */
+    void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);   /* NULL, or told before (begin 1) and after (0) work is queued, and on which */
+    void *timing_ctx;               /* stream: "zero gradients", "exchange", "reduce", "norm", "gather sums", "AdamW", "gather", "fetch", and "gather: wait", "fetch: wait" for the
+                                       rest of these that was not hidden. Not nested. */
 } zero_config;
 
 /* Collective. On failure too *out is set (unless memory is exhausted) so that zero_error() can be asked; destroy it. */

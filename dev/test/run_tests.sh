@@ -154,6 +154,7 @@ run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 60 "plan" $fp32/test_plan
+run 0 60 "profile" $fp32/test_profile
 run 0 120 "matmul" $fp32/test_matmul
 run 0 60 "device header" $fp32/test_emulator
 run 0 60 "master weights, all words" $fp32/test_master
@@ -211,6 +212,7 @@ run 0 120 "scripts that start runs, dry" dev/test/test_scripts.sh $fp32/train_gp
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
 run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 120 "each kind of work has a formula" dev/test/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
 
 # What would run on a GPU never touches the device's memory from the host (dev/cpu/protect.cpp; a number above 1 looks less often, for speed).
