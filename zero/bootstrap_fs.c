@@ -222,7 +222,7 @@ static int start_as_0(bootstrap_fs *t)
         if (!e && zero_bootstrap_now() > deadline) {
             char who[256], words[ZERO_BOOTSTRAP_WORDS];
             zero_bootstrap_missing(b, here, who, sizeof who);
-            snprintf(words, sizeof words, "%s not come to %.250s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that see this directory (-pf), "
+            snprintf(words, sizeof words, "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that see this directory (-pf), "
                      "or allow more time with --timeout%s%s", who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
             write_answer(t, FAILED, ++version, nonces, words);
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words);
@@ -334,7 +334,8 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
         struct answer a;
         look_around(t);
         if (read_file(t, path, &a, sizeof a, all, (size_t)b->ranks * bytes) && a.verdict == GO) return ZERO_OK;
-        if (read_file(t, path, &a, sizeof a, NULL, 0)) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
+        if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)      /* (it may have come after the line above, with 0 bytes in it) */
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
         if (zero_bootstrap_now() > deadline)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or took another path; see its own output, "
                                        "or allow more time with --timeout%s", b->timeout_s, t->trouble);

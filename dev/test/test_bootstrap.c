@@ -65,6 +65,7 @@ typedef struct Rank {
     int rank, ranks, run;
     double timeout_s;
     int leave_at, wrong_at;             /* a round from which it does not come back; in which it has another size; -1: none */
+    int empty_rounds;                   /* all-gathers of nothing, after the others */
 } Rank;
 
 static unsigned char byte_of(int run, int rank, size_t round, size_t i) { return (unsigned char)((size_t)run * 131 + (size_t)rank * 17 + round * 5 + i); }
@@ -86,6 +87,8 @@ static const char *gather(zero_bootstrap *b, const Rank *r)
             for (size_t i = 0; i < bytes; i++)
                 if (all[(size_t)other * bytes + i] != byte_of(r->run, other, round, i)) return "wrong bytes were gathered";
     }
+    for (int i = 0; i < r->empty_rounds; i++)
+        if (zero_bootstrap_allgather(b, mine, 0, all)) return zero_bootstrap_error(b);
     return NULL;
 }
 
@@ -218,7 +221,7 @@ static void any_number_of_ranks_meets(const char *way)
     static const int RANKS[] = { 1, 2, 3, 5, 8 };
     for (int i = 0; i < 5; i++) {
         Job j;
-        start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, RANKS[i], 10 + i, 20, -1, -1 });
+        start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, RANKS[i], 10 + i, 20, -1, -1, 0 });
         EXPECT_ALL_OK(&j);
     }
     if (!strcmp(way, "fs")) EXPECT(files(1) == 0, "files are left");
@@ -229,7 +232,7 @@ static void late_ranks_are_waited_for(const char *way)
 {
     for (int late = 0; late < 3; late++) {
         Job j = { .count = 0 };
-        Rank r = { way, new_server(way), NULL, 0, 3, late, 20, -1, -1 };
+        Rank r = { way, new_server(way), NULL, 0, 3, late, 20, -1, -1, 0 };
         for (int i = 1; i <= 3; i++) {
             r.rank = (late + i) % 3;
             if (i == 3) sleep_ms(150);
@@ -240,12 +243,20 @@ static void late_ranks_are_waited_for(const char *way)
     case_done("a rank that starts late is waited for", way);
 }
 
+static void empty_messages_are_messages(const char *way)
+{
+    Job j;
+    start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 8, 0, 20, -1, -1, 100 });
+    EXPECT_ALL_OK(&j);
+    case_done("messages of no bytes are messages", way);
+}
+
 static void restarts_do_not_mix(const char *way)
 {
     const char *server = new_server(way);
     for (int run = 0; run < 100 && !case_failed; run++) {
         Job j;
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 2, run, 20, -1, -1 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 2, run, 20, -1, -1, 0 });
         EXPECT_ALL_OK(&j);
     }
     if (!strcmp(way, "fs")) EXPECT(files(1) == 0, "files are left");
@@ -258,7 +269,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way)
     int killed = 0;
     for (int run = 0; run < 80 && !case_failed; run++) {
         Job j;
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run, 20, -1, -1 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run, 20, -1, -1, 0 });
         sleep_ms(below(2000) / 100.0);
         for (int i = 0; i < 3; i++) {
             kill(j.pid[i], SIGKILL);
@@ -266,7 +277,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way)
         }
         killed += 3 - finish(&j);
         if (run % 4 != 3) continue;                     /* now and then only after several */
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, 20, -1, -1 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, 20, -1, -1, 0 });
         EXPECT_ALL_OK(&j);
     }
     EXPECT(killed > 40, "hardly a run was killed before its end");
@@ -286,7 +297,7 @@ static void planted_files_are_not_believed(void)
             for (int c = 0; c < 200 * kind; c++) fputc("zero-f1"[c % 7], f);
             fclose(f);
         }
-        start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 3, kind, 20, -1, -1 });
+        start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 3, kind, 20, -1, -1, 0 });
         EXPECT_ALL_OK(&j);
         EXPECT(files(1) == 0, "files are left");
     }
@@ -296,7 +307,7 @@ static void planted_files_are_not_believed(void)
 static void missing_ranks_are_named(const char *way)
 {
     Job missing_2 = { .count = 0 }, missing_0 = { .count = 0 }, leaves = { .count = 0 };
-    Rank r = { way, new_server(way), "a", 0, 3, 0, 0.6, -1, -1 };
+    Rank r = { way, new_server(way), "a", 0, 3, 0, 0.6, -1, -1, 0 };
     for (int i = 0; i < 2; i++) r.rank = i, start(&missing_2, r);
     r.server = new_server(way), r.job = "b";
     for (int i = 1; i < 3; i++) r.rank = i, start(&missing_0, r);
@@ -316,7 +327,7 @@ static void missing_ranks_are_named(const char *way)
 static void second_ranks_are_refused(const char *way)
 {
     Job j = { .count = 0 };
-    Rank r = { way, new_server(way), NULL, 0, 3, 0, 20, -1, -1 };
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, 20, -1, -1, 0 };
     static const int RANKS[] = { 0, 1, 1, 2 };
     for (int i = 0; i < 4; i++) {
         r.rank = RANKS[i];
@@ -334,7 +345,7 @@ static void second_ranks_are_refused(const char *way)
 static void wrong_numbers_are_told(const char *way)
 {
     Job few = { .count = 0 }, many = { .count = 0 }, impossible = { .count = 0 };
-    Rank r = { way, new_server(way), "d", 0, 3, 0, 0.6, -1, -1 };
+    Rank r = { way, new_server(way), "d", 0, 3, 0, 0.6, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.ranks = i == 2 ? 4 : 3, start(&few, r);
     r.server = new_server(way), r.job = "e";
     for (int i = 0; i < 3; i++) r.rank = i == 2 ? 4 : i, r.ranks = i == 2 ? 5 : 2, start(&many, r);     /* those who are right may be done before he comes */
@@ -356,7 +367,7 @@ static void wrong_numbers_are_told(const char *way)
 static void other_paths_are_told(const char *way)
 {
     Job j = { .count = 0 };
-    Rank r = { way, new_server(way), NULL, 0, 3, 0, 5, -1, -1 };
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, 5, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.wrong_at = i == 1 ? 1 : -1, start(&j, r);
     EXPECT(finish(&j) == 0, "an all-gather of different sizes succeeds");
     for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, "the ranks disagree: rank 1");
@@ -367,7 +378,7 @@ static void other_paths_are_told(const char *way)
 static void jobs_at_one_place_do_not_mix(const char *way)
 {
     Job a = { .count = 0 }, b;
-    Rank r = { way, new_server(way), "first", 0, 3, 1, 20, -1, -1 }, other = r;
+    Rank r = { way, new_server(way), "first", 0, 3, 1, 20, -1, -1, 0 }, other = r;
     other.job = "second", other.run = 2;
     for (int i = 0; i < 2; i++) r.rank = i, start(&a, r);
     sleep_ms(50);
@@ -389,7 +400,7 @@ static void mistakes_are_told(void)
     };
     for (size_t i = 0; i < sizeof WRONG / sizeof WRONG[0]; i++) {
         Job j = { .count = 0 };
-        start(&j, (Rank){ WRONG[i].way, WRONG[i].server, NULL, 0, 2, 0, 0.3, -1, -1 });
+        start(&j, (Rank){ WRONG[i].way, WRONG[i].server, NULL, 0, 2, 0, 0.3, -1, -1, 0 });
         finish(&j);
         EXPECT_SAYS(&j, 0, WRONG[i].word);
     }
@@ -403,7 +414,7 @@ static void strangers_keep_nobody_waiting(void)
     static const size_t LENGTH[] = { 0, 18, 4, 12, 12 };
     Job j = { .count = 0 };
     int fds[MANY], count = 0;
-    Rank r = { "tcp", new_server("tcp"), NULL, 0, 3, 0, 5, -1, -1 };
+    Rank r = { "tcp", new_server("tcp"), NULL, 0, 3, 0, 5, -1, -1, 0 };
     start(&j, r);
     r.rank = 1, start(&j, r);
     for (int i = 0; i < 500 && (fds[0] = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
@@ -422,7 +433,7 @@ static void other_programs_are_not_rank_0(void)
     Job j = { .count = 0 };
     char nonsense[4096];
     memset(nonsense, 'x', sizeof nonsense);
-    Rank r = { "tcp", new_server("tcp"), NULL, 1, 2, 0, 0.5, -1, -1 };
+    Rank r = { "tcp", new_server("tcp"), NULL, 1, 2, 0, 0.5, -1, -1, 0 };
     const int listening = stranger(r.server, 1);
     start(&j, r);
     const int call = accept(listening, NULL, NULL);
@@ -438,7 +449,7 @@ static void dead_ranks_may_come_again(void)
 {
     Job j = { .count = 0 };
     for (int way = 0; way < 2; way++) {
-        Rank r = { way ? "fs" : "tcp", new_server(way ? "fs" : "tcp"), NULL, 0, 3, 0, 20, -1, -1 };
+        Rank r = { way ? "fs" : "tcp", new_server(way ? "fs" : "tcp"), NULL, 0, 3, 0, 20, -1, -1, 0 };
         j.count = 0;
         start(&j, r);
         r.rank = 1, start(&j, r);
@@ -492,7 +503,7 @@ static void trainers_start_without_mpi(void)
     };
     for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
         Job j = { .count = 0 };
-        for (int i = 0; i < 3; i++) start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1 }, 1, CASES[c].per_host, CASES[c].late);
+        for (int i = 0; i < 3; i++) start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1, 0 }, 1, CASES[c].per_host, CASES[c].late);
         finish(&j);
         for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, CASES[c].says[i]);
         files(1);
@@ -545,6 +556,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++) {
         any_number_of_ranks_meets(WAYS[i]);
         late_ranks_are_waited_for(WAYS[i]);
+        empty_messages_are_messages(WAYS[i]);
         restarts_do_not_mix(WAYS[i]);
         killed_runs_leave_nothing_that_confuses(WAYS[i]);
         missing_ranks_are_named(WAYS[i]);
