@@ -229,13 +229,15 @@ fi
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
 asan=build/emulated-fp32
 tsan=build/emulated-tsan-fp32
-build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero}
+build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero,test_nccl}
 build emulated-tsan FP32 $tsan/planted_faults
 run 0 300 "faults planted for the emulated GPU are found" dev/test/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
 run 0 120 "device header, emulated GPU" $asan/test_emulator
 run 0 300 "kernels, emulated GPU" $asan/test_kernels
 run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
+CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
+CUDA_ON_CPU_STREAMS=1 run 2 120 "NCCL transport, emulated GPU, streams in order 1" $asan/test_nccl
 
 # A test that nobody runs is a failure too.
 for file in dev/test/test_*.*; do
