@@ -64,10 +64,26 @@ ifeq ($(DEVICE)$(NVCC),cuda)
     $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or use DEVICE=cpu)
 endif
 
-BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)
+comma := ,
+# USE_CUDNN=1: attention by cuDNN (dev/attention.h).
+CUDNN := $(filter-out 0,$(USE_CUDNN))
+ifneq ($(CUDNN),)
+    CUDNN_H := $(firstword $(wildcard $(addsuffix /cudnn.h,$(CUDNN_HOME:%=%/include) $(CUDA_HOME)/include /usr/include /usr/include/$(shell uname -m)-linux-gnu)))
+    ifneq ($(DEVICE),cuda)
+        $(error USE_CUDNN=1 is for DEVICE=cuda, not $(DEVICE): leave it out)
+    endif
+    ifneq ($(PRECISION),BF16)
+        $(error USE_CUDNN=1 is for PRECISION=BF16: cuDNN has no flash attention in FP32; leave it out, or use BF16)
+    endif
+    ifeq ($(CUDNN_H),)
+        $(error USE_CUDNN=1, but there is no cudnn.h: install NVIDIA's package cudnn9-cuda-$(or $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'),13) (Debian, Ubuntu), set CUDNN_HOME to where include/cudnn.h is, or leave USE_CUDNN out)
+    endif
+endif
+
+BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)
 
 ifneq ($(filter-out help setup data clean test fuzz cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
-    $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION)))
+    $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(if $(CUDNN),$(comma) attention by cuDNN))
 endif
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -75,7 +91,7 @@ endif
 
 MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
-DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL)
+DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
 WARNINGS   = -Wall -Wextra -Werror
 HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
 EMULATED   = -O1 -g -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
@@ -93,6 +109,10 @@ ifeq ($(DEVICE),cuda)
     HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp     # of what nvcc makes for g++, that warning is wrong
     COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings $(HOST) $(DEFINES) $(MPI_CFLAGS)
     LIBS       = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart
+    ifneq ($(CUDNN),)
+        INCLUDE += -isystem $(dir $(CUDNN_H))
+        LIBS    += $(CUDNN_HOME:%=-L%/lib64 -L%/lib -Wl,-rpath,%/lib64 -Wl,-rpath,%/lib) -lcudnn
+    endif
     NO_FMA_CU  = -fmad=false
     DEVICE_DIR = dev/cuda
 else
@@ -116,13 +136,15 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 strip_suffix = $(basename $(wildcard $(1)))
 TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/planted_faults.cu))
 TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),dev/test/test_overlap),$(TESTS))     # it reads the trace of the CPU's runtime
+TESTS    := $(filter-out $(if $(CUDNN),,dev/test/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu)
-DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp))
+DEV      := $(filter-out $(PROGRAMS) dev/test/test_cudnn_plan dev/test/pretend_driver,$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c \
+                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/cuda/attention_cudnn.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
 # Objects are made anew when the commands that make them change, not only when the sources do.
@@ -170,6 +192,15 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(call BINARIES,$(TESTS)): LIBS += -lcmocka
 $(call BINARIES,$(BENCHES)): LIBS += -lopenblas
+
+# Plans of cuDNN need a driver, though no GPU: one that pretends. What it does not have, it has as in the toolkit's own empty libcuda.so.
+PRETEND = $(BUILD)/pretend/libcuda.so.1
+$(PRETEND): dev/test/pretend_driver.c $(BUILD)/commands
+	@mkdir -p $(@D)
+	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | sed -n 's/.* [TW] \(cu[A-Z].*\)/__attribute__((weak)) int \1(void) { return 34; }/p' > $(@D)/rest.c
+	$(Q)$(CC) -shared -fPIC $(WARNINGS) -Wl,-soname,libcuda.so.1 $< $(@D)/rest.c -o $@
+$(BUILD)/test_cudnn_plan: | $(PRETEND)
+$(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,'$$ORIGIN/pretend' $(PRETEND)
 
 .SECONDARY:
 -include $(patsubst %,$(BUILD)/%.d,$(ZERO) $(DEV) $(PROGRAMS))
@@ -221,7 +252,7 @@ clean:
 	rm -f train_gpt2_zero test_gpt2_zero
 
 help:
-	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [V=1: show the commands]"
+	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [USE_CUDNN=1] [V=1: show the commands]"
 	@echo
 	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"

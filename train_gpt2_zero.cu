@@ -26,6 +26,7 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include <stdlib.h>
 #include <string.h>
 
+#include "dev/attention.h"      // attention by cuDNN, in builds that ask for it
 #include "dev/gelu.cuh"         // GELU and its derivative
 #include "dev/launch.h"         // who this rank is, how the ranks were started
 #include "dev/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
@@ -535,9 +536,24 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
     for (int r = threadIdx.x; r < min(rows, T - q0); r += blockDim.x) lse[(size_t)head * T + q0 + r] = top[r] + logf(sum[r]);
 }
 
+static void check_attention(int status, const char *file, int line) {
+    if (status) fatal(file, line, "%s", attention_cudnn_error());
+}
+#define attentionCheck(call) check_attention((call), __FILE__, __LINE__)
+
+// Bytes of scratch of the two functions below, in a build whose floatX is X: delta[B, NH, T], or what cuDNN wants.
+template <class X> static size_t attention_scratch(size_t B, size_t T, size_t NH) {
+    if constexpr (ATTENTION_CUDNN && sizeof(X) == sizeof(bf16)) return attention_cudnn_scratch(B, T, NH);
+    else return B * NH * T * sizeof(float);
+}
+
 // out[B, T, C] from qkv[B, T, 3C]; lse[B, NH, T] is the log of the sum of exp(scores), for the backward.
-static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH,
+static void attention_forward(floatX *out, float *lse, void *scratch, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH,
                               cudaStream_t stream) {
+    if constexpr (ATTENTION_CUDNN) {
+        attentionCheck(attention_cudnn_forward(out, lse, scratch, qkv, B, T, NH, C / NH, stream));
+        return;
+    }
     const Attention a = attention_shape(B, T, C, NH);
     LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_shared(&a, 2, 2, 3, 0), stream, attention_forward_kernel, out, lse,
            qkv, a, 1.0f / sqrtf((float)a.HS));
@@ -688,9 +704,14 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
     }
 }
 
-// Writes dqkv[B, T, 3C]. delta: scratch, B * NH * T.
-static void attention_backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *out, const floatX *qkv,
+// Writes dqkv[B, T, 3C].
+static void attention_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const floatX *qkv,
                                const float *lse, size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    if constexpr (ATTENTION_CUDNN) {
+        attentionCheck(attention_cudnn_backward(dqkv, scratch, dout, out, qkv, lse, B, T, NH, C / NH, stream));
+        return;
+    }
+    float *delta = (float *)scratch;
     const Attention a = attention_shape(B, T, C, NH);
     const float scale = 1.0f / sqrtf((float)a.HS);
     LAUNCH(attention_blocks(&a), ATTENTION_THREADS, attention_shared(&a, 3, 3, 2, 0), stream, attention_dq_kernel, dqkv, delta,
@@ -962,7 +983,7 @@ template <class X> struct ActivationsOf {
     X *dresidual;                   // [R, C]
     X *dnarrow;                     // [R, C]: the gradient of a layernorm's output, or of atty
     X *dwide;                       // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
-    float *delta;                   // [B, NH, T]: attention_backward's
+    char *attention_scratch;        // attention's own, see there
     float *partial;                 // [max_chunks(R), 4C]: sums over rows
     int *inputs, *targets;          // [R]
     TokenRows rows;                 // of inputs, for the encoder's backward
@@ -1019,7 +1040,7 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
     take(&a->dresidual, R * C, arena, &used);
     take(&a->dnarrow, R * C, arena, &used);
     take(&a->dwide, R * 4 * C, arena, &used);
-    take(&a->delta, R * c->num_heads, arena, &used);
+    take(&a->attention_scratch, attention_scratch<X>(B, T, c->num_heads), arena, &used);
     take(&a->partial, max_chunks(R) * 4 * C, arena, &used);
     take(&a->inputs, R, arena, &used);
     take(&a->targets, R, arena, &used);
@@ -1086,6 +1107,10 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
         return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T, c->max_seq_len);
     if (recompute < 0 || recompute > 2)
         return config_error(err, err_bytes, "-r %d: must be 0, 1 (GELU) or 2 (GELU and layernorms)", recompute);
+    if constexpr (ATTENTION_CUDNN) {
+        if (attention_cudnn_prepare(B, T, c->num_heads, c->channels / c->num_heads, 1))
+            return config_error(err, err_bytes, "%s", attention_cudnn_error());
+    }
     m->config = *c;
     m->max_B = B;
     m->max_T = T;
@@ -1217,7 +1242,7 @@ static void layer_forward(GPT2 *m, size_t l) {
     layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
     zeroCheck(zero_tp_copy(&m->mesh, x.ln1, FLOATX, R * C, s));
     linear_forward(x.qkv, x.ln1, p + offset[QKVW], p + offset[QKVB], R, C, 3 * C, s);
-    attention_forward(x.atty, x.lse, x.qkv, B, T, C, NH, s);
+    attention_forward(x.atty, x.lse, m->acts.attention_scratch, x.qkv, B, T, C, NH, s);
     linear_forward(branch, x.atty, p + offset[ATTPROJW], bias_once(m, p + offset[ATTPROJB]), R, C, C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
     residual(x.attended, x.residual, branch, R * C, s);
@@ -1319,7 +1344,7 @@ static void layer_backward(GPT2 *m, size_t l) {
 
     linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty, p + offset[ATTPROJW], R,
                     C, C, s);
-    attention_backward(dwide, a->delta, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
+    attention_backward(dwide, a->attention_scratch, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
     if (m->recompute >= 2)
         layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
     linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C, 3 * C, s);
@@ -1958,6 +1983,11 @@ static void print_header(const Run *r) {
     say(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
     print_row(r, "device", "%s", r->device.name);
     print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? MASTER_WEIGHTS[o->master_weights].name : (o->tf32 ? "TF32" : "FP32"));
+    if constexpr (ATTENTION_CUDNN) {
+        print_row(r, "attention", "%s, scratch %zu bytes", attention_cudnn_name(), attention_scratch<floatX>(r->B, r->T, r->config.num_heads));
+    } else {
+        print_row(r, "attention", "own kernels");
+    }
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
     if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
@@ -2359,6 +2389,9 @@ static void print_plan(const Run *r) {
     if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
     if (r->choice[0] != '\0' && o->plan == OPTION_PLAN_TEXT) printf("%s\n", r->choice);
     (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
+    if (ATTENTION_CUDNN && in.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
+        printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
+    }
     free(tensors);
     free(order);
 }
@@ -2429,6 +2462,7 @@ int main(int argc, char **argv) {
     if (r->shard_comm != r->comm) zero_comm_destroy(r->shard_comm);
     zero_comm_destroy(r->comm);
     matmul_destroy();
+    if constexpr (ATTENTION_CUDNN) attention_cudnn_destroy();
     cudaCheck(cudaStreamDestroy(r->stream));
     tokenizer_close(r->tokenizer);
     loader_close(r->train);
