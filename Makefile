@@ -110,8 +110,8 @@ ifeq ($(DEVICE),cuda)
     COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings $(HOST) $(DEFINES) $(MPI_CFLAGS)
     LIBS       = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart
     ifneq ($(CUDNN),)
-        INCLUDE += -isystem $(dir $(CUDNN_H))
-        LIBS    += $(CUDNN_HOME:%=-L%/lib64 -L%/lib -Wl,-rpath,%/lib64 -Wl,-rpath,%/lib) -lcudnn
+        INCLUDE  = $(DEFINES) -isystem $(dir $(CUDNN_H)) -isystem $(CUDA_HOME)/include      # CUDA_HOME may have another cuDNN
+        LIBS    := $(CUDNN_HOME:%=-L%/lib64 -L%/lib -Wl,-rpath,%/lib64 -Wl,-rpath,%/lib) $(LIBS) -Wl,--push-state,--as-needed -lcudnn -Wl,--pop-state
     endif
     NO_FMA_CU  = -fmad=false
     DEVICE_DIR = dev/cuda
