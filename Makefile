@@ -143,7 +143,7 @@ EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu)
-DEV      := $(filter-out $(PROGRAMS) dev/test/test_cudnn_plan dev/test/pretend_driver,$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c \
+DEV      := $(filter-out $(PROGRAMS) dev/test/test_% dev/test/pretend_driver,$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c \
                 $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/cuda/attention_cudnn.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
