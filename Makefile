@@ -191,7 +191,7 @@ endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(call BINARIES,$(TESTS)): LIBS += -lcmocka
-$(call BINARIES,$(BENCHES)): LIBS += -lopenblas
+$(BUILD)/bench_matmul: LIBS += -lopenblas
 
 # Plans of cuDNN need a driver, though no GPU: one that pretends. What it does not have, it has as in the toolkit's own empty libcuda.so.
 PRETEND = $(BUILD)/pretend/libcuda.so.1

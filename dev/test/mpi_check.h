@@ -28,6 +28,17 @@ static void expect(int ok, int line, const char *format, ...)
 static inline void device_write(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess, "a copy to the device failed"); }
 static inline void device_read(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "a copy from the device failed"); }
 
+/* The ranks of a host share out its GPUs. */
+static inline void use_own_device(void)
+{
+    int rank, devices = 0;
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_rank(host, &rank);
+    MPI_Comm_free(&host);
+    EXPECT(cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && cudaSetDevice(rank % devices) == cudaSuccess, "no CUDA device");
+}
+
 /* NCCL wants a GPU for each rank (the CPU's stand-in does not), and where there are too few tests leave it out and say so. */
 static inline int nccl_runs_here(void)
 {

@@ -184,6 +184,7 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    use_own_device();
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
         zero_comm *c;
         EXPECT(zero_comm_create_mpi(&c, MPI_COMM_WORLD, &ways[w].config, &memory) == ZERO_OK, "create: %s", zero_comm_error(c));

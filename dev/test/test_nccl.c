@@ -372,9 +372,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     if (!nccl_runs_here()) return cases_done();
-#ifndef CUDA_ON_CPU
-    EXPECT(cudaSetDevice(rank) == cudaSuccess, "GPU %d", rank);
-#endif
+    use_own_device();
     EXPECT(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
     const int deferred = getenv("CUDA_ON_CPU_STREAMS") != NULL;
     for (int registered = 0; registered <= 1; registered++) {
