@@ -52,8 +52,7 @@ int zero_nccl_load(struct nccl_library *lib, const char *name, char *err, size_t
         snprintf(err, err_bytes, "%s has no %s: it is older than NCCL 2.19, or not NCCL: install a newer one, or use --transport mpi", file ? file : "this program", missing);
         return ZERO_ERR_COMM;
     }
-    lib->GetVersion(&lib->version);
-    if (lib->version / 10000 != NCCL_MAJOR) {
+    if (lib->GetVersion(&lib->version) != ncclSuccess || lib->version / 10000 != NCCL_MAJOR) {
         snprintf(err, err_bytes, "%s is NCCL version %d, but this program was built for NCCL %d: install that, build anew, or use --transport mpi", file ? file : "this program", lib->version, NCCL_MAJOR);
         return ZERO_ERR_COMM;
     }
@@ -223,7 +222,7 @@ static void abort_all(struct nccl_family *f)
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 1;
     const int locked = pthread_mutex_timedlock(&f->calls, &soon) == 0;      /* if not, the host is shut in in NCCL after all: abort lets it out */
-    for (int i = 0; i < f->num_comms; i++) f->lib.CommAbort(f->comms[i]);
+    for (int i = 0; i < f->num_comms; i++) (void)f->lib.CommAbort(f->comms[i]);
     f->num_comms = 0;
     if (locked) pthread_mutex_unlock(&f->calls);
 }
@@ -312,7 +311,7 @@ void zero_nccl_family_release(struct nccl_family *f)
         pthread_mutex_unlock(&f->books);
         pthread_join(f->watchdog, NULL);
     }
-    for (int i = 0; i < f->num_comms; i++) f->lib.CommDestroy(f->comms[i]);    /* those that no transport has: all ranks, in a mesh */
+    for (int i = 0; i < f->num_comms; i++) (void)f->lib.CommDestroy(f->comms[i]);    /* those that no transport has: all ranks, in a mesh */
     for (int i = 0; i < NCCL_RING; i++) {
         if (f->ops[i].begun) (void)cudaEventDestroy(f->ops[i].begun);
         if (f->ops[i].ended) (void)cudaEventDestroy(f->ops[i].ended);

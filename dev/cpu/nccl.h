@@ -31,7 +31,7 @@ typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum {
+typedef enum [[nodiscard]] {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1,
     ncclSystemError = 2,
