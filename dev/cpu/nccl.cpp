@@ -237,7 +237,7 @@ static ncclResult_t join_group(ncclComm *m, cudaStream_t stream, uint32_t kind, 
 
 static ncclResult_t add_transfer(bool sends, char *at, size_t count, ncclDataType_t type, int peer, ncclComm *m, cudaStream_t stream) {
     call *c = nullptr;
-    ncclGroupStart();
+    (void)ncclGroupStart();
     ncclResult_t e = join_group(m, stream, SEND_RECV, type, &c);
     if (e == ncclSuccess && (peer < 0 || peer >= m->ranks)) e = group_error = fail(ncclInvalidArgument, "there is no such rank");
     if (e == ncclSuccess) c->transfers.push_back(transfer{sends, false, peer, at, count * size_of(type), 0});
@@ -491,7 +491,7 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncc
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t m, cudaStream_t stream) {
     call *c = nullptr;
-    ncclGroupStart();
+    (void)ncclGroupStart();
     const ncclResult_t e = join_group(m, stream, ALL_GATHER, type, &c);
     if (e == ncclSuccess) {
         const size_t bytes = count * size_of(type);
@@ -511,7 +511,7 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataTyp
 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t m, cudaStream_t stream) {
     call *c = nullptr;
-    ncclGroupStart();
+    (void)ncclGroupStart();
     ncclResult_t e = join_group(m, stream, REDUCE_SCATTER, type, &c);
     if (e == ncclSuccess && (op != ncclSum || (type != ncclFloat32 && type != ncclBfloat16))) e = group_error = fail(ncclInvalidArgument, "here a reduce-scatter adds fp32 or bf16");
     if (e == ncclSuccess) {
