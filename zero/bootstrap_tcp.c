@@ -326,12 +326,13 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
 
 /* ---- the others ----------------------------------------------------------------------------------------------------- */
 
-/* A connection; -1: *why says why not. */
+/* A connection; -1: *why says why not; -2: there will never be one, since there is no such name. */
 static int connect_to(const char *host, const char *port, double deadline, char *why, size_t why_bytes)
 {
     int error, fd = -1;
     struct addrinfo *list = look_up(host, port, 0, &error);
     if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
+    if (!list && error == EAI_NONAME) return -2;
     for (struct addrinfo *a = list; a; a = a->ai_next) {
         const double now = zero_bootstrap_now(), limit = deadline < now + 5 ? deadline : now + 5;
         const int one = 1;
@@ -363,6 +364,7 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port)
     char why[ZERO_BOOTSTRAP_WORDS] = "";
     for (double pause = 0.02; zero_bootstrap_now() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
         const int fd = connect_to(host, port, deadline, why, sizeof why);
+        if (fd == -2) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "%.200s: %s: give the name or the address of rank 0's machine (-ps)", host, why);
         if (fd < 0) continue;
         const char *problem = send_all(fd, &hello, sizeof hello, deadline);
         if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + zero_bootstrap_grace(b));
