@@ -23,7 +23,7 @@ enum { WAYS_PER_TRAINING = 4, SHRINK_SECONDS = 90, MAX_VALUES = 10, MAX_RANKS_WI
 
 /* Rows that say what is trained concern both sides, rows that say how (from STAGE on) only the one that is not the baseline. */
 enum { PRECISION, LAYERS, HEADS, HEAD_SIZE, VOCAB, MAX_T, T, B, STEPS, VAL, VAL_BATCHES, SAMPLE, SAMPLE_TOKENS, CLIP, DECAY, WARMUP, SCHEDULE,
-       FINAL, LR, SHUFFLE, SEED, OVERFIT, MASTER, N, G, STAGE, SPLIT, SHARD_GROUP, PREFETCH, RECOMPUTE, DEBUG, THREADS, STREAMS, ROWS };
+       FINAL, LR, SHUFFLE, SEED, OVERFIT, MASTER, N, G, STAGE, SPLIT, SHARD_GROUP, PREFETCH, RECOMPUTE, DEBUG, THREADS, STREAMS, TRANSPORT, ROWS };
 static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
     [PRECISION] = { "", { "fp32", "bf16" } },
     [LAYERS] = { "", { "1", "2", "3", "4" } },
@@ -58,6 +58,7 @@ static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
     [DEBUG] = { "--debug", { "0", "4", "1", "2", "3", "5", "6", "7", "8", "9" } },
     [THREADS] = { "OMP_NUM_THREADS", { "1", "2", "3" } },
     [STREAMS] = { "CUDA_ON_CPU_STREAMS", { "", "0", "1", "2" } },
+    [TRANSPORT] = { "--transport", { "mpi", "nccl" } },
 };
 
 typedef struct config { int choice[ROWS]; } config;
