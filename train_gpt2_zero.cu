@@ -1861,14 +1861,15 @@ static int use_nccl(Run *r, zero_bootstrap *boot) {
 #else
     char words[ERR_BYTES];
     const int shares = r->local_ranks > r->devices;
-    const int mine[2] = {shares, !shares && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
+    const int mine[3] = {shares ? r->local_ranks : 0, r->devices, !shares && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
     int *all = (int *)allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     int without = 0;
     for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
-        without = all[2 * i] || all[2 * i + 1];
-        if (all[2 * i]) snprintf(r->transport_note, sizeof r->transport_note, "no NCCL: GPUs are shared (rank %d's)", i);
-        else if (without) snprintf(r->transport_note, sizeof r->transport_note, "no NCCL on rank %d: see --transport nccl", i);
+        const int *his = all + 3 * i;
+        without = his[0] || his[2];
+        if (his[0]) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks of a host share %d GPU%s", his[0], his[1], his[1] == 1 ? "" : "s");
+        else if (without) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: rank %d has none (--transport nccl says why)", i);
     }
     free(all);
     return !without;

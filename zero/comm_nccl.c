@@ -275,6 +275,8 @@ static int set_own(comm_nccl *m, const void *own)
     return zero_nccl_device_check(m, cudaMemcpyAsync(m->table + m->base.rank, &m->own[i], sizeof *m->own, cudaMemcpyHostToDevice, m->f->stream));
 }
 
+static int ok(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
+
 static int all_to_all(comm_nccl *m, char *buf, size_t bytes)
 {
     const struct nccl_library *lib = &m->f->lib;
@@ -284,13 +286,13 @@ static int all_to_all(comm_nccl *m, char *buf, size_t bytes)
     const int e = zero_nccl_enter(m, "exchange");
     if (e) return e;
     ncclResult_t r = lib->GroupStart();
-    for (int peer = 0; peer < m->base.size && r == ncclSuccess; peer++) {
+    for (int peer = 0; peer < m->base.size && ok(r); peer++) {
         if (peer == rank) continue;
         r = lib->Send(buf + (size_t)peer * bytes, bytes, ncclUint8, peer, m->comm, stream);
-        if (r == ncclSuccess) r = lib->Recv(m->scratch + (size_t)(peer < rank ? peer : peer - 1) * m->stride, bytes, ncclUint8, peer, m->comm, stream);
+        if (ok(r)) r = lib->Recv(m->scratch + (size_t)(peer < rank ? peer : peer - 1) * m->stride, bytes, ncclUint8, peer, m->comm, stream);
     }
     const ncclResult_t end = lib->GroupEnd();
-    return zero_nccl_leave(m, m->comm, r == ncclSuccess || r == ncclInProgress ? end : r);
+    return zero_nccl_leave(m, m->comm, ok(r) ? end : r);
 }
 
 /* out = everybody's `mine`. */
