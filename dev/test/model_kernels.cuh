@@ -215,10 +215,28 @@ static void nan_logit_is_swallowed(void) {
     }
 }
 
+/* What attention_shape promises its kernels: an item of sums for each thread at most, and no more shared memory than any GPU has. A
+   CPU's block has one thread, and as much memory as it likes. */
+static void attention_does_not_fit_a_block(void) {
+    for (const AttentionTiles *t : {&FORWARD_TILES, &DQ_TILES, &DKV_TILES}) {
+        for (size_t HS = PACK; HS <= MAX_HEAD_SIZE; HS += PACK) {
+            for (size_t T : {1, 15, 16, 17, 64, 1000, 8192}) {
+                const Attention a = attention_shape(1, T, HS, 1, t);
+                const std::string where = shape_name("T %zu, head of %zu: %zu rows, %zu cols", T, HS, (size_t)a.rows, (size_t)a.cols);
+                CHECK(a.rows >= MICRO && a.rows % MICRO == 0 && a.cols >= PACK && a.cols % PACK == 0, "%s: not whole items", where.c_str());
+                if (WARP == 1) continue;
+                CHECK(a.rows / MICRO * (int)HS / PACK <= ATTENTION_THREADS, "%s: a thread has two items of sums", where.c_str());
+                CHECK(a.shared_bytes <= ATTENTION_SHARED, "%s: %zu bytes of shared memory", where.c_str(), a.shared_bytes);
+            }
+        }
+    }
+}
+
 static void attention_kernel_is_wrong(void) {
     static const struct { size_t B, T, NH, HS; } shape[] = {
         {1, 1, 1, 8}, {3, 1, 2, 64}, {2, 7, 3, 32}, {1, 63, 1, 128}, {2, 64, 2, 64}, {3, 65, 3, 32}, {1, 65, 2, 80}, {2, 200, 1, 8},
-        {1, 200, 2, 64}, {1, 200, 1, 80}, {2, 200, 1, 128}, {1, 33, 1, 256}, {1, 129, 1, 96}, {1, 300, 1, 16}};
+        {1, 200, 2, 64}, {1, 200, 1, 80}, {2, 200, 1, 128}, {1, 33, 1, 256}, {1, 129, 1, 96}, {1, 300, 1, 16},
+        {1, 130, 1, 64}, {1, 8192, 1, 8}};
     for (const auto &s : shape) {
         const size_t B = s.B, T = s.T, NH = s.NH, C = NH * s.HS, R = B * T;
         if (R * C > MAX_WORK / 6) continue;

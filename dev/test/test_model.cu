@@ -475,6 +475,7 @@ int main(void) {
         TEST(encoder_kernel_is_wrong),
         TEST(classifier_kernel_is_wrong),
         TEST(nan_logit_is_swallowed),
+        TEST(attention_does_not_fit_a_block),
         TEST(attention_kernel_is_wrong),
         TEST(descriptor_is_misread),
         TEST(tensor_table_leaves_a_hole),
