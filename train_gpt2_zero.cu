@@ -471,8 +471,11 @@ DEV fvec *sums_of(int item, float *memory, fvec registers[MICRO]) {
     else return registers;
 }
 
+// The step of a loop over the items of sums. A compiler sees that a GPU's thread has one at most.
+DEV int one_each(int items) { return WARP == 1 ? 1 : items; }
+
 DEV void clear_sums(float *memory, fvec registers[MICRO], int items) {
-    for (int item = threadIdx.x; item < items; item += blockDim.x) {
+    for (int item = threadIdx.x; item < items; item += one_each(items)) {
         fvec *sums = sums_of(item, memory, registers);
         UNROLL for (int j = 0; j < MICRO; j++) sums[j] = splat(0);
     }
@@ -564,18 +567,19 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
             top[r] = m;
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < items; i += blockDim.x) {
+        for (int i = threadIdx.x; i < items; i += one_each(items)) {
             const int r = i / packs * MICRO, c = i % packs * PACK;
             fvec *acc = sums_of(i, o, o_item);
             UNROLL for (int j = 0; j < MICRO; j++) acc[j] *= shrink[r + j];
             product(acc, p + r * tall, tall, v + c, wide, visible_keys(q0 + r, k0, cols));
         }
     }
-    for (int i = threadIdx.x; i < items; i += blockDim.x) {
+    for (int i = threadIdx.x; i < items; i += one_each(items)) {
         const int r = i / packs * MICRO, c = i % packs * PACK;
         const fvec *acc = sums_of(i, o, o_item);
         UNROLL for (int j = 0; j < MICRO; j++) {
-            if (q0 + r + j < T) st(out + (first + q0 + r + j) * C + h * HS + c, acc[j] / sum[r + j]);
+            if (q0 + r + j >= T) break;
+            st(out + (first + q0 + r + j) * C + h * HS + c, acc[j] / sum[r + j]);
         }
     }
     for (int r = threadIdx.x; r < min(rows, T - q0); r += blockDim.x) lse[(size_t)head * T + q0 + r] = top[r] + logf(sum[r]);
@@ -607,7 +611,7 @@ static void attention_forward(floatX *out, float *lse, void *scratch, const floa
 static const AttentionTiles DQ_TILES = {2, 1, 2, 2, 2, 1};
 
 // dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products with scores' shape, of
-// which each thread of a GPU does one: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta), and dq = ds k.
+// which each thread of a GPU does one: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
                     const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a,
@@ -623,6 +627,7 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
     const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;
     const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
     const floatX *in = qkv + first * 3 * C + h * HS, *o = out + (first + q0) * C + h * HS;
+    floatX *to = dqkv + (first + q0) * 3 * C + h * HS;
 
     load_tile(q, NULL, in + q0 * 3 * C, 3 * C, rows, T - q0, HS, scale);
     load_tile(d, NULL, dout + (first + q0) * C + h * HS, C, rows, T - q0, HS, 1.0f);
@@ -661,7 +666,7 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
             if (c >= visible_keys(q0 + r, k0, cols)) continue;
             UNROLL for (int j = 0; j < MICRO; j++) {
                 const int at = (r + j) * tall + c;
-                fvec x = ld(p + at) * ld(ds + at);
+                fvec x = ld(p + at) * ld(ds + at) * scale;
                 if (k0 + c + PACK - 1 > q0 + r + j) {
                     UNROLL for (int e = 0; e < PACK; e++) x[e] = k0 + c + e > q0 + r + j ? 0.0f : x[e];
                 }
@@ -669,16 +674,16 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
             }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < items; i += blockDim.x) {
+        for (int i = threadIdx.x; i < items; i += one_each(items)) {
             const int r = i / packs * MICRO, c = i % packs * PACK;
             product(sums_of(i, dq, dq_item), ds + r * tall, tall, k + c, wide, visible_keys(q0 + r, k0, cols));
         }
     }
-    for (int i = threadIdx.x; i < items; i += blockDim.x) {
+    for (int i = threadIdx.x; i < items; i += one_each(items)) {
         const int r = i / packs * MICRO, c = i % packs * PACK;
         const fvec *acc = sums_of(i, dq, dq_item);
         UNROLL for (int j = 0; j < MICRO; j++) {
-            if (q0 + r + j < T) st(dqkv + (first + q0 + r + j) * 3 * C + h * HS + c, acc[j] * scale);
+            if (q0 + r + j < T) st(to + (r + j) * 3 * C + c, acc[j]);
         }
     }
 }
@@ -744,13 +749,13 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
             }
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < items; i += blockDim.x) {
+        for (int i = threadIdx.x; i < items; i += one_each(items)) {
             const int r = i / packs * MICRO, c = i % packs * PACK, n0 = min(first_query(k0 + r, q0), cols);
             product(sums_of(i, dv, dv_item), p + r * tall + n0, tall, d + n0 * wide + c, wide, cols - n0);
             product(sums_of(i, dk, dk_item), ds + r * tall + n0, tall, q + n0 * wide + c, wide, cols - n0);
         }
     }
-    for (int i = threadIdx.x; i < items; i += blockDim.x) {
+    for (int i = threadIdx.x; i < items; i += one_each(items)) {
         const int r = i / packs * MICRO, c = i % packs * PACK;
         const fvec *dk_sums = sums_of(i, dk, dk_item), *dv_sums = sums_of(i, dv, dv_item);
         UNROLL for (int j = 0; j < MICRO; j++) {
