@@ -263,4 +263,72 @@ static void attention_kernel_is_wrong(void) {
     }
 }
 
+/* A sequence that is too long for the reference. But a row of the output is made of one query, so a few rows can be computed alone; and where only those
+   have a gradient, they are all that dk and dv are made of, and dq is zero elsewhere. The kernels cannot know and go through all of it. */
+static void long_attention_is_wrong(void) {
+#ifdef CUDA_ON_CPU_EMULATED
+    static const struct { size_t T, HS; } shape[] = {{520, 16}, {300, 64}};
+#else
+    static const struct { size_t T, HS; } shape[] = {{8192, 64}, {4100, 80}, {4095, 96}, {8191, 128}};
+#endif
+    for (const auto &s : shape) {
+        const size_t T = s.T, HS = s.HS, rows[] = {0, 40, 63, 64, T / 2 + 1, T - 65, T - 2, T - 1};
+        const double scale = 1 / sqrt((double)HS);
+        const Values qkv = random_x(T * 3 * HS, 2), some = random_x(8 * HS, 1);
+        Values dout(T * HS, 0), dqkv(T * 3 * HS, 0), out(8 * HS, 0), lse, got, got_lse;
+        for (size_t i = 0; i < 8; i++) {
+            const size_t last = rows[i];
+            const double *q = &qkv[last * 3 * HS], *d = &some[i * HS];
+            Values p(last + 1), dp(last + 1, 0);
+            double top = -INFINITY, sum = 0, delta = 0;
+            for (size_t t = 0; t <= last; t++) {
+                const double *k = &qkv[t * 3 * HS] + HS, *v = k + HS;
+                double score = 0;
+                for (size_t c = 0; c < HS; c++) {
+                    score += q[c] * k[c] * scale;
+                    dp[t] += d[c] * v[c];
+                }
+                top = fmax(top, p[t] = score);
+            }
+            for (double &x : p) sum += x = exp(x - top);
+            for (size_t t = 0; t <= last; t++) delta += (p[t] /= sum) * dp[t];
+            for (size_t t = 0; t <= last; t++) {
+                const double *k = &qkv[t * 3 * HS] + HS, *v = k + HS, ds = p[t] * (dp[t] - delta) * scale;
+                double *dq = &dqkv[last * 3 * HS], *dk = &dqkv[t * 3 * HS] + HS, *dv = dk + HS;
+                for (size_t c = 0; c < HS; c++) {
+                    out[i * HS + c] += p[t] * v[c];
+                    dq[c] += ds * k[c];
+                    dk[c] += ds * q[c];
+                    dv[c] += p[t] * d[c];
+                }
+            }
+            lse.push_back(top + log(sum));
+            std::copy(d, d + HS, &dout[last * HS]);
+        }
+
+        const DeviceX d_qkv(qkv), d_dout(dout), d_out(T * HS), d_dqkv(T * 3 * HS);
+        const DeviceF d_lse(T), d_delta(T);
+        attention_forward(d_out.p, d_lse.p, d_qkv.p, 1, T, HS, 1, 0);
+        attention_backward(d_dqkv.p, d_delta.p, d_dout.p, d_out.p, d_qkv.p, d_lse.p, 1, T, HS, 1, 0);
+        const Values all_out = d_out.read(), all_lse = d_lse.read(), all_dqkv = d_dqkv.read();
+        size_t not_zero = 0;
+        for (size_t i = 0; i < T; i++) {
+            for (size_t c = 0; c < HS; c++) not_zero += all_dqkv[i * 3 * HS + c] != 0 && std::find(rows, rows + 8, i) == rows + 8;
+        }
+        CHECK(not_zero == 0, "T %zu, head of %zu: %zu elements of dq of rows without a gradient are not zero", T, HS, not_zero);
+        for (size_t i = 0; i < 8; i++) {        /* row by row: the last ones are the smallest, means over everything */
+            const std::string where = shape_name("T %zu, head of %zu, row %zu", T, HS, rows[i]);
+            const size_t at = rows[i] * HS;
+            check_error(max_error(Values(&all_out[at], &all_out[at] + HS), Values(&out[i * HS], &out[i * HS] + HS)), stored, __LINE__,
+                        "long attention forward (max)", where.c_str());
+            check_error(fabs(all_lse[rows[i]] - lse[i]) / fmax(1, fabs(lse[i])), fp32_sum, __LINE__, "long attention log-sum-exp", where.c_str());
+            if (rows[i] == 0) continue;         /* one key: nothing to choose, dq is zero but for rounding */
+            /* Twice, because the difference dp - delta is made with an output that was stored. */
+            check_error(max_error(Values(&all_dqkv[at * 3], &all_dqkv[at * 3] + HS), Values(&dqkv[at * 3], &dqkv[at * 3] + HS)), 2 * stored, __LINE__,
+                        "long attention backward dq (max)", where.c_str());
+        }
+        check_error(max_error(all_dqkv, dqkv), stored, __LINE__, "long attention backward dqkv (max)", shape_name("T %zu, head of %zu", T, HS).c_str());
+    }
+}
+
 #endif

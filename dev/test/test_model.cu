@@ -11,6 +11,8 @@
 #define TESTING
 #include "train_gpt2_zero.cu"
 
+#include <algorithm>
+
 #include "dev/test/check.h"
 #include "dev/test/reference.h"
 #include "dev/test/model_kernels.cuh"
@@ -196,7 +198,7 @@ static reference_config reference_of(const GPT2Config *c) {
     return reference_config{c->max_seq_len, c->vocab_size, c->padded_vocab_size, c->num_layers, c->num_heads, c->channels};
 }
 
-/* {maxT, V, Vp, L, NH, C}, B, T. Heads of 8, 32, 64, 80, 128. The emulated GPU gets small ones only. */
+/* {maxT, V, Vp, L, NH, C}, B, T. Heads of 8, 32, 64, 80, 96, 128. The emulated GPU gets short sequences only. */
 typedef struct Shape {
     const char *name;
     GPT2Config config;
@@ -207,10 +209,15 @@ static const Shape shapes[] = {
     {"tiny", {16, 50, 56, 2, 2, 16}, 2, 8},
 #ifdef CUDA_ON_CPU_EMULATED
     {"3 heads of 8", {12, 37, 40, 2, 3, 24}, 2, 9},
+    {"2 heads of 64", {9, 33, 40, 1, 2, 128}, 1, 9},
+    {"head of 80", {19, 33, 40, 1, 1, 80}, 1, 19},
+    {"head of 96", {17, 33, 40, 1, 1, 96}, 1, 17},
+    {"head of 128", {9, 33, 40, 1, 1, 128}, 1, 9},
 #else
     {"3 heads of 32", {80, 131, 256, 2, 3, 96}, 3, 65},
     {"head of 64, T 7", {8, 33, 128, 3, 2, 128}, 2, 7},
     {"head of 80, T 200", {200, 97, 104, 1, 1, 80}, 1, 200},
+    {"head of 96, T 130", {130, 61, 64, 1, 1, 96}, 1, 130},
     {"head of 128, T 64", {64, 257, 264, 1, 1, 128}, 2, 64},
 #endif
     {"one position", {4, 19, 24, 2, 1, 8}, 3, 1},
@@ -477,6 +484,7 @@ int main(void) {
         TEST(nan_logit_is_swallowed),
         TEST(attention_does_not_fit_a_block),
         TEST(attention_kernel_is_wrong),
+        TEST(long_attention_is_wrong),
         TEST(descriptor_is_misread),
         TEST(tensor_table_leaves_a_hole),
         TEST(loss_or_gradient_differs_from_the_definition),
