@@ -94,7 +94,7 @@ MPI_LIBS   = $$(mpicc --showme:link)
 DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
 WARNINGS   = -Wall -Wextra -Werror
 HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
-EMULATED   = -O1 -g -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
+EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
 

@@ -515,8 +515,9 @@ static void run_case(Setup *s, Case c) {
     double ends[2] = {};
     uint64_t hash = 0;
     for (int i = 0; i < twins; i++) {
-        if (breakage == BREAK_REPLICA && rank == ranks - 1) {
-            tamper((floatX *)sharded_params(&trainers[i], 0), 0);
+        if (breakage == BREAK_REPLICA) {        // all of them: in stage 3 they meet to fetch parameters, and the copy is no replica
+            void *params = sharded_params(&trainers[i], 0);
+            if (rank == ranks - 1) tamper((floatX *)params, 0);
             sharded_release_params(&trainers[i], 0);
         }
         hash = compare(&trainers[i], c.disturbance != LIBRARY, ends);
