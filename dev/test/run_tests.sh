@@ -12,11 +12,14 @@ cd "$(dirname "$0")/../.." || exit 1
 device=${1:-cpu}
 word=${2:-}
 logs=build/test-logs
-passed=0
-failed=0
-failures=()
-began=$SECONDS
+results=$logs/results       # a line for each line of the table: PASSED FAILED NAME
 mkdir -p $logs
+: > $results
+
+# So many tests at a time: most wait more than they compute, for ranks, time-outs and each other. They share one GPU, so there: one by one.
+slots=$(nproc 2> /dev/null || echo 1)
+[ "$slots" -le 4 ] || slots=4
+[ "$device" = cpu ] || slots=1
 
 # Sanitizers stop at the first fault. Leaks are not looked for: MPI and OpenBLAS keep what they allocated until the end.
 # Threads that wait do not spin: several tests' ranks may share the cores with somebody else's work.
@@ -25,14 +28,34 @@ export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS
 
 # count PASSED FAILED NAME WHAT: books one line of the table
 count() {
-    passed=$((passed + $1))
-    failed=$((failed + $2))
     local verdict=ok
-    if [ "$2" != 0 ]; then
-        verdict=FAILED
-        failures+=("$3")
-    fi
+    [ "$2" = 0 ] || verdict=FAILED
+    echo "$1 $2 $3" >> $results
     printf '%-6s  %-52s %5d passed, %d failed  %s\n' $verdict "$3" "$1" "$2" "$4"
+}
+
+# alone FUNCTION ARGUMENTS...: in a process of its own, and what it prints appears in one piece
+alone() {
+    local began=$SECONDS output
+    output=$("$@")
+    [ -z "$output" ] || printf '%s\n' "$output"
+}
+
+# in_turn FUNCTION ARGUMENTS...: beside others, as soon as there is a slot
+in_turn() {
+    while [ "$(jobs -rp | wc -l)" -ge "$slots" ]; do
+        wait -n
+    done
+    alone "$@" &
+}
+
+# spend: sets `spent` to the time since `alone` began, and to what the processes in it have had of the cores, which does not depend on others
+spend() {
+    local stat
+    read -r stat < "/proc/$BASHPID/stat"
+    # shellcheck disable=SC2086
+    set -- ${stat##*) }
+    spent="$((SECONDS - began)) s, CPU $(((${14} + ${15} + 50) / 100)) s"
 }
 
 # summary LOG: "PASSED FAILED" of a test program, empty if it has not reported. cmocka's skipped tests have not passed.
@@ -54,17 +77,26 @@ make_quietly() {
     fi
 }
 
-# build DEVICE PRECISION GOALS...: a build that fails is a failed test; what could be built is run all the same
-build() {
-    [ -n "$word" ] || make_quietly "$@"
+build_now() {
+    make_quietly "$@"
+    spend
+    printf '%-6s  %-52s %s\n' built "$1 $2" "$spent"
 }
 
-# ready NAME PROGRAM: is this test wanted and its program there? With a WORD programs are built one by one, as they are wanted.
+# build DEVICE PRECISION GOALS...: a build that fails is a failed test; what could be built is run all the same
+build() {
+    [ -n "$word" ] || alone build_now "$@"
+}
+
+# ready NAME PROGRAM ARGUMENTS...: is this test wanted and its program there? With a WORD programs are built one by one, as they are wanted.
 ready() {
+    local item
     [[ $1 == *$word* ]] || return 1
-    if [ -n "$word" ] && [[ $2 =~ ^build/(.*)-(fp32|bf16)/ ]]; then
-        make_quietly "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]^^}" "$2"
-    fi
+    for item in "${@:2}"; do
+        if [ -n "$word" ] && [[ $item =~ ^build/(.*)-(fp32|bf16)/ ]]; then
+            make_quietly "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]^^}" "$item"
+        fi
+    done
     [ -e "$2" ] || count 0 1 "$1" "$2 is missing"
     [ -e "$2" ]
 }
@@ -82,14 +114,18 @@ launch() {
 
 # run RANKS TIMEOUT NAME PROGRAM ARGUMENTS...: every case that the program reports
 run() {
-    local ranks=$1 limit=$2 name=$3 program=$4
+    ready "${@:3}" && in_turn run_now "$@"
+}
+
+run_now() {
+    local ranks=$1 limit=$2 name=$3 rc p f what
     shift 3
-    ready "$name" "$program" || return 0
-    local log="$logs/${name//[ \/]/_}.log" start=$SECONDS rc p f
+    local log="$logs/${name//[ \/]/_}.log"
     launch "$ranks" "$limit" "$log" "$@"
     rc=$?
     read -r p f <<< "$(summary "$log")"
-    local what="$((SECONDS - start)) s"
+    spend
+    what=$spent
     if [ -z "$p" ]; then
         p=0 f=1 what="$what, it printed no summary (exit status $rc)"
     elif [ "$f" = 0 ] && [ $rc != 0 ]; then
@@ -104,10 +140,13 @@ run() {
 
 # must_fail RANKS TIMEOUT NAME WORDS PROGRAM ARGUMENTS...: one case, passed if the program ends non-zero, in time, and says WORDS
 must_fail() {
-    local ranks=$1 limit=$2 name=$3 words=$4 program=$5
+    ready "$3" "$5" && in_turn must_fail_now "$@"
+}
+
+must_fail_now() {
+    local ranks=$1 limit=$2 name=$3 words=$4 rc
     shift 4
-    ready "$name" "$program" || return 0
-    local log="$logs/${name//[ \/]/_}.log" rc
+    local log="$logs/${name//[ \/]/_}.log"
     launch "$ranks" "$limit" "$log" "$@"
     rc=$?
     if [ $rc = 0 ] || [ $rc = 124 ] || [ $rc = 137 ]; then
@@ -115,19 +154,27 @@ must_fail() {
     elif ! grep -q -- "$words" "$log"; then
         count 0 1 "$name" "it failed, as it must, but did not say \"$words\""
     else
-        count 1 0 "$name" "failed, as it must"
+        spend
+        count 1 0 "$name" "failed, as it must, $spent"
     fi
 }
 
-# same TIMEOUT NAME REGEX PROGRAM "RANKS ARGUMENTS"...: a case for each way to run it: it ends well, and what in its output is REGEX is as the first time
+# same TIMEOUT NAME REGEX PROGRAM "RANKS [VARIABLE=VALUE] ARGUMENTS"...: a case for each way to run it: it ends well, and what in its output is REGEX is as
+# the first time
 same() {
-    local limit=$1 name=$2 words=$3 program=$4 way lines first='' p=0 f=0 start=$SECONDS
+    ready "$2" "$4" && in_turn same_now "$@"
+}
+
+same_now() {
+    local limit=$1 name=$2 words=$3 program=$4 way lines first='' p=0 f=0
     shift 4
-    ready "$name" "$program" || return 0
     for way in "$@"; do
-        local log="$logs/${name//[ \/]/_}_${way//[ \/]/_}.log" arguments
-        read -r -a arguments <<< "${way#* }"
-        if launch "${way%% *}" "$limit" "$log" "$program" "${arguments[@]}" &&
+        local log="$logs/${name//[ \/]/_}_$((p + f + 1)).log" all item arguments=() variables=()
+        read -r -a all <<< "${way#* }"
+        for item in "${all[@]}"; do
+            if [[ $item == [A-Z]*=* ]]; then variables+=("$item"); else arguments+=("$item"); fi
+        done
+        if launch "${way%% *}" "$limit" "$log" env "${variables[@]}" "$program" "${arguments[@]}" &&
             lines=$(grep -oE -- "$words" "$log") && [ "$lines" = "${first:=$lines}" ]; then
             p=$((p + 1))
         else
@@ -136,16 +183,40 @@ same() {
             tail -n 5 "$log" | sed 's/^/    | /'
         fi
     done
-    count $p $f "$name" "$((SECONDS - start)) s"
+    spend
+    count $p $f "$name" "$spent"
+}
+
+# agree TIMEOUT NAME TOLERANCE PROGRAM OTHER ARGUMENTS...: one case: both, in one process, print as many losses, and those of each step differ by TOLERANCE at most
+agree() {
+    ready "$2" "$4" && ready "$2" "$5" && in_turn agree_now "$@"
+}
+
+agree_now() {
+    local limit=$1 name=$2 tolerance=$3 program=$4 other=$5 verdict
+    shift 5
+    local log="$logs/${name//[ \/]/_}"
+    launch 0 "$limit" "$log.1.log" "$program" "$@" && launch 0 "$limit" "$log.2.log" "$other" "$@"
+    verdict=$(awk -v rc=$? -v tolerance="$tolerance" '
+        match($0, /loss [0-9.]+ /) { if (NR == FNR) loss[++n] = $5 + 0; else { d = $5 - loss[++m]; if (d < 0) d = -d; if (d > most) most = d } }
+        END { ok = rc == 0 && n == m && n > 0 && most <= tolerance
+              printf "%d %d largest difference of %d losses: %.1e, allowed %.1e", ok, !ok, m, most, tolerance }' "$log.1.log" "$log.2.log")
+    spend
+    count "${verdict%% *}" "${verdict:2:1}" "$name" "${verdict:4}, $spent"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The list
 
-build "$device" FP32 all
 fp32=build/$device-fp32
 bf16=build/$device-bf16
+asan=build/emulated-fp32
+tsan=build/emulated-tsan-fp32
+build "$device" FP32 all
 build "$device" BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero}
+build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero,test_nccl,train_gpt2_zero}
+build emulated BF16 build/emulated-bf16/train_gpt2_zero
+build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
 text=dev/data/text/default.txt
 
@@ -174,7 +245,7 @@ for seed in 0 1 2 3; do     # 0: as little as the host waits for; else a random 
     CUDA_ON_CPU_STREAMS=$seed CUDA_ON_CPU_PROTECT=1 run $((2 + seed % 2)) 120 "NCCL transport, streams in order $seed" $fp32/test_nccl
 done
 for ranks in 1 3 8; do
-    run $ranks 120 "engine, $ranks ranks" $fp32/test_engine
+    run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
 done
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
@@ -227,10 +298,6 @@ if [ "$device" = cpu ]; then
 fi
 
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
-asan=build/emulated-fp32
-tsan=build/emulated-tsan-fp32
-build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero,test_nccl}
-build emulated-tsan FP32 $tsan/planted_faults
 run 0 300 "faults planted for the emulated GPU are found" dev/test/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
 run 0 120 "device header, emulated GPU" $asan/test_emulator
 run 0 300 "kernels, emulated GPU" $asan/test_kernels
@@ -238,6 +305,25 @@ run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 120 "NCCL transport, emulated GPU, streams in order 1" $asan/test_nccl
+
+# The whole trainer there: blocks, warps and lanes in another order each time (CUDA_ON_CPU_SCHEDULE), and streams (CUDA_ON_CPU_STREAMS).
+small="-e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 16 -d 64 -x 2 -v 0 -s 0 --hash 1"
+nccl="--transport nccl $small"
+any_order() { echo "CUDA_ON_CPU_SCHEDULE=$1 CUDA_ON_CPU_STREAMS=$1"; }
+for precision in fp32 bf16; do
+    same 120 "trainer $precision, emulated GPU: the same state in any order" "state hash: .*" build/emulated-$precision/train_gpt2_zero \
+        "1 -z 0 -r 0 $small" "1 $(any_order 1) -z 1 -r 1 $small" "1 $(any_order 2) -z 2 -r 2 $small" "1 $(any_order 0) -z 3 -r 1 $small" \
+        "2 $(any_order 3) -z 0 -r 2 $nccl" "2 $(any_order 0) -z 1 -r 0 $small" "2 $(any_order 4) -z 2 -r 1 $nccl" "2 $(any_order 1) -z 3 -r 2 $nccl" \
+        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --debug 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --debug 1 $nccl" \
+        "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small"
+done
+# Its losses are the fast build's, but for the order of sums inside a row.
+agree 120 "trainer fp32, emulated GPU: losses of the fast build" 1e-5 $asan/train_gpt2_zero $fp32/train_gpt2_zero \
+    -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
+# One thread of OpenMP: ThreadSanitizer does not see the barriers of its library. It is slow: each of a block's threads is a thread to it.
+tiniest="OMP_NUM_THREADS=1 -e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 8 -d 16 -x 1 -v 0 -s 0 --hash 1"
+same 120 "trainer fp32, emulated GPU, ThreadSanitizer: the same state" "state hash: .*" $tsan/train_gpt2_zero \
+    "1 -z 0 -r 1 $tiniest" "2 $(any_order 2) -z 2 -r 0 $tiniest" "2 $(any_order 3) -z 3 -r 2 --transport nccl $tiniest"
 
 # A test that nobody runs is a failure too. (dev/test/test_cudnn_plan needs nvcc and cuDNN: .ci/run runs it.)
 for file in dev/test/test_*.*; do
@@ -247,12 +333,16 @@ done
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-if [ ${#failures[@]} != 0 ]; then
+wait
+began=0
+spend
+if grep -qv '^[0-9]* 0 ' $results; then
     echo
     echo "Failed (full output in $logs):"
-    printf '  %s\n' "${failures[@]}"
+    awk '$2 != 0' $results | cut -d' ' -f3- | sed 's/^/  /'
 fi
+read -r passed failed <<< "$(awk '{ passed += $1; failed += $2 } END { print passed + 0, failed + 0 }' $results)"
 echo
-echo "$device: $((SECONDS - began)) s"
+echo "$device: $spent"
 echo "$passed passed, $failed failed"
-[ $failed = 0 ] && [ $passed != 0 ]
+[ "$failed" = 0 ] && [ "$passed" != 0 ]
