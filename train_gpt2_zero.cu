@@ -600,7 +600,9 @@ template <class X> static size_t attention_scratch(size_t B, size_t T, size_t NH
 static void attention_forward(floatX *out, float *lse, void *scratch, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH,
                               cudaStream_t stream) {
     if constexpr (ATTENTION_CUDNN) {
+        profile_begin(profile, "attention_forward", stream);
         attentionCheck(attention_cudnn_forward(out, lse, scratch, qkv, B, T, NH, C / NH, stream));
+        profile_end(profile);
         return;
     }
     const Attention a = attention_shape(B, T, C, NH, &FORWARD_TILES);
@@ -771,7 +773,9 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
 static void attention_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const floatX *qkv,
                                const float *lse, size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     if constexpr (ATTENTION_CUDNN) {
+        profile_begin(profile, "attention_backward", stream);
         attentionCheck(attention_cudnn_backward(dqkv, scratch, dout, out, qkv, lse, B, T, NH, C / NH, stream));
+        profile_end(profile);
         return;
     }
     float *delta = (float *)scratch;
@@ -2396,6 +2400,7 @@ static void print_profile(const Run *r) {
     run.Vp = c->padded_vocab_size;
     run.G = r->G;
     run.elem = sizeof(floatX);
+    run.one_backward = ATTENTION_CUDNN;
     run.recompute = (int)o->recompute;
     run.gelu_fusion = (int)o->gelu_fusion;
     run.tf32 = (int)o->tf32;

@@ -68,15 +68,22 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     if (gelus) add(&rows, "gelu_forward", G * gelus, 8 * row);
     add(&rows, "classifier", G, 2.0 * (double)(R * r->Vp * b) + 8.0 * (double)R);
 
-    // Backward. A kernel of dq has three products of attention (scores, dp, dq), one of dk and dv has four (scores, dp, dv, dk).
+    // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq and another dk and dv.
     if (r->gelu_fusion < 2) add(&rows, "gelu_backward", G * L, 12 * row);
     add(&rows, "layernorm_backward", G * (2 * L + 1), 4 * row + statistics + (double)(C * b));
-    w = add(&rows, "attention_dq", G * L, 6 * row + 8.0 * (double)(R * r->NH));
-    w->flops = 3 * triangle * w->calls;
-    w->tensor_cores = 1;
-    w = add(&rows, "attention_dkv", G * L, 6 * row + 8.0 * (double)(R * r->NH));
-    w->flops = 4 * triangle * w->calls;
-    w->tensor_cores = 1;
+    const double backward = 6 * row + 8.0 * (double)(R * r->NH);
+    if (r->one_backward) {
+        w = add(&rows, "attention_backward", G * L, backward + 2 * row);
+        w->flops = 5 * triangle * w->calls;
+        w->tensor_cores = 1;
+    } else {
+        w = add(&rows, "attention_dq", G * L, backward);
+        w->flops = 3 * triangle * w->calls;
+        w->tensor_cores = 1;
+        w = add(&rows, "attention_dkv", G * L, backward);
+        w->flops = 4 * triangle * w->calls;
+        w->tensor_cores = 1;
+    }
     w = add(&rows, "bias_partial", G * 4 * L, 0);               // of 3C, C, 4C and C columns
     w->bytes = (double)(G * L) * 9 * row;
     w = add(&rows, "add_partials", G * (4 * L + 2 * (2 * L + 1)), 0);       // biases; weights and biases of layernorms

@@ -29,6 +29,7 @@ typedef struct ProfileRun {
     size_t B, T, C, NH, L, Vp, G;       // micro-batch, model, micro-steps of a step
     size_t elem;                        // bytes of a parameter, gradient or activation: 2 or 4
     int recompute, gelu_fusion, tf32;   // -r, -ge, -f
+    int one_backward;                   // attention's backward is one operation (cuDNN), not two kernels
     size_t chunks;                      // that the kernels cut B * T rows into, to sum over them
     int stage;
     size_t ranks;                       // that shard

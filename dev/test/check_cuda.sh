@@ -93,6 +93,11 @@ for precision in FP32 BF16; do
     must "all programs, sm_90, $precision" "$work/all-$precision.log" compile PRECISION=$precision CUDA_ARCH=90 BUILD="$build" all
 done
 
+# The rest of a build with cuDNN is the same, and .ci/run has one.
+if [ -e "$include/cudnn_graph.h" ]; then
+    must "attention by cuDNN" $work/cudnn.log compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$work/cudnn $work/cudnn/dev/cuda/attention_cudnn.o
+fi
+
 objects=$(for f in zero/*.c; do echo "$work/mpi/${f%.c}.o"; done)
 # shellcheck disable=SC2086
 must "zero/: no result of MPI is dropped" $work/mpi.log compile PRECISION=FP32 BUILD=$work/mpi MPI_CFLAGS="$mpi_cflags" $objects

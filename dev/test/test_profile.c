@@ -57,6 +57,9 @@ static void test_attention_is_half_of_a_square(void **state) {
     assert_true(find(&run, "attention_forward")->flops / half > 1 && find(&run, "attention_forward")->flops / half < 1.001);
     const double backward = find(&run, "attention_dq")->flops + find(&run, "attention_dkv")->flops;
     assert_true(backward / half > 3.5 && backward / half < 3.5 * 1.001);
+    ProfileRun one = run;
+    one.one_backward = 1;
+    assert_true(find(&one, "attention_backward")->flops / half > 2.5 && find(&one, "attention_backward")->flops / half < 2.5 * 1.001);
 }
 
 // The whole step, beside the formula of the log's MFU (which counts wpe, biases and layernorms as if they were multiplied, and a backward of 5
