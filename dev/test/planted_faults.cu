@@ -45,6 +45,17 @@ __global__ void __launch_bounds__(THREADS) misaligned(float *out, const float *i
     if (i + PACK < N) st(out + i, ld(in + i + (faulty ? 1 : 0)));
 }
 
+__global__ void __launch_bounds__(THREADS) misaligned_store(float *out, const float *in, int faulty) {
+    const int i = threadIdx.x * PACK;
+    if (i + PACK < N) st(out + i + (faulty ? 1 : 0), ld(in + i));
+}
+
+// Eight bf16 are 16 bytes: an address of 8 more is right for half of them.
+__global__ void __launch_bounds__(THREADS) misaligned_bf16(float *out, const float *in, int faulty) {
+    const int i = threadIdx.x * PACK;
+    if (i + PACK < N) st(out + i, ld(reinterpret_cast<const bf16 *>(in) + i + (faulty ? PACK / 2 : 0)));
+}
+
 __global__ void __launch_bounds__(THREADS) unset_shared(float *out, const float *in, int faulty) {
     __shared__ float sum[THREADS];
     const int t = threadIdx.x;
@@ -130,6 +141,26 @@ __global__ void __launch_bounds__(THREADS) early_return(float *out, const float 
     out[t] = in[t];
 }
 
+// The loop's end is not the same for all: some leave it a barrier earlier.
+__global__ void __launch_bounds__(THREADS) uneven_loop(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    float v = 0;
+    for (int i = 0; i < 2 + (faulty && t % WARP == 5); i++) {
+        v += in[t];
+        __syncthreads();
+    }
+    out[t] = v;
+}
+
+// The mask says who takes part: lane 31 is read, but not named.
+__global__ void __launch_bounds__(THREADS) short_mask(float *out, const float *in, int faulty) {
+    const int t = threadIdx.x;
+    float v = in[t];
+    const unsigned mask = faulty ? 0x7fffffffu : 0xffffffffu;
+    if (mask >> t % WARP & 1) v = __shfl_sync(mask, v, WARP - 1);
+    out[t] = v;
+}
+
 __global__ void __launch_bounds__(THREADS) half_a_shuffle(float *out, const float *in, int faulty) {
     const int t = threadIdx.x;
     float v = in[t];
@@ -144,6 +175,22 @@ __global__ void __launch_bounds__(THREADS) half_a_shuffle(float *out, const floa
 __global__ void __launch_bounds__(THREADS) block_race(float *out, const float *in, int faulty) {
     const int t = threadIdx.x, block = blockIdx.x;
     out[t + (faulty ? 0 : block * THREADS)] = in[t] + static_cast<float>(block);
+}
+
+// All threads add to one sum at once. (The emulator lets no addition be lost, as a GPU would; but it shows the order.)
+__global__ void __launch_bounds__(THREADS) shared_sum(float *out, const float *in, int faulty) {
+    __shared__ float sum;
+    const int t = threadIdx.x;
+    if (t == 0) sum = 0;
+    __syncthreads();
+    if (faulty) {
+        sum += in[t];
+    } else {
+        const float all = block_sum(in[t]);
+        if (t == 0) sum = all;
+    }
+    __syncthreads();
+    out[t] = sum;
 }
 
 // A float atomic, made by hand since dev/cpu has none: the sum is in the order of arrival.
@@ -175,24 +222,28 @@ __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
 }
 
 typedef void (*kernel_fn)(float *, const float *, int);
-enum how_taken {
+enum host_side {
     RIGHT,
-    NO_EVENT, NO_WAIT,                                  // the other stream does not wait for the kernel, the host not for the copy
+    NO_EVENT, EARLY_EVENT, NO_WAIT,                     // the other stream does not wait for the kernel, or for what was before it; the host not for the copy
+    REUSED_SOURCE, REUSED_INPUT, FREED,                 // what a copy reads, what the kernel reads, is written too early, or freed before the launch
+    TALL_GRID, OPT_IN,                                  // more blocks in y, more shared memory than there can be
     HOST_READS, HOST_WRITES,                            // the host dereferences what cudaMalloc gave
     HOST_POINTER, HOST_FILL, WRONG_KIND                 // a kernel, a fill gets memory of the host; a copy says that the device's were the host's
 };
 
-static const struct {
+static const struct fault {
     const char *name;
     kernel_fn kernel;
     unsigned threads, faulty_threads;
     size_t shared, faulty_shared;
-    how_taken result;
+    host_side host;
 } FAULTS[] = {
     {"global_overrun", global_overrun, THREADS, THREADS, 0, 0, RIGHT},
     {"shared_overrun", shared_overrun, THREADS, THREADS, 0, 0, RIGHT},
     {"dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float), RIGHT},
     {"misaligned", misaligned, THREADS, THREADS, 0, 0, RIGHT},
+    {"misaligned_store", misaligned_store, THREADS, THREADS, 0, 0, RIGHT},
+    {"misaligned_bf16", misaligned_bf16, THREADS, THREADS, 0, 0, RIGHT},
     {"unset_shared", unset_shared, THREADS, THREADS, 0, 0, RIGHT},
     {"unset_global", unset_global, THREADS, THREADS, 0, 0, RIGHT},
     {"missing_barrier", missing_barrier, THREADS, THREADS, 0, 0, RIGHT},
@@ -202,12 +253,22 @@ static const struct {
     {"divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0, RIGHT},
     {"two_barriers", two_barriers, THREADS, THREADS, 0, 0, RIGHT},
     {"early_return", early_return, THREADS, THREADS, 0, 0, RIGHT},
+    {"uneven_loop", uneven_loop, THREADS, THREADS, 0, 0, RIGHT},
+    {"short_mask", short_mask, THREADS, THREADS, 0, 0, RIGHT},
     {"half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0, RIGHT},
     {"block_race", block_race, THREADS, THREADS, 0, 0, RIGHT},
+    {"shared_sum", shared_sum, THREADS, THREADS, 0, 0, RIGHT},
     {"float_atomic", float_atomic, THREADS, THREADS, 0, 0, RIGHT},
     {"too_many_threads", copy, 1024, 1056, 4096, 4224, RIGHT},
     {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10, RIGHT},
+    {"too_much_opted_in", copy, 1024, 1024, 100 << 10, 228 << 10, OPT_IN},
+    {"too_tall_a_grid", copy, 256, 256, 1024, 1024, TALL_GRID},
+    {"half_a_warp", copy, 256, 240, 1024, 1024, RIGHT},
     {"missing_event", copy, 256, 256, 1024, 1024, NO_EVENT},
+    {"early_event", copy, 256, 256, 1024, 1024, EARLY_EVENT},
+    {"reused_source", copy, 256, 256, 1024, 1024, REUSED_SOURCE},
+    {"reused_input", copy, 256, 256, 1024, 1024, REUSED_INPUT},
+    {"freed", copy, 256, 256, 1024, 1024, FREED},
     {"missing_wait", copy, 256, 256, 1024, 1024, NO_WAIT},
     {"host_reads", copy, 256, 256, 1024, 1024, HOST_READS},
     {"host_writes", copy, 256, 256, 1024, 1024, HOST_WRITES},
@@ -222,23 +283,50 @@ static void check(cudaError_t e) {
     exit(1);
 }
 
-// Copies the kernel's output to the host, with the faults that streams invite.
-static void take_result(float *host, const float *out, size_t bytes, cudaStream_t stream, how_taken how, bool faulty) {
-    cudaStream_t other;
+// One launch with what is around it, and the faults that streams and memory invite. The kernel runs in one stream, the copy of what it wrote in another.
+static void run(const fault &f, float *host, size_t bytes, bool faulty) {
+    const host_side wrong = faulty ? f.host : RIGHT;
+    cudaStream_t stream, other;
     cudaEvent_t event;
-    float *pinned;
+    float *in, *out, *pinned;
+    check(cudaMalloc(reinterpret_cast<void **>(&in), bytes));
+    check(cudaMalloc(reinterpret_cast<void **>(&out), bytes));
+    check(cudaMallocHost(reinterpret_cast<void **>(&pinned), bytes));
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     check(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    check(cudaMallocHost(reinterpret_cast<void **>(&pinned), bytes));
+
+    memcpy(pinned, host, bytes);
+    check(cudaMemcpyAsync(in, pinned, bytes, wrong == WRONG_KIND ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream));
+    if (wrong != REUSED_SOURCE) check(cudaStreamSynchronize(stream));
     memset(pinned, 0, bytes);
-    check(cudaEventRecord(event, stream));
-    if (how != NO_EVENT || !faulty) check(cudaStreamWaitEvent(other, event, 0));
+    if (wrong == HOST_WRITES) out[0] = 0;
+    if (wrong == HOST_FILL) check(cudaMemset(host, 0, bytes));
+    if (wrong == FREED) check(cudaFree(in));
+
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1, wrong == TALL_GRID ? 65536 : 1);
+    config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
+    config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
+    config.stream = stream;
+    if (f.host == OPT_IN) check(cudaFuncSetAttribute(f.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes)));
+    if (wrong == EARLY_EVENT) check(cudaEventRecord(event, stream));
+    check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(wrong == HOST_POINTER ? host : in), static_cast<int>(faulty)));
+    if (wrong != EARLY_EVENT) check(cudaEventRecord(event, stream));
+
+    if (wrong != NO_EVENT && wrong != REUSED_INPUT) check(cudaStreamWaitEvent(other, event, 0));
+    if (f.host == REUSED_INPUT) check(cudaMemsetAsync(in, 0, bytes, other));
+    if (wrong == REUSED_INPUT) check(cudaStreamWaitEvent(other, event, 0));
     check(cudaMemcpyAsync(pinned, out, bytes, cudaMemcpyDeviceToHost, other));
-    if (how != NO_WAIT || !faulty) check(cudaStreamSynchronize(other));
-    memcpy(host, faulty && how == HOST_READS ? out : pinned, bytes);
-    check(cudaFreeHost(pinned));
-    check(cudaEventDestroy(event));
+    if (wrong != NO_WAIT) check(cudaStreamSynchronize(other));
+    memcpy(host, wrong == HOST_READS ? out : pinned, bytes);
+
+    check(cudaStreamDestroy(stream));
     check(cudaStreamDestroy(other));
+    check(cudaEventDestroy(event));
+    check(cudaFreeHost(pinned));
+    check(cudaFree(out));
+    if (wrong != FREED) check(cudaFree(in));
 }
 
 int main(int argc, char **argv) {
@@ -250,25 +338,8 @@ int main(int argc, char **argv) {
     for (const auto &f : FAULTS) {
         if (strcmp(f.name, argv[1]) != 0) continue;
         static float host[N];
-        float *in, *out;
         for (int i = 0; i < N; i++) host[i] = 1.0f / static_cast<float>(i + 1);
-        check(cudaMalloc(reinterpret_cast<void **>(&in), sizeof host));
-        check(cudaMalloc(reinterpret_cast<void **>(&out), sizeof host));
-        check(cudaMemcpy(in, host, sizeof host, faulty && f.result == WRONG_KIND ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice));
-        if (faulty && f.result == HOST_WRITES) out[0] = 0;
-        if (faulty && f.result == HOST_FILL) check(cudaMemset(host, 0, sizeof host));
-
-        cudaLaunchConfig_t config = {};
-        config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1);
-        config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
-        config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
-        check(cudaStreamCreateWithFlags(&config.stream, cudaStreamNonBlocking));
-        check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(faulty && f.result == HOST_POINTER ? host : in), static_cast<int>(faulty)));
-        take_result(host, out, sizeof host, config.stream, f.result, faulty);
-        check(cudaStreamDestroy(config.stream));
-        check(cudaFree(in));
-        check(cudaFree(out));
-
+        run(f, host, sizeof host, faulty);
         static unsigned char bytes[sizeof host];
         memcpy(bytes, host, sizeof host);
         uint64_t hash = 0xcbf29ce484222325ull;     // FNV-1a

@@ -67,6 +67,8 @@ check "$asan" global_overrun heap-buffer-overflow
 check "$asan" shared_overrun global-buffer-overflow
 check "$asan" dynamic_overrun heap-buffer-overflow
 check "$asan" misaligned misaligned access
+check "$asan" misaligned_store misaligned access
+check "$asan" misaligned_bf16 misaligned access
 check "$asan" unset_shared wrong
 check "$asan" unset_global wrong
 check "$asan" missing_barrier wrong
@@ -76,12 +78,22 @@ check "$asan" neighbour_race differs
 check "$asan" divergent_barrier after some threads of the block have ended
 check "$asan" two_barriers threads of a block wait at different __syncthreads
 check "$asan" early_return after some threads of the block have ended
+check "$asan" uneven_loop after some threads of the block have ended
+check "$asan" short_mask a shuffle reads a lane that its mask does not name
 check "$asan" half_a_shuffle deadlock
 check "$asan" block_race differs
+check "$asan" shared_sum differs
 check "$asan" float_atomic differs
 check "$asan" too_many_threads larger than 1024 threads
 check "$asan" too_much_shared too much dynamic shared memory
+check "$asan" too_much_opted_in invalid argument
+check "$asan" too_tall_a_grid the grid is larger
+check "$asan" half_a_warp not a multiple of 32 threads
 check "$asan" missing_event wrong
+check "$asan" early_event wrong
+check "$asan" reused_source wrong
+check "$asan" reused_input wrong
+check "$asan" freed heap-use-after-free
 check "$asan" missing_wait wrong
 export CUDA_ON_CPU_PROTECT=1
 check "$asan" host_reads the host touches device memory
@@ -91,7 +103,7 @@ check "$asan" host_fill invalid argument
 check "$asan" wrong_kind invalid argument
 unset CUDA_ON_CPU_PROTECT
 if [ -x "$tsan" ]; then
-    for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race; do
+    for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race shared_sum; do
         check "$tsan" $fault data race
     done
 fi
