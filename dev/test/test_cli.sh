@@ -370,7 +370,6 @@ lose "a rank is killed" 2 KILL 1 "rank 1"
 lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
 lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
 lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
-lose "a rank is killed, NCCL" 2 KILL 1 "rank 1" --transport nccl
 lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" --timeout 3 --transport nccl
 lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], in .*: the .*another rank died, stopped" --timeout 3 --transport nccl -z 3
 lose "Ctrl-C" 2 INT mpirun "step"

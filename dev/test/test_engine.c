@@ -442,7 +442,7 @@ int main(int argc, char **argv)
     data_rank = rank;
     data_ranks = ranks;
     for (size_t w = 0; w < num_ways; w++)
-        for (kind = 0; kind < (w == 0 ? KINDS : BF16_SPLIT); kind++)
+        for (kind = 0; kind < (w == 0 ? KINDS : ways[w].name == NCCL ? BF16 : BF16_SPLIT); kind++)
             for (int stage = 0; stage < VARIANTS; stage++) {
                 const size_t steps = w == 0 && ranks < 8 ? 20 : 6;      /* 8 ranks on two cores take their time */
                 uint64_t hash[3], again[3];

@@ -11,6 +11,9 @@
 #include "zero/bootstrap_mpi.h"
 #include "zero/comm_nccl.h"
 #include "zero/kernels.h"
+#ifdef CUDA_ON_CPU
+#include <nccl.h>
+#endif
 
 enum { ROUNDS = 24, PIECE = 64 * 40, SHARD = 4096 };
 
@@ -336,6 +339,47 @@ static void a_missing_library_is_explained(void)
     zero_comm_destroy(c);
 }
 
+#ifdef CUDA_ON_CPU
+/* What stands for NCCL here, by itself and with blocking communicators: what zero/ does not happen to do. */
+static void the_stand_in_does_what_nccl_does(void)
+{
+    ncclUniqueId id, *ids = calloc((size_t)ranks, sizeof *ids);
+    ncclComm_t comm, child;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    cudaStream_t s;
+    int *mine = NULL, *theirs = NULL;
+    const size_t n = 20000;         /* more than one chunk */
+    const int next = (rank + 1) % ranks, last = (rank + ranks - 1) % ranks, group = ranks - 1 - rank / 2 * 2;
+    config.blocking = 1;
+    EXPECT(cudaStreamCreate(&s) == cudaSuccess && cudaMallocHost((void **)&mine, 2 * n * sizeof(int)) == cudaSuccess, "memory");
+    EXPECT(cudaMallocHost((void **)&theirs, 2 * n * sizeof(int)) == cudaSuccess, "memory");
+    EXPECT(ncclGetUniqueId(&id) == ncclSuccess, "id");
+    MPI_Allgather(&id, sizeof id, MPI_BYTE, ids, sizeof id, MPI_BYTE, MPI_COMM_WORLD);
+    EXPECT(ncclCommInitRankConfig(&comm, ranks, ids[0], rank, &config) == ncclSuccess, "init: %s", ncclGetLastError(NULL));
+    for (size_t i = 0; i < 2 * n; i++) mine[i] = rank * 1000000 + (int)i;
+    /* Around a ring (one rank: to itself), two messages to the same rank, which arrive in the order of the calls. */
+    ncclResult_t r = ncclGroupStart();
+    for (size_t k = 0; k < 2 && r == ncclSuccess; k++) {
+        r = ncclRecv(theirs + k * n, n * sizeof(int), ncclUint8, last, comm, s);
+        if (r == ncclSuccess) r = ncclSend(mine + k * n, n * sizeof(int), ncclUint8, next, comm, s);
+    }
+    EXPECT(r == ncclSuccess && ncclGroupEnd() == ncclSuccess && cudaStreamSynchronize(s) == cudaSuccess, "ring: %s", ncclGetLastError(comm));
+    for (size_t i = 0; i < 2 * n; i++) EXPECT(theirs[i] == last * 1000000 + (int)i, "ring: element %zu is %d", i, theirs[i]);
+    /* Pairs of ranks, the higher one first; colors need not be small. */
+    EXPECT(ncclCommSplit(comm, group, -rank, &child, &config) == ncclSuccess, "split: %s", ncclGetLastError(comm));
+    const int pair = rank / 2 * 2 + 1 < ranks ? 2 : 1, place = pair == 2 && rank % 2 == 0;
+    EXPECT(ncclAllGather(mine, theirs, n * sizeof(int) / 2, ncclUint8, child, s) == ncclSuccess && cudaStreamSynchronize(s) == cudaSuccess, "gather: %s", ncclGetLastError(child));
+    for (int k = 0; k < pair; k++) {
+        const int from = k == place ? rank : rank % 2 ? rank - 1 : rank + 1;
+        EXPECT(theirs[(size_t)k * n / 2 + 7] == from * 1000000 + 7, "split: rank %d of %d has %d", k, pair, theirs[(size_t)k * n / 2 + 7]);
+    }
+    EXPECT(ncclAllGather(mine, theirs, 1, ncclUint8, NULL, s) == ncclInvalidArgument && ncclGroupEnd() == ncclInvalidUsage, "misuse was accepted");
+    EXPECT(ncclCommDestroy(child) == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess, "destroy");
+    EXPECT(cudaFreeHost(mine) == cudaSuccess && cudaFreeHost(theirs) == cudaSuccess && cudaStreamDestroy(s) == cudaSuccess, "free");
+    free(ids);
+}
+#endif
+
 /* Left out one at a time, the host waiting for each of the three streams first. */
 static void every_wait_is_needed(void)
 {
@@ -375,6 +419,10 @@ int main(int argc, char **argv)
     use_own_device();
     EXPECT(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
     const int deferred = getenv("CUDA_ON_CPU_STREAMS") != NULL;
+#ifdef CUDA_ON_CPU
+    the_stand_in_does_what_nccl_does();
+    case_done("what stands for NCCL does what it does: blocking, rings, two messages, pairs");
+#endif
     for (int registered = 0; registered <= 1; registered++) {
         zero_comm *c = create((zero_comm_nccl_config){ .timeout_s = 60, .register_buffers = registered });
         EXPECT(strstr(zero_comm_name(c), ranks > 1 ? "NCCL" : "one rank") != NULL, "the transport calls itself \"%s\"", zero_comm_name(c));
