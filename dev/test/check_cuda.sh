@@ -7,7 +7,8 @@
 #      cuBLASLt, NCCL and cuDNN return their results are [[nodiscard]], so a call whose result nobody looks at is an error ("(void)" says that it
 #      is meant, as in destructors). In zero/ that goes for MPI too; elsewhere MPI's own handler ends the job.
 #   2. The kernels compile without a warning for sm_80, sm_90 and sm_100, and each keeps the rules of check_kernels.awk: registers for the threads that
-#      it is launched with, no spills, no local arrays, 16-byte accesses where memory is the limit. The table of all kernels is kernels.txt.
+#      it is launched with, no spills, no local arrays, 16-byte accesses where memory is the limit. The table of all kernels is kernels.txt. The
+#      trainer's launches have the threads that the kernels are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
 #   3. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
 #
 # Ends with "N passed, N failed"; exit status 0 only if nothing failed.
@@ -144,6 +145,13 @@ for arch in $archs; do
     done
 done
 
+launches=$(awk -f dev/test/check_launches.awk train_gpt2_zero.cu)
+while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL' <<< "$launches")"
+launched=$(grep -vc '^FAIL' <<< "$launches")
+passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
+echo "ok    $launched launches have the threads of their kernels, except what is said above"
+[ "$launched" -gt 10 ] || bad "only $launched launches were found: is check_launches.awk still looking for the right words?"
+
 # ----------------------------------------------------------------------------------------------------------------------
 # 3. Planted faults
 
@@ -172,6 +180,16 @@ no_launch_bounds has no __launch_bounds__
 no_launch_bounds [0-9]+ registers x 1024 threads
 END
     if grep -q '^FAIL .* nothing_wrong' $work/planted.txt; then bad "a kernel with nothing wrong is blamed"; else ok; fi
+fi
+for threads in 128 256; do
+    printf '__global__ void __launch_bounds__(%d) k(int n) {}\nvoid f() { LAUNCH(ceil_div(n, 2), 128, 0, stream, k, n); }\n' $threads |
+        awk -f dev/test/check_launches.awk > $work/launch-$threads.log
+done
+if grep -q '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $work/launch-256.log && ! grep -q FAIL $work/launch-128.log; then
+    ok
+    echo "ok    found: a launch with other threads"
+else
+    bad "a launch with other threads: planted, but not found; or found where it is not"
 fi
 must_say "too much shared memory" "uses too much shared data" $work/planted-shared.log plant -DPLANT_SHARED
 must_say "a warning of nvcc" "was declared but never referenced" $work/planted-unused.log plant -DPLANT_UNUSED
