@@ -307,9 +307,10 @@ static void long_attention_is_wrong(void) {
         }
 
         const DeviceX d_qkv(qkv), d_dout(dout), d_out(T * HS), d_dqkv(T * 3 * HS);
-        const DeviceF d_lse(T), d_delta(T);
-        attention_forward(d_out.p, d_lse.p, d_qkv.p, 1, T, HS, 1, 0);
-        attention_backward(d_dqkv.p, d_delta.p, d_dout.p, d_out.p, d_qkv.p, d_lse.p, 1, T, HS, 1, 0);
+        const DeviceF d_lse(T);
+        const Device<char> d_scratch(attention_scratch<floatX>(1, T, 1));
+        attention_forward(d_out.p, d_lse.p, d_scratch.p, d_qkv.p, 1, T, HS, 1, 0);
+        attention_backward(d_dqkv.p, d_scratch.p, d_dout.p, d_out.p, d_qkv.p, d_lse.p, 1, T, HS, 1, 0);
         const Values all_out = d_out.read(), all_lse = d_lse.read(), all_dqkv = d_dqkv.read();
         size_t not_zero = 0;
         for (size_t i = 0; i < T; i++) {
