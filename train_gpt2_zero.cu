@@ -408,6 +408,7 @@ static void classifier(floatX *logits, float *losses, const int *targets, float 
 #define ATTENTION_THREADS 128                 // as many blocks at a time on a multiprocessor as launch bounds say fit into its shared memory
 constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU wants 8 sums in flight, a GPU more threads
 constexpr int GAP = WARP == 1 ? 0 : 4;         // floats between the rows of a tile, so that threads on several rows use several banks
+constexpr int TEAMS = WARP == 1 ? 1 : 2;       // where there are two products to do, half of a GPU's block does one, half the other
 constexpr size_t ATTENTION_SHARED = 99 << 10;  // bytes that every GPU from sm_80 on gives to a block
 
 typedef struct Attention {
@@ -482,20 +483,22 @@ DEV void clear_sums(float *memory, fvec registers[MICRO], int items) {
 }
 
 // Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from `valid` on are
-// zeros. Neighbouring threads have neighbouring rows: so they write to different banks, whichever way.
+// zeros. Neighbouring threads have neighbouring rows, so they write to different banks either way; a CPU reads row by row.
 DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS, float scale) {
-    const int row_step = blockDim.x % n, pack_step = blockDim.x / n;
-    for (int r = threadIdx.x % n, p = threadIdx.x / n; p < HS / PACK;) {
+    const int inner = WARP == 1 ? HS / PACK : n, outer = WARP == 1 ? n : HS / PACK;
+    const int inner_step = blockDim.x % inner, outer_step = blockDim.x / inner;
+    for (int i = threadIdx.x % inner, o = threadIdx.x / inner; o < outer;) {
+        const int r = WARP == 1 ? o : i, p = WARP == 1 ? i : o;
         const fvec x = r < valid ? ld(from + r * stride + p * PACK) * scale : splat(0);
         if (tile) st(tile + r * (HS + GAP) + p * PACK, x);
         if (turned) {
             UNROLL for (int k = 0; k < PACK; k++) turned[(p * PACK + k) * (n + GAP) + r] = x[k];
         }
-        r += row_step;
-        p += pack_step;
-        if (r >= n) {
-            r -= n;
-            p++;
+        i += inner_step;
+        o += outer_step;
+        if (i >= inner) {
+            i -= inner;
+            o++;
         }
     }
 }
@@ -612,14 +615,15 @@ static void attention_forward(floatX *out, float *lse, void *scratch, const floa
 
 static const AttentionTiles DQ_TILES = {2, 1, 2, 2, 2, 1};
 
-// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products with scores' shape, of
-// which each thread of a GPU does one: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
+// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products have scores' shape:
+// s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
                     const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a,
                     float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK, wide = HS + GAP, tall = cols + GAP;
     const int items = rows / MICRO * packs, score_packs = cols / PACK, score_items = rows / MICRO * score_packs;
+    const int team = blockDim.x / TEAMS;        // threads that do one of two products
     DYNAMIC_SHARED(float, q);
     float *d = q + rows * wide, *k = d + rows * wide, *kt = k + cols * wide, *vt = kt + HS * tall;
     float *p = vt + HS * tall, *ds = p + rows * tall, *row_lse = ds + rows * tall, *row_delta = row_lse + rows;
@@ -650,9 +654,10 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
         load_tile(k, kt, in + k0 * 3 * C + C, 3 * C, cols, T - k0, HS, 1.0f);
         load_tile(NULL, vt, in + k0 * 3 * C + 2 * C, 3 * C, cols, T - k0, HS, 1.0f);
         __syncthreads();
-        for (int i = threadIdx.x; i < 2 * score_items; i += blockDim.x) {
-            const bool is_s = i < score_items;
-            const int at = is_s ? i : i - score_items, r = at / score_packs * MICRO, c = at % score_packs * PACK;
+        for (int which = threadIdx.x / team; which < 2; which += TEAMS)
+        for (int i = threadIdx.x % team; i < score_items; i += team) {
+            const bool is_s = which == 0;
+            const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
             if (c >= visible_keys(q0 + r, k0, cols)) continue;
             fvec acc[MICRO];
             UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
@@ -701,6 +706,7 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
                      const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK, wide = HS + GAP, tall = cols + GAP;
     const int items = rows / MICRO * packs, score_packs = cols / PACK, score_items = rows / MICRO * score_packs;
+    const int team = blockDim.x / TEAMS;        // threads that do one of two products
     DYNAMIC_SHARED(float, k);
     float *v = k + rows * wide, *q = v + rows * wide, *d = q + cols * wide, *qt = d + cols * wide, *dt = qt + HS * tall;
     float *p = dt + HS * tall, *ds = p + rows * tall, *col_lse = ds + rows * tall, *col_delta = col_lse + rows;
@@ -724,9 +730,10 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
             col_delta[c] = q0 + c < T ? delta[(size_t)head * T + q0 + c] : 0.0f;
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < 2 * score_items; i += blockDim.x) {
-            const bool is_s = i < score_items;
-            const int at = is_s ? i : i - score_items, r = at / score_packs * MICRO, c = at % score_packs * PACK;
+        for (int which = threadIdx.x / team; which < 2; which += TEAMS)
+        for (int i = threadIdx.x % team; i < score_items; i += team) {
+            const bool is_s = which == 0;
+            const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
             if (c < first_query(k0 + r, q0)) continue;
             fvec acc[MICRO];
             UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
