@@ -1,13 +1,13 @@
 /* bench_adamw.cu: the bandwidth of the fused AdamW, beside that of STREAM's triad a = b + s * c (McCalpin 1995) on arrays of the same
    size. Bytes as the algorithms need them: AdamW fp32 reads p, g, m, v and writes p, m, v (28 a parameter), bf16 reads master, g, m, v
-   and writes master, m, v, p (30), with a split master 28, with none 24; triad reads b, c and writes a (12). The sum of squares and the ordered sum too. */
+   and writes master, m, v, p (30), with a split master 28, with none 24; triad reads b, c and writes a (12). The sum of squares too. An argument is the number of parameters. */
 #include <stdio.h>
 #include "dev/bench/bench.h"
 #include "zero/device.cuh"
 #include "zero/kernels.h"
 
 enum { TRIAD, ADAMW_F32, ADAMW_BF16, ADAMW_SPLIT, ADAMW_NONE, SQUARES, CANDIDATES, ROUNDS = 7 };
-static const size_t N = (size_t)48 << 20;
+static size_t N = (size_t)48 << 20;
 
 __global__ void __launch_bounds__(256) triad_kernel(float *a, const float *b, const float *c, float s, size_t n)
 {
@@ -26,8 +26,9 @@ static float *array(size_t bytes)
     return (float *)p;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) N = (strtoull(argv[1], NULL, 10) + ZERO_TILE - 1) / ZERO_TILE * ZERO_TILE;
     static const char *const names[CANDIDATES] = {"STREAM triad", "AdamW, fp32", "AdamW, bf16, fp32 master", "AdamW, bf16, split master", "AdamW, bf16, no master", "sum of squares"};
     static const double bytes[CANDIDATES] = {12, 28, 30, 28, 24, 4};
     double seconds[CANDIDATES][ROUNDS], ratio[CANDIDATES][ROUNDS];

@@ -213,7 +213,7 @@ bf16=build/$device-bf16
 asan=build/emulated-fp32
 tsan=build/emulated-tsan-fp32
 build "$device" FP32 all
-build "$device" BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero}
+build "$device" BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero,test_nccl,train_gpt2_zero}
 build emulated BF16 build/emulated-bf16/train_gpt2_zero
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
@@ -285,6 +285,7 @@ run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 120 "each kind of work has a formula" dev/test/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
+[ "$device" != cpu ] || run 0 300 "check of a GPU: every line of the script" dev/test/test_gpu_check.sh
 
 # What would run on a GPU never touches the device's memory from the host (dev/cpu/protect.cpp; a number above 1 looks less often, for speed).
 if [ "$device" = cpu ]; then
