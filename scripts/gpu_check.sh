@@ -45,7 +45,7 @@ make_bundle() {
 # Source with BUNDLE set to this directory.
 bundle_lib=\$BUNDLE/root/usr/lib/$triple
 export PATH="\$BUNDLE/bin:\$PATH" OPAL_PREFIX="\$BUNDLE/root/usr" OPAL_SYSCONFDIR="\$BUNDLE/root/etc/openmpi" PMIX_INSTALL_PREFIX="\$bundle_lib/pmix2"
-export LD_LIBRARY_PATH="\$bundle_lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" LIBRARY_PATH="\$bundle_lib" CPATH="\$BUNDLE/root/usr/include"
+export PMIX_MCA_pcompress_base_silence_warning=1 LD_LIBRARY_PATH="\$bundle_lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" LIBRARY_PATH="\$bundle_lib" CPATH="\$BUNDLE/root/usr/include"
 END
     cat > "$dir/bin/mpicc" << END
 #!/bin/sh
@@ -212,7 +212,7 @@ say ""
 # ----------------------------------------------------------------------------------------------------------------------
 # What is missing
 
-has() { echo "$2" | gcc -x c - -o /dev/null "${@:3}" > /dev/null 2>&1 || { missing+=("$1"); false; }; }
+has() { echo "$2" | gcc -x c - -o /dev/null ${bundle_lib:+-L"$bundle_lib"} "${@:3}" > /dev/null 2>&1 || { missing+=("$1"); false; }; }
 missing=()
 look() {
     missing=()
@@ -238,7 +238,8 @@ if [ ${#missing[@]} != 0 ] || [ -n "${BUNDLE:-}" ]; then
         export BUNDLE
         . "$BUNDLE/env.sh"
         look
-        say "$why: using the bundle $bundle, made for $(cat "$bundle/made-for")"
+        here=$(. /etc/os-release && echo "${ID:-} ${VERSION_ID:-} $(gcc -print-multiarch)")
+        say "$why: using the bundle $bundle, made for $(cat "$bundle/made-for")$([ "$here" = "$(cat "$bundle/made-for")" ] || echo "; this is $here, where it may not run")"
     fi
 fi
 if [ ${#missing[@]} = 0 ]; then
@@ -366,7 +367,7 @@ if [ -n "$batch" ]; then
     step "profile" 60 "${mpi[@]}" "$best/train_gpt2_zero" "${model[@]}" -b "$batch" -z 2 --profile 3
     sed -n '/^profile of/,/^$/p' "$(log_of profile)" | tee -a "$report"
 else
-    conclude $status "batch that fits"
+    conclude "$status" "batch that fits"
 fi
 
 on "$gpus"
