@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One command for a machine with NVIDIA GPUs: builds, tests, measures, and writes one report. No network, under ten minutes.
 #
-#     scripts/gpu_check.sh                    all of it; the report is build/gpu_check/report.txt, exit status 0 if nothing failed
+#     scripts/gpu_check.sh                    all of it; the report is build/gpu_check/report.txt; exit status 0 if nothing failed, or lacked time
 #     scripts/gpu_check.sh --bundle DIR       on another machine, with a network and the same Debian or Ubuntu: gets MPI, xxHash and cmocka into DIR.
 #                                             Copy DIR to the GPU's machine, as build/bundle there or wherever BUNDLE=DIR says
 #     scripts/gpu_check.sh --dry-run          the very same steps on the CPU in sizes of a toy, to test this script
@@ -402,4 +402,4 @@ say ""
 say "Summary, after $SECONDS s of $all"
 printf '%s\n' "${results[@]}" | grep -v '^PASS' | tee -a "$report"
 say "$(count PASS) passed, $(count FAIL) failed, $(count NOT) not run; what each step said: $work; this report: $report"
-[ "$(count FAIL)" = 0 ] && [ "$(count PASS)" != 0 ]
+[ "$(count FAIL)" = 0 ] && ! printf '%s\n' "${results[@]}" | grep -q "the $all s are over"
