@@ -100,12 +100,15 @@ verdict() {
 
 log_of() { echo "$work/${1//[^A-Za-z0-9]/_}.log"; }
 
-# timed NAME LIMIT COMMAND...: its output to NAME's log; its exit status, 99 if there is no time left for it
+# timed NAME LIMIT COMMAND...: its output to NAME's log; its exit status, 99 if there is no time left for it, 98 if its program was not built
 timed() {
-    local log limit=$2 left=$((all - SECONDS))
+    local log word limit=$2 left=$((all - SECONDS))
     log=$(log_of "$1")
     : > "$log"
     [ $left -ge 5 ] || return 99
+    for word in "${@:3}"; do
+        [[ $3 == make || $word != build/$device-* || -x $word ]] || return 98
+    done
     timeout -k 5 $((limit < left ? limit : left)) "${@:3}" > "$log" 2>&1 < /dev/null
 }
 
@@ -116,6 +119,7 @@ conclude() {
     words=$(grep -E '^[0-9]+ passed, [0-9]+ failed|^\[  (PASSED|FAILED) ' "$log" | tail -n 1)
     case $1 in
     0) verdict PASS "$2" "$words" ;;
+    98) verdict NOT_RUN "$2" "its program was not built" ;;
     99) verdict NOT_RUN "$2" "the $all s are over" ;;
     124 | 137) verdict FAIL "$2" "stopped after its time limit" ;;
     *)
