@@ -420,14 +420,14 @@ typedef struct Attention {
 typedef struct AttentionTiles {
     size_t rows, cols, turned;      // tiles of rows x HS, of cols x HS, of HS x cols
     size_t scores;                  // of rows x cols
-    size_t vectors;                 // of rows
+    size_t vectors;                 // of rows or of cols, whichever are more
     size_t sums;                    // of rows x HS, which only a CPU has there
 } AttentionTiles;
 
 static size_t attention_shared(const Attention *a, const AttentionTiles *t) {
     const size_t rows = (size_t)a->rows, cols = (size_t)a->cols, HS = (size_t)a->HS;
     return sizeof(float) * ((t->rows * rows + t->cols * cols) * (HS + GAP) + (t->turned * HS + t->scores * rows) * (cols + GAP) +
-                            t->vectors * rows + (WARP == 1 ? t->sums * rows * HS : 0));
+                            t->vectors * max(rows, cols) + (WARP == 1 ? t->sums * rows * HS : 0));
 }
 
 static Attention attention_shape(size_t B, size_t T, size_t C, size_t NH, const AttentionTiles *t) {
@@ -709,8 +709,8 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
     const int team = blockDim.x / TEAMS;        // threads that do one of two products
     DYNAMIC_SHARED(float, k);
     float *v = k + rows * wide, *q = v + rows * wide, *d = q + cols * wide, *qt = d + cols * wide, *dt = qt + HS * tall;
-    float *p = dt + HS * tall, *ds = p + rows * tall, *col_lse = ds + rows * tall, *col_delta = col_lse + rows;
-    float *dk = col_delta + rows, *dv = dk + rows * HS;
+    float *p = dt + HS * tall, *ds = p + rows * tall, *col_lse = ds + rows * tall, *col_delta = col_lse + cols;
+    float *dk = col_delta + cols, *dv = dk + rows * HS;
     fvec dk_item[MICRO], dv_item[MICRO];
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
     const int k0 = blockIdx.x / (a.B * a.NH) * rows;        // the longest first
