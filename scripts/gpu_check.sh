@@ -340,7 +340,7 @@ done
 if [ $device != cpu ] && [ $most -gt 1 ]; then
     on $most $most
     step "sharded = unsharded, $most GPUs" 90 "${mpi[@]}" $bf16/test_gpt2_zero
-    step "NCCL transport, $most GPUs" 60 "${mpi[@]}" $fp32/test_nccl
+    step "NCCL transport, $most GPUs" 150 "${mpi[@]}" $fp32/test_nccl
 fi
 on 2 1
 step "MPI transport, 2 ranks on a GPU" 60 "${mpi[@]}" $fp32/test_comm

@@ -109,11 +109,14 @@ static void count_received(comm_nccl *m, enum zero_wire kind, size_t bytes) { m-
 
 /* ---- memory ---------------------------------------------------------------------------------------------------------------- */
 
-/* Zeroed device memory; *handle: its registration, where NCCL is to know it. */
+/* Is symmetric memory NCCL's own? */
+static int owns_memory(const comm_nccl *m) { return m->f->register_buffers && m->comm; }
+
+/* Zeroed device memory; *handle: its registration, where NCCL is to know it (NULL also where NCCL does not register: NCCL_LOCAL_REGISTER=0). */
 static char *alloc_device(comm_nccl *m, zero_memory *mem, enum zero_category category, size_t bytes, void **handle)
 {
     *handle = NULL;
-    if (!m->f->register_buffers || !m->comm) return zero_memory_alloc(mem, category, bytes);
+    if (!owns_memory(m)) return zero_memory_alloc(mem, category, bytes);
     const size_t size = bytes ? bytes : 1;
     void *p = NULL;
     int e = zero_nccl_enter(m, "allocation of memory");
@@ -127,18 +130,21 @@ static char *alloc_device(comm_nccl *m, zero_memory *mem, enum zero_category cat
     return p;
 }
 
+/* ncclMemFree does not wait for what still uses the memory, as cudaFree does. */
 static int free_device(comm_nccl *m, zero_memory *mem, enum zero_category category, char *ptr, size_t bytes, void *handle)
 {
-    if (!handle) {
+    if (!owns_memory(m)) {
         zero_memory_free(mem, category, ptr, bytes);
         return ZERO_OK;
     }
-    int e = zero_nccl_enter(m, "end of a registration of memory");
-    if (!e) e = zero_nccl_leave(m, m->comm, m->f->lib.CommDeregister(m->comm, handle));
     zero_memory_book(mem, category, 0, bytes);
-    if (e) return e;            /* aborted: NCCL may not be asked any more, and the process ends */
-    e = zero_nccl_enter(m, "release of memory");
-    return e ? e : zero_nccl_leave(m, NULL, m->f->lib.MemFree(ptr));
+    int e = zero_nccl_device_check(m, cudaDeviceSynchronize());
+    if (!e && handle) {
+        e = zero_nccl_enter(m, "end of a registration of memory");
+        if (!e) e = zero_nccl_leave(m, m->comm, m->f->lib.CommDeregister(m->comm, handle));
+    }
+    if (!e) e = zero_nccl_enter(m, "release of memory");
+    return e ? e : zero_nccl_leave(m, NULL, m->f->lib.MemFree(ptr));        /* e, aborted: NCCL may not be asked any more, and the process ends */
 }
 
 static int nccl_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)

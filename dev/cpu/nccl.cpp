@@ -541,6 +541,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t m, void *ptr, size_t bytes, void 
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t m, void *handle) {
+    if (m && (m->queued > 0 || m->pending)) return fail(ncclInvalidUsage, "here operations must have ended before");
     return m && m->registered.erase(handle) ? ncclSuccess : fail(ncclInvalidArgument, "memory that was not registered");
 }
 
