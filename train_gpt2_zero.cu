@@ -1502,8 +1502,8 @@ void gpt2_backward(GPT2 *m) {
 typedef struct Run {
     Options options;
     int rank, ranks, local_rank, local_ranks;       // "local": on this host
-    int devices;                                    // of this host
-    double gpus;                                    // different ones, on all hosts
+    int gpus;                                       // different ones, of all ranks
+    int sharers;                                    // ranks that use this rank's GPU, this one included
     size_t process_start;                           // bytes that the process took before the model
     cudaDeviceProp device;
     cudaStream_t stream;
@@ -1870,6 +1870,22 @@ static void open_data(Run *r) {
     if ((text || exists("gpt2_tokenizer.bin")) && tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0) die("%s", err);
 }
 
+// GPUs are told apart by their ids, not by their numbers: a scheduler may show each rank one GPU only, number 0.
+static void count_gpus(Run *r) {
+    char err[ERR_BYTES];
+    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
+    if (boot == NULL) die("%s", err);
+    cudaUUID_t *all = (cudaUUID_t *)allocate((size_t)r->ranks * sizeof *all);
+    if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
+    for (int i = 0; i < r->ranks; i++) {
+        int first = 0;
+        while (memcmp(&all[first], &all[i], sizeof *all) != 0) first++;
+        r->gpus += first == i;
+        r->sharers += memcmp(&all[i], &r->device.uuid, sizeof *all) == 0;
+    }
+    free(all);
+}
+
 // Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among them.
 static void choose_device(Run *r) {
     char err[ERR_BYTES];
@@ -1882,12 +1898,11 @@ static void choose_device(Run *r) {
     if (error != cudaSuccess || devices < 1) {
         die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu", cudaGetErrorString(error));
     }
-    r->devices = devices;
     int device = r->local_rank % devices;
     cudaCheck(cudaSetDevice(device));
     cudaCheck(cudaGetDeviceProperties(&r->device, device));
     cudaCheck(cudaStreamCreate(&r->stream));
-    r->gpus = r->ranks * (devices < r->local_ranks ? (double)devices / r->local_ranks : 1.0);
+    count_gpus(r);
 
     if (getenv("OMP_NUM_THREADS") == NULL) {
         const int share = omp_get_num_procs() / r->local_ranks;
@@ -1934,15 +1949,14 @@ static int use_nccl(Run *r, zero_bootstrap *boot) {
     return 0;
 #else
     char words[ERR_BYTES];
-    const int shares = r->local_ranks > r->devices;
-    const int mine[3] = {shares ? r->local_ranks : 0, r->devices, !shares && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
+    const int mine[2] = {r->sharers, r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
     int *all = (int *)allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     int without = 0;
     for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
-        const int *his = all + 3 * i;
-        without = his[0] || his[2];
-        if (his[0]) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks of a host share %d GPU%s", his[0], his[1], his[1] == 1 ? "" : "s");
+        const int *his = all + 2 * i;
+        without = his[0] > 1 || his[1];
+        if (his[0] > 1) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", his[0]);
         else if (without) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: rank %d has none (--transport nccl says why)", i);
     }
     free(all);
@@ -2351,13 +2365,10 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
     free(all);
 }
 
-// Ranks that use the same device.
-static size_t ranks_per_device(const Run *r) { return (size_t)(r->ranks / r->gpus + 0.5); }
-
 // Is that all? What the process takes, beside the sum of the rows and what it took before there was a model (libraries). More than that
 // are buffers of MPI and of matrix products, and the last pages of everything.
 static void report_process(const Run *r, const zero_row *rows, size_t n) {
-    size_t mine[2] = {r->process_start, process_memory(ranks_per_device(r))};       // start, peak
+    size_t mine[2] = {r->process_start, process_memory((size_t)r->sharers)};       // start, peak
     for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
     size_t *all = (size_t *)allocate((size_t)r->ranks * sizeof mine);
     gather(r, mine, sizeof mine, all);
@@ -2514,7 +2525,7 @@ int main(int argc, char **argv) {
     r->losses = (double *)allocate(r->G * sizeof(double));
     r->all_losses = (double *)allocate(r->M * sizeof(double));
 
-    r->process_start = process_memory(ranks_per_device(r));
+    r->process_start = process_memory((size_t)r->sharers);
     create_model(r);
     open_log(r);
     if (r->choice[0] != '\0') say(r, "%s\n", r->choice);

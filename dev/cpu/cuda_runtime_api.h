@@ -63,8 +63,13 @@ typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef void (*cudaHostFn_t)(void *user_data);
 
+typedef struct cudaUUID {
+    char bytes[16];
+} cudaUUID_t;
+
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;                    /* zeros */
     size_t totalGlobalMem;              /* bytes of the host's memory */
     size_t sharedMemPerBlock;
     size_t sharedMemPerBlockOptin;
