@@ -5,6 +5,7 @@
 #     scripts/gpu_check.sh --bundle DIR       on another machine, with a network and the same Debian or Ubuntu: gets MPI, xxHash and cmocka into DIR.
 #                                             Copy DIR to the GPU's machine, as build/bundle there or wherever BUNDLE=DIR says
 #     scripts/gpu_check.sh --dry-run          the very same steps on the CPU in sizes of a toy, to test this script
+#     LLMC=DIR scripts/gpu_check.sh           builds llm.c's own trainer in DIR, a checkout of it, and trains the same model beside ours
 #
 # What must be there: nvcc and a driver, g++, make. What is missing otherwise is taken from the bundle. SECONDS_ALL=600 is the time
 # for everything; what it no longer suffices for is NOT RUN. Steps that matter most come first; one that fails does not keep others
@@ -79,7 +80,7 @@ case ${1:-} in
 --dry-run) device=cpu ;;
 '') ;;
 *)
-    sed -n '2,15s/^# \?//p' "$0" >&2
+    sed -n '2,/^set -u/s/^# \?//p' "$0" >&2
     exit 2
     ;;
 esac
@@ -175,10 +176,14 @@ same() {
 
 # speed NAME RANKS BUILD ARGUMENTS...: a row of the table of speeds
 speed() {
-    local name="speed: $1" ranks=$2 build=$3 status
-    on "$ranks"
-    shift 3
-    timed "$name" 60 "${mpi[@]}" "$build/train_gpt2_zero" "${model[@]}" -b "$batch" "$@"
+    on "$2"
+    row "$1" "$2" "${mpi[@]}" "$3/train_gpt2_zero" "${model[@]}" -b "$batch" "${@:4}"
+}
+
+# row NAME RANKS COMMAND...: of a trainer that prints llm.c's step lines
+row() {
+    local name="speed: $1" ranks=$2 status
+    timed "$name" 60 "${@:3}"
     status=$?
     if [ $status != 0 ]; then
         conclude $status "$name"
@@ -191,7 +196,28 @@ speed() {
         END { for (i = int(n / 2) + 1; i <= n; i++) x[++k] = ms[i]
               for (i = 2; i <= k; i++) for (j = i; j > 1 && x[j] < x[j - 1]; j--) { t = x[j]; x[j] = x[j - 1]; x[j - 1] = t }
               m = k % 2 ? x[(k + 1) / 2] : (x[k / 2] + x[k / 2 + 1]) / 2
-              printf "%9.2f ms  %9.0f tok/s  MFU %s (last step)  %6.2f GB a rank", m, tokens / m * 1000, mfu, bytes / 1e9 }' "$(log_of "$name")")"
+              printf "%9.2f ms  %9.0f tok/s  MFU %s (last step)", m, tokens / m * 1000, mfu
+              if (bytes) printf "  %6.2f GB a rank", bytes / 1e9 }' "$(log_of "$name")")"
+}
+
+# llmc: the same model, by llm.c's own trainer. With CUDA 13 it wants an overload that CUDA no longer has, and it links with a library that
+# the driver has under another name.
+llmc() {
+    local data=$PWD/$work
+    cat > $work/llmc.h << 'END'
+#include <cuda_runtime.h>
+#if CUDART_VERSION >= 13000
+static inline cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, int device) {
+    const cudaMemLocation where = {device < 0 ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, device < 0 ? 0 : device};
+    return cudaMemAdvise(p, n, advice, where);
+}
+#endif
+END
+    ln -sf "$(ldconfig -p | grep -o '/.*libnvidia-ml.so.1$' | head -n 1)" $work/libnvidia-ml.so
+    step "build llm.c" 120 make -C "$LLMC" train_gpt2cu NO_MULTI_GPU=1 NVCC="${nvcc:-nvcc} -include $data/llmc.h -L$data"
+    step "text for llm.c" 60 $fp32/tokenize_bytes "$text" $work/train.bin $work/val.bin
+    row "1 rank, llm.c's own" 1 env -C "$LLMC" ./train_gpt2cu -i "$data/train.bin" -j "$data/val.bin" -e "${model[1]}" -b "$batch" -t "$length" -d $((batch * length)) \
+        -x "${model[7]}" -r 0 -v 1000 -s 1000 -m 1 -h 0
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -281,14 +307,14 @@ batches=(64 32 16 8 4 1)
 model=(-e d12 -i "$text" -t "$length" -x 20 -v 0 -s 0)
 elements=124475904 repeats=20
 tests_bf16=(train_gpt2_zero test_model test_gpt2_zero bench_adamw)
-tests_fp32=(test_emulator test_kernels test_matmul test_model test_gpt2_zero test_comm test_engine test_nccl bench_reduce)
+tests_fp32=(test_emulator test_kernels test_matmul test_model test_gpt2_zero test_comm test_engine test_nccl bench_reduce tokenize_bytes)
 if [ $device = cpu ]; then
     gpus=2 length=64
     batches=(2)
     model=(-e "custom:l2,h4,c64,v256,t64" -i "$text" -t "$length" -x 4 -v 0 -s 0)
     elements=10000 repeats=2
     tests_bf16=(train_gpt2_zero bench_adamw)
-    tests_fp32=(test_emulator test_kernels test_comm bench_reduce)      # the others have minutes of `make test` already
+    tests_fp32=(test_emulator test_kernels test_comm bench_reduce tokenize_bytes)      # the others have minutes of `make test` already
 fi
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -365,6 +391,11 @@ if [ -n "$batch" ]; then
         speed "1 rank, $attention attention" 1 "$build" -z 1 -r 0
         speed "1 rank, $attention attention, -ge 2" 1 "$build" -z 1 -r 0 -ge 2
     done
+    if [ -n "${LLMC:-}" ]; then
+        llmc
+    else
+        verdict NOT_RUN "speed: 1 rank, llm.c's own" "LLMC=DIR names no checkout of llm.c"
+    fi
     best=${builds[-1]}      # with cuDNN if there is
     for stage in 0 1 2 3; do
         speed "$gpus ranks, stage $stage" "$gpus" "$best" -z $stage -r 0
