@@ -75,6 +75,7 @@ enum cuda_on_cpu_warp_op { CUDA_ON_CPU_SYNCWARP, CUDA_ON_CPU_SHFL, CUDA_ON_CPU_S
 
 void cuda_on_cpu_syncthreads(const char *file, int line);
 uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file, int line);
+bool cuda_on_cpu_forgotten(const char *function, void *frame);
 void cuda_on_cpu_check_aligned(const void *p, size_t alignment);        // stops the program, as a GPU's wide access would
 
 static inline void __syncthreads(CUDA_ON_CPU_SITE) { cuda_on_cpu_syncthreads(file, line); }

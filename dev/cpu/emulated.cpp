@@ -20,12 +20,18 @@
  *                           compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread. Only __syncthreads and __syncwarp order
  *                           memory for it: a shuffle does not, in CUDA either. Races between blocks are left to the schedules.
  *
+ *
+ * CUDA_ON_CPU_FORGET=n plants a fault in a program that has none: at the n-th place where it, or a stream, waits for an event, it does not. Places are
+ * numbered as they are first come to, and are told apart by the three innermost calls. With AddressSanitizer the place is named; without an
+ * n-th one, the number of places is, at the end. A program whose waits are all needed notices each of them, in one order of streams or another.
+ *
  * Stricter than a GPU on purpose: a thread that has returned may not be missing at a later barrier, and blocks are whole warps.
  */
 #ifdef CUDA_ON_CPU_EMULATED
 #include "cuda_runtime.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -135,6 +141,56 @@ void cuda_on_cpu_check_aligned(const void *p, size_t alignment) {
     char what[96];
     snprintf(what, sizeof what, "misaligned access: %p is not a multiple of %zu bytes", p, alignment);
     die(what);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Waits that are left out
+
+typedef std::array<const void *, 3> place;      // return addresses, from the innermost call on
+
+static struct {
+    std::mutex lock;
+    std::map<place, unsigned long> places;
+    unsigned long n;
+} F;
+
+static void describe(char *out, [[maybe_unused]] size_t bytes, [[maybe_unused]] const void *pc) {
+    out[0] = '\0';
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_symbolize_pc(const_cast<void *>(pc), "%f, %s:%l", out, bytes);
+#endif
+}
+
+static void say_how_many() {
+    if (F.n > F.places.size()) fprintf(stderr, "emulated GPU: CUDA_ON_CPU_FORGET=%lu, but there are %zu places that wait for an event\n", F.n, F.places.size());
+}
+
+// A frame begins with the caller's frame and the address that it returns to. What is not a little further up the stack is no frame.
+bool cuda_on_cpu_forgotten(const char *function, void *frame) {
+    static const char *const number = getenv("CUDA_ON_CPU_FORGET");
+    if (!number) return false;
+    place here = {};
+    char *at = static_cast<char *>(frame);
+    for (const void *&caller : here) {
+        caller = reinterpret_cast<char **>(at)[1] - 1;
+        char *const next = *reinterpret_cast<char **>(at);
+        if (next <= at || next > at + STACK_BYTES) break;
+        at = next;
+    }
+    const std::lock_guard<std::mutex> guard(F.lock);
+    if (!F.n) {
+        F.n = strtoul(number, nullptr, 10);
+        atexit(say_how_many);
+    }
+    const auto known = F.places.find(here);
+    if (known != F.places.end()) return known->second == F.n;
+    char names[3][256];
+    for (int i = 0; i < 3; i++) describe(names[i], sizeof names[i], here[i]);
+    if (strstr(names[0], "dev/cpu/")) return false;     // the runtime's own
+    const unsigned long mine = F.places.size() + 1;
+    F.places[here] = mine;
+    if (mine == F.n) fprintf(stderr, "emulated GPU: forgets %s in %s, in %s, in %s\n", function, names[0], names[1], names[2]);
+    return mine == F.n;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

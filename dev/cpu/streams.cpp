@@ -4,7 +4,7 @@
  * By default work is done at the moment it is enqueued: one of the orders in which a GPU may do it, and the fastest here. It hides every
  * missing event and every missing synchronisation, so there is another way: with CUDA_ON_CPU_STREAMS=0..n in the environment work waits in
  * the queue of its stream until the host synchronises with it, and only what the host waits for has to be done by then. 0 does nothing
- * else; another number is the seed of a random order in which other streams run ahead by as much as they may. A program whose streams are
+ * else; with 1 all other streams first run ahead as far as they may; another number is the seed of a random order in between. A program whose streams are
  * ordered by the events they need gives the same bits in all of them; one that reads a buffer too early does not.
  *
  * An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An event is such a
@@ -30,6 +30,13 @@
 #include <set>
 #include <string>
 #include <vector>
+
+// Is the wait that this is in one that CUDA_ON_CPU_FORGET leaves out (emulated.cpp)? Frames are kept in that build.
+#ifdef CUDA_ON_CPU_EMULATED
+#define FORGOTTEN cuda_on_cpu_forgotten(__func__, __builtin_frame_address(0))
+#else
+#define FORGOTTEN false
+#endif
 
 struct operation {
     void (*fn)(void *args);     // null: only waits
@@ -63,6 +70,7 @@ static std::recursive_mutex lock;       // of all that follows; recursive, becau
 // Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
 static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
 static uint64_t seed;
+static bool others_first;
 static thread_local bool queues_work;   // this thread does
 
 static void (*trace_fn)(void *ctx, const char *name);
@@ -103,6 +111,7 @@ bool cuda_on_cpu_deferred() {
     static const bool deferred = [] {
         const char *s = getenv("CUDA_ON_CPU_STREAMS");
         seed = s ? strtoull(s, nullptr, 10) * 0x9e3779b97f4a7c15ull : 0;
+        others_first = s && strcmp(s, "1") == 0;
         return s != nullptr;
     }();
     return deferred;
@@ -138,11 +147,29 @@ static bool advance(CUstream_st *s) {
     return run_first(s);
 }
 
+// The others go as far as they may, and wait a little for other ranks where they need them.
+static void run_others(const CUstream_st *s) {
+    int patience = 20;
+    for (size_t i = 0; i < streams.size(); i++) {
+        CUstream_st *other = streams[i];
+        if (other == s || other->queue.empty() || waits(other)) continue;
+        if (!run_first(other)) {
+            if (--patience == 0) return;
+            lock.unlock();
+            pause_for_others();
+            lock.lock();
+        }
+        i = static_cast<size_t>(-1);        // it may be what another waited for
+    }
+}
+
 static void run_until(CUstream_st *s, size_t position) {
     const unsigned eager = seed ? random_below(4) : 0;      // quarters of the time that others get
     while (s->done < position) {
         bool ran = true;
-        if (eager && random_below(4) < eager) {
+        if (others_first) run_others(s);
+        if (s->done >= position) return;
+        if (!others_first && eager && random_below(4) < eager) {
             CUstream_st *other = streams[random_below(static_cast<unsigned>(streams.size()))];
             if (!other->queue.empty() && !waits(other)) ran = run_first(other);
         } else {
@@ -313,6 +340,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    if (FORGOTTEN) return cudaSuccess;
     const std::lock_guard<std::recursive_mutex> guard(lock);
     if (!event->recorded || event->stream->done >= event->position) return cudaSuccess;
     push_wait(stream_of(stream), event->stream, event->position);
@@ -329,6 +357,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    if (FORGOTTEN) return cudaSuccess;
     const std::lock_guard<std::recursive_mutex> guard(lock);
     if (event->recorded) run_until(event->stream, event->position);
     return cudaSuccess;

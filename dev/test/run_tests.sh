@@ -318,6 +318,7 @@ for precision in fp32 bf16; do
         "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --debug 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --debug 1 $nccl" \
         "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small"
 done
+run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/test_missing_waits.sh $asan/train_gpt2_zero
 # Its losses are the fast build's, but for the order of sums inside a row.
 agree 120 "trainer fp32, emulated GPU: losses of the fast build" 1e-5 $asan/train_gpt2_zero $fp32/train_gpt2_zero \
     -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
