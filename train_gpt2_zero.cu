@@ -64,8 +64,13 @@ static void fatal(const char *file, int line, const char *format, ...) {
     launch_abort();
 }
 
+// Who may know more about a device that has failed, and then ends the job; NULL: nobody.
+static void (*device_has_failed)(void);
+
 static void check_cuda(cudaError_t e, const char *what, const char *file, int line) {
-    if (e != cudaSuccess) fatal(file, line, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
+    if (e == cudaSuccess) return;
+    if (device_has_failed) device_has_failed();
+    fatal(file, line, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 #define cudaCheck(call) check_cuda((call), #call, __FILE__, __LINE__)
 
@@ -589,6 +594,7 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
 }
 
 static void check_attention(int status, const char *file, int line) {
+    if (status && device_has_failed) device_has_failed();
     if (status) fatal(file, line, "%s", attention_cudnn_error());
 }
 #define attentionCheck(call) check_attention((call), __FILE__, __LINE__)
@@ -2483,9 +2489,17 @@ static void print_plan(const Run *r) {
     free(order);
 }
 
+static Run run;
+
+// A transport that has given up on another rank may leave the device in disorder. It knows which rank, and in which phase.
+static void ask_transport(void) {
+    device_has_failed = NULL;
+    if (run.comm != NULL && zero_comm_synchronize(run.comm, run.stream) == ZERO_ERR_COMM) die("%s", zero_comm_error(run.comm));
+}
+
 int main(int argc, char **argv) {
-    static Run run;
     Run *r = &run;
+    device_has_failed = ask_transport;
     setvbuf(stdout, NULL, _IOLBF, 0);
 
     OptionsBuild build = {};

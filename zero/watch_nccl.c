@@ -63,7 +63,8 @@ int zero_nccl_load(struct nccl_library *lib, const char *name, char *err, size_t
 
 int zero_nccl_device_check(comm_nccl *m, cudaError_t e)
 {
-    return e == cudaSuccess ? ZERO_OK : zero_comm_fail(&m->base, ZERO_ERR_DEVICE, "%s", cudaGetErrorString(e));
+    const int aborted = e == cudaSuccess ? ZERO_OK : zero_nccl_healthy(m);      /* which may leave such errors behind */
+    return e == cudaSuccess ? ZERO_OK : aborted ? aborted : zero_comm_fail(&m->base, ZERO_ERR_DEVICE, "%s", cudaGetErrorString(e));
 }
 
 /* The first failure is the family's. Holds `books`. */

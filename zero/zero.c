@@ -46,7 +46,10 @@ int zero_comm_check(zero *z, int e)
 
 int zero_device_check(zero *z, cudaError_t e, const char *what)
 {
-    return e == cudaSuccess ? ZERO_OK : zero_fail(z, ZERO_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
+    if (e == cudaSuccess) return ZERO_OK;
+    /* The echo of a transport that has given up on another rank? That says more. */
+    if (zero_comm_synchronize(z->config.comm, z->config.stream) == ZERO_ERR_COMM) return zero_comm_check(z, ZERO_ERR_COMM);
+    return zero_fail(z, ZERO_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
 }
 
 int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader)

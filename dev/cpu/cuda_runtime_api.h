@@ -136,6 +136,9 @@ cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), con
 /* The same for what waits for other processes: step is called until it returns non-zero. */
 cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *args), const void *args, size_t bytes);
 
+/* From here on all work and all waits fail, as after a kernel that has failed on a GPU. */
+void cuda_on_cpu_break(void);
+
 /* Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which it was queued (nvtx3/), as in
    "outer/inner". NULL: no more. */
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);

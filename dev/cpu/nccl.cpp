@@ -8,7 +8,8 @@
  * It is as unkind as the real one may be. A call only queues an operation on its stream: buffers are read and written when its turn has
  * come, bit by bit, while other streams run (streams.cpp). With config.blocking = 0 calls return ncclInProgress, and what they were to
  * do is done only after some calls of ncclCommGetAsyncError. A rank that was killed is waited for without end. The order of the floats in a sum
- * depends on the rank. In one thing it is kinder: where two ranks disagree about what they do with each other, both are told.
+ * depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as may happen where others were queued
+ * behind it. In one thing it is kinder: where two ranks disagree about what they do with each other, both are told.
  *
  * It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no progress with them;
  * nobody is kept waiting by that if all ranks make the same waits in the same order, for then it has already done what the others wait for.
@@ -206,6 +207,7 @@ static int step(void *p) {
         }
         if (m->head()->failed && m->error == ncclSuccess) m->error = ncclRemoteError;
         if (m->aborted || m->error != ncclSuccess) all = true;
+        if (m->aborted && getenv("NCCL_ON_CPU_ABORT_BREAKS")) cuda_on_cpu_break();
     }
     if (!all) return 0;
     delete c;

@@ -73,6 +73,12 @@ static uint64_t seed;
 static bool others_first;
 static thread_local bool queues_work;   // this thread does
 
+static std::atomic<bool> broken{false};
+
+void cuda_on_cpu_break() { broken = true; }
+
+static cudaError_t unless_broken() { return broken ? cuda_on_cpu_error(cudaErrorLaunchFailure) : cudaSuccess; }
+
 static void (*trace_fn)(void *ctx, const char *name);
 static void *trace_ctx;
 static thread_local std::vector<const char *> ranges;       // that the host is in
@@ -207,9 +213,10 @@ static void push_wait(CUstream_st *s, CUstream_st *after, size_t position) {
 
 static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args, size_t bytes) {
     operation o = {fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false};
+    if (broken) return unless_broken();
     if (!cuda_on_cpu_deferred()) {
         while (!run(&o)) pause_for_others();
-        return cudaSuccess;
+        return unless_broken();
     }
     const std::lock_guard<std::recursive_mutex> guard(lock);
     CUstream_st *s = stream_of(stream), *first = stream_of(nullptr);
@@ -274,7 +281,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const std::lock_guard<std::recursive_mutex> guard(lock);
     CUstream_st *s = stream_of(stream);
     run_until(s, s->enqueued);
-    return cudaSuccess;
+    return unless_broken();
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -296,7 +303,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaDeviceSynchronize(void) {
     const std::lock_guard<std::recursive_mutex> guard(lock);
     run_all();
-    return cudaSuccess;
+    return unless_broken();
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_data) {
@@ -360,7 +367,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (FORGOTTEN) return cudaSuccess;
     const std::lock_guard<std::recursive_mutex> guard(lock);
     if (event->recorded) run_until(event->stream, event->position);
-    return cudaSuccess;
+    return unless_broken();
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {

@@ -372,6 +372,9 @@ lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
 lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
 lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" --timeout 3 --transport nccl
 lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], in .*: the .*another rank died, stopped" --timeout 3 --transport nccl -z 3
+# The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device must not be told instead.
+NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 lose "a rank is stopped, NCCL, an abort that breaks the device" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" \
+    --timeout 3 --transport nccl -z 1 -d 1280
 lose "Ctrl-C" 2 INT mpirun "step"
 
 echo "$passed passed, $failed failed"
