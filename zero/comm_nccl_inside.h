@@ -7,6 +7,9 @@
 #if __has_include(<nccl.h>) && !defined ZERO_WITHOUT_NCCL
 #define ZERO_HAS_NCCL 1
 #include <nccl.h>
+#if NCCL_VERSION_CODE < 21900
+#error "nccl.h is older than NCCL 2.19: install a newer one (libnccl-dev of NVIDIA's packages), or build without it: make NCCL=0"
+#endif
 #include <pthread.h>
 #include <stdatomic.h>
 
