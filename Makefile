@@ -233,7 +233,7 @@ run: train_gpt2_zero
 	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o $(RUN_DIR) $(ARGS)
 
 test: setup $(TEXT)
-	+@bash dev/test/run_tests.sh $(DEVICE) $(TEST)
+	+@bash dev/test/run_tests.sh $(TEST)
 
 fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero build/$(DEVICE)-fp32/fuzz
@@ -257,7 +257,7 @@ help:
 	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
 	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
-	@echo "  test             every test in both precisions; TEST=word runs those whose names contain it"
+	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word runs those whose names contain it"
 	@echo "  fuzz             random configurations against plain ones, bit for bit: SECONDS=60, SEED=... for the same ones again"
 	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
 	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"

@@ -1567,7 +1567,8 @@ static void die(const char *format, ...) {
     fflush(stderr);
     if (!together) launch_abort();
     launch_end();
-    exit(EXIT_FAILURE);
+    fflush(NULL);
+    _exit(EXIT_FAILURE);       // not exit: a transport's watchdog may still use what a library's destructor takes away
 }
 
 static void must(const Run *r, int status, const char *doing) {
@@ -2194,9 +2195,12 @@ static void sample(Run *r) {
     text[0] = eot;
     say(r, "generating:\n---\n");
     for (size_t n = 1; n <= tokens; n++) {
-        // The last T tokens are the context. What follows them in the model's input does not matter: few different lengths do.
+        // The last T tokens are the context. What follows them in the model's input does not matter; few different lengths do, for
+        // which libraries make plans.
         const size_t context = n < r->T ? n : r->T;
-        const size_t length = ceil_div(context, 32) * 32 < r->T ? ceil_div(context, 32) * 32 : r->T;
+        size_t length = 32;
+        while (length < context) length *= 2;
+        if (length > r->T) length = r->T;
         for (size_t i = 0; i < length; i++) r->inputs[i] = i < context ? text[n - context + i] : eot;
         gpt2_forward(&r->model, r->inputs, NULL, 1, length, 0);
         const floatX *from = r->model.logits + (context - 1) * r->config.padded_vocab_size;

@@ -55,9 +55,12 @@ static int share_id(comm_nccl *m, zero_bootstrap *boot, int broken, ncclUniqueId
 {
     struct card { int broken; ncclUniqueId id; } mine = { .broken = broken }, *all = calloc((size_t)m->base.size, sizeof *all);
     if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
-    if (!broken && m->base.rank == 0) mine.broken = m->f->lib.GetUniqueId(&mine.id) != ncclSuccess;
+    ncclResult_t made = ncclSuccess;
+    if (!broken && m->base.rank == 0) made = m->f->lib.GetUniqueId(&mine.id);
+    if (made != ncclSuccess) mine.broken = 1;
     int e = zero_bootstrap_allgather(boot, &mine, sizeof mine, all);
     if (e && !broken) zero_comm_fail(&m->base, e, "%s", zero_bootstrap_error(boot));
+    if (!e && made != ncclSuccess) e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "NCCL makes no id: it says \"%s\"; run with NCCL_DEBUG=INFO for its own words, or use --transport mpi", m->f->lib.GetErrorString(made));
     for (int r = 0; r < m->base.size && !e && !broken; r++)
         if (all[r].broken) e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d cannot use NCCL, and says why; use --transport mpi", r);
     *id = all[0].id;

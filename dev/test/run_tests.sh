@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds and runs every test: one line for each program with its own counts, then `N passed, N failed`, the sum of the cases.
 #
-#     dev/test/run_tests.sh [DEVICE [WORD]]       DEVICE: cpu (default) or cuda; WORD: only tests whose name contains it
+#     dev/test/run_tests.sh [WORD]        only tests whose name contains WORD
+#
+# They run on the CPU and on the emulated GPU, also where there is a GPU; what a real one has to show is asked by scripts/gpu_check.sh.
 #
 # The list at the end is explicit: what is not in it is not run, and what is in it but missing has failed. Nothing is skipped. A test program reports
 # by its exit status and by either cmocka's summary or a line `N passed, N failed`, the last of which counts; one without such a line, or with no
@@ -9,17 +11,15 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-device=${1:-cpu}
-word=${2:-}
+word=${1:-}
 logs=build/test-logs
 results=$logs/results       # a line for each line of the table: PASSED FAILED NAME
 mkdir -p $logs
 : > $results
 
-# So many tests at a time: most wait more than they compute, for ranks, time-outs and each other. They share one GPU, so there: one by one.
+# So many tests at a time: most wait more than they compute, for ranks, time-outs and each other.
 slots=$(nproc 2> /dev/null || echo 1)
 [ "$slots" -le 4 ] || slots=4
-[ "$device" = cpu ] || slots=1
 
 # Sanitizers stop at the first fault. Leaks are not looked for: MPI and OpenBLAS keep what they allocated until the end.
 # Threads that wait do not spin: several tests' ranks may share the cores with somebody else's work.
@@ -208,12 +208,12 @@ agree_now() {
 # ----------------------------------------------------------------------------------------------------------------------
 # The list
 
-fp32=build/$device-fp32
-bf16=build/$device-bf16
+fp32=build/cpu-fp32
+bf16=build/cpu-bf16
 asan=build/emulated-fp32
 tsan=build/emulated-tsan-fp32
-build "$device" FP32 all
-build "$device" BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
+build cpu FP32 all
+build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,test_emulator,test_kernels,test_model,test_gpt2_zero,test_nccl,train_gpt2_zero}
 build emulated BF16 build/emulated-bf16/train_gpt2_zero
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
@@ -262,7 +262,7 @@ same 60 "example: the same state on any ranks" "parameters [0-9a-f]+, optimizer 
 # The trainer itself: 8 micro-batches a step, on 1 to 8 ranks.
 tiny="-e custom:l2,h4,c64,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
 for precision in fp32 bf16; do
-    same 60 "trainer $precision: the same state on any ranks" "state hash: .*" build/$device-$precision/train_gpt2_zero \
+    same 60 "trainer $precision: the same state on any ranks" "state hash: .*" build/cpu-$precision/train_gpt2_zero \
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
 done
 tiny3=${tiny/-d 1024/-d 768}
@@ -277,26 +277,24 @@ same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*"
     "1 -w 1 $tiny" "1 -w 2 $tiny" "2 -w 2 -z 1 $tiny" "4 -w 2 -z 2 $tiny" "8 -w 2 -z 3 $tiny" "8 -w 2 -z 0 $tiny" "8 -w 2 -z 3 --shard-group 2 $tiny"
 same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" "8 -w 0 -z 3 --shard-group 2 $tiny"
-run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/$device --seconds 60 --seed 1
-must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/$device --break 1 --seed 1
+run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/cpu --seconds 60 --seed 1
+must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/cpu --break 1 --seed 1
 run 0 120 "scripts that start runs, dry" dev/test/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
 run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 120 "each kind of work has a formula" dev/test/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
-[ "$device" != cpu ] || run 0 300 "check of a GPU: every line of the script" dev/test/test_gpu_check.sh
+run 0 300 "check of a GPU: every line of the script" dev/test/test_gpu_check.sh
 
 # What would run on a GPU never touches the device's memory from the host (dev/cpu/protect.cpp; a number above 1 looks less often, for speed).
-if [ "$device" = cpu ]; then
-    CUDA_ON_CPU_PROTECT=1 run 0 120 "device memory is out of reach: kernels" $fp32/test_kernels
-    CUDA_ON_CPU_PROTECT=1 run 2 120 "device memory is out of reach: transport" $fp32/test_comm
-    CUDA_ON_CPU_PROTECT=5 run 0 120 "device memory is out of reach: engine" $fp32/test_engine
-    CUDA_ON_CPU_PROTECT=20 run 2 180 "device memory is out of reach: sharded = unsharded" $bf16/test_gpt2_zero
-    CUDA_ON_CPU_PROTECT=1 same 60 "device memory is out of reach: example" "parameters [0-9a-f]+, optimizer [0-9a-f]+" $fp32/regression "1 0" "2 3"
-    CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state hash: .*" $fp32/train_gpt2_zero \
-        "1 -z 0 $tiny" "2 -z 2 $tiny" "2 -z 3 $tiny -v 2 -s 3 -g 20"
-fi
+CUDA_ON_CPU_PROTECT=1 run 0 120 "device memory is out of reach: kernels" $fp32/test_kernels
+CUDA_ON_CPU_PROTECT=1 run 2 120 "device memory is out of reach: transport" $fp32/test_comm
+CUDA_ON_CPU_PROTECT=5 run 0 120 "device memory is out of reach: engine" $fp32/test_engine
+CUDA_ON_CPU_PROTECT=20 run 2 180 "device memory is out of reach: sharded = unsharded" $bf16/test_gpt2_zero
+CUDA_ON_CPU_PROTECT=1 same 60 "device memory is out of reach: example" "parameters [0-9a-f]+, optimizer [0-9a-f]+" $fp32/regression "1 0" "2 3"
+CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state hash: .*" $fp32/train_gpt2_zero \
+    "1 -z 0 $tiny" "2 -z 2 $tiny" "2 -z 3 $tiny -v 2 -s 3 -g 20"
 
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
 run 0 300 "faults planted for the emulated GPU are found" dev/test/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
@@ -345,6 +343,6 @@ if grep -qv '^[0-9]* 0 ' $results; then
 fi
 read -r passed failed <<< "$(awk '{ passed += $1; failed += $2 } END { print passed + 0, failed + 0 }' $results)"
 echo
-echo "$device: $spent"
+echo "$spent"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" != 0 ]
