@@ -16,7 +16,13 @@
 
    Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the unit's
    parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every
-   rank updates everything (stage 0). */
+   rank updates everything (stage 0).
+
+   Overlap. A transport with a stream of its own (NCCL) makes no call here wait: a reduction is queued whole when its unit is released,
+   sums included, on that stream (sum_stream), and goes on under the backward of the next units; the caller's stream waits for all of them
+   where sums are read (zero_follow), and for one where its buffer is acquired again. Gathered parameters are waited for unit by unit, in the
+   next forward. So the host waits once in a step, in zero_grad_norm: whether all ranks take the step is decided by that number. A transport
+   without one (MPI) waits on the host, as late as it may. test_overlap shows what runs beside what. */
 #include "zero/engine.h"
 #include "zero/range.h"
 #include <math.h>

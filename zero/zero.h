@@ -1,5 +1,5 @@
 /* zero.h: ZeRO-sharded data parallelism for a training loop in C. The one header such a loop includes, beside that of a transport
-   (comm_mpi.h: zero_comm_create_mpi).
+   (comm_mpi.h: zero_comm_create_mpi; comm_nccl.h: zero_comm_create_nccl).
 
    The loop describes its tensors (zero_tensor: numel, unit, place in the model file), and then brackets each unit with the
    same four calls in every stage; it never asks which stage it is in:
