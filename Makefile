@@ -63,20 +63,23 @@ endif
 ifeq ($(DEVICE)$(NVCC),cuda)
     $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or use DEVICE=cpu)
 endif
+ifeq ($(DEVICE)$(wildcard $(addsuffix /cuda_runtime.h,$(CUDA_HOME)/include $(subst :, ,$(CPATH)))),cuda)
+    $(error DEVICE=cuda, but there is no include/cuda_runtime.h in CUDA_HOME=$(CUDA_HOME): set CUDA_HOME to where the toolkit is, or leave it out)
+endif
 
 comma := ,
 # USE_CUDNN=1: attention by cuDNN (dev/attention.h).
 CUDNN := $(filter-out 0,$(USE_CUDNN))
 ifneq ($(CUDNN),)
-    CUDNN_H := $(firstword $(wildcard $(addsuffix /cudnn.h,$(CUDNN_HOME:%=%/include) $(CUDA_HOME)/include /usr/include /usr/include/$(shell uname -m)-linux-gnu)))
+    CUDNN_H := $(firstword $(wildcard $(addsuffix /cudnn.h,$(or $(CUDNN_HOME:%=%/include),$(CUDA_HOME)/include /usr/include /usr/include/$(shell uname -m)-linux-gnu))))
     ifneq ($(DEVICE),cuda)
-        $(error USE_CUDNN=1 is for DEVICE=cuda, not $(DEVICE): leave it out)
+        $(error USE_CUDNN=1 is for DEVICE=cuda, and this is DEVICE=$(DEVICE) ($(WHY)): add DEVICE=cuda, or leave it out)
     endif
     ifneq ($(PRECISION),BF16)
         $(error USE_CUDNN=1 is for PRECISION=BF16: cuDNN has no flash attention in FP32; leave it out, or use BF16)
     endif
     ifeq ($(CUDNN_H),)
-        $(error USE_CUDNN=1, but there is no cudnn.h: install NVIDIA's package cudnn9-cuda-$(or $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'),13) (Debian, Ubuntu), set CUDNN_HOME to where include/cudnn.h is, or leave USE_CUDNN out)
+        $(error USE_CUDNN=1, but there is no cudnn.h$(CUDNN_HOME:%= in %/include): install NVIDIA's package cudnn9-cuda-$(or $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'),13) (Debian, Ubuntu), set CUDNN_HOME to where include/cudnn.h is, or leave USE_CUDNN out)
     endif
 endif
 
@@ -233,7 +236,7 @@ run: train_gpt2_zero
 	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o $(RUN_DIR) $(ARGS)
 
 test: setup $(TEXT)
-	+@bash dev/test/run_tests.sh $(TEST)
+	+@bash dev/test/run_tests.sh "$(TEST)"
 
 fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero build/$(DEVICE)-fp32/fuzz
@@ -252,12 +255,12 @@ clean:
 	rm -f train_gpt2_zero test_gpt2_zero
 
 help:
-	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [USE_CUDNN=1] [V=1: show the commands]"
+	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [USE_CUDNN=1] [NCCL=0] [V=1: show the commands]"
 	@echo
 	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
 	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
-	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word runs those whose names contain it"
+	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word runs those whose names, or programs, contain it"
 	@echo "  fuzz             random configurations against plain ones, bit for bit: SECONDS=60, SEED=... for the same ones again"
 	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
 	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"

@@ -2486,6 +2486,12 @@ static void print_plan(const Run *r) {
     if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
     if (r->choice[0] != '\0' && o->plan == OPTION_PLAN_TEXT) printf("%s\n", r->choice);
     (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
+#ifdef CUDA_ON_CPU
+    if (o->plan == OPTION_PLAN_TEXT && (in.dtype == ZERO_F32 || !in.nccl)) {
+        printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 --transport nccl\n",
+               in.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
+    }
+#endif
     if (ATTENTION_CUDNN && in.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
         printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
     }

@@ -132,10 +132,16 @@ static const ProfileDevice DEVICES[] = {
     {"A100-SXM4-40GB", 1.555e12, 312e12, 156e12, 19.5e12, 300e9},
 };
 
+// Not a GH200, whose memory is another's, nor an H200 NVL, which is slower.
+static int is_device(const char *text, const char *name) {
+    const char *at = strstr(text, name);
+    return at != NULL && (at == text || at[-1] == ' ') && strncmp(at + strlen(name), " NVL", 4) != 0 && strstr(text, "MIG") == NULL;
+}
+
 const ProfileDevice *profile_device(const char *name, int *known) {
     *known = 1;
     for (size_t i = 0; i < sizeof DEVICES / sizeof *DEVICES; i++) {
-        if (strstr(name, DEVICES[i].name) && !strstr(name, "MIG")) return &DEVICES[i];
+        if (is_device(name, DEVICES[i].name)) return &DEVICES[i];
     }
     *known = 0;
     return &DEVICES[0];

@@ -3,10 +3,11 @@
 # 524288 tokens), with ZeRO stage 2. Shards are in llm.c's format: its dev/data/fineweb.py makes them, and ours are read the same.
 #
 #     scripts/run_gpt2_124M.sh                        8 GPUs (or CPU ranks)
-#     NP=4 OUT=log4 scripts/run_gpt2_124M.sh -x 100   options at the end override those below
+#     NP=4 OUT=log4 scripts/run_gpt2_124M.sh -x 100 -u 10     options at the end override those below
+#     USE_CUDNN=1 scripts/run_gpt2_124M.sh            attention by cuDNN, as in llm.c's script
 #
 # Resuming is not there yet: a run that ends early goes on from its last model file with -e $OUT/model_STEP.bin, with new optimizer state.
-# The settings are for GPUs, and this script has not been run on 8 of them. On a CPU, to see it work: -b 1 -t 256 -d 2048 -x 10 -v 0 -s 0
+# The settings are for GPUs, and this script has not been run on 8 of them. On a CPU, to see it work: -b 1 -t 256 -d 2048 -x 10 -u 0 -v 0 -s 0
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -24,7 +25,7 @@ mkdir -p "$OUT"
     -j "$DATA/fineweb_val_*.bin" \
     -o "$OUT" \
     -e d12 \
-    -z 2 \
+    -z 2 -r 0 \
     -b 64 -t 1024 -d 524288 \
     -l 0.0006 -q 0.0 -u 700 -c 0.1 \
     -v 250 -m 20 -s 20000 -g 144 \

@@ -1,9 +1,11 @@
 #!/bin/bash
 # GPT-2 1558M on token shards, on one machine of 8 GPUs with 80 GB: the settings of llm.c's reproduction (32000 steps of 1048576 tokens), with
-# ZeRO stage 2: 51 GB a GPU by --plan. Add --plan to see the table for what you have.
+# ZeRO stage 2: 51 GB a GPU by --plan. Add --plan to see the table for what you have (where there is no GPU: --plan --precision bf16 --transport nccl).
+# The data of that run are FineWeb-EDU: llm.c's fineweb.py -t edu -v 100B.
 #
 #     scripts/run_gpt2_1558M.sh
 #     NP=4 scripts/run_gpt2_1558M.sh -z 3 -b 8        options at the end override those below
+#     USE_CUDNN=1 scripts/run_gpt2_1558M.sh           attention by cuDNN, as in llm.c's script
 #
 # Resuming is not there yet: a run that ends early goes on from its last model file with -e $OUT/model_STEP.bin, with new optimizer state.
 # Untested: nobody has run it on 8 GPUs yet.
@@ -11,7 +13,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 NP=${NP:-8}
-DATA=${DATA:-dev/data/fineweb100B}
+DATA=${DATA:-dev/data/edu_fineweb100B}
 OUT=${OUT:-log_gpt2_1558M}
 
 make train_gpt2_zero
@@ -20,8 +22,8 @@ mkdir -p "$OUT"
 
 # -b x -t x NP must divide -d: 16 x 1024 x 8 is an eighth of it, so there are eight micro-steps.
 "${MPIRUN:-mpirun}" -np "$NP" ./train_gpt2_zero \
-    -i "$DATA/fineweb_train_*.bin" \
-    -j "$DATA/fineweb_val_*.bin" \
+    -i "$DATA/*fineweb_train_*.bin" \
+    -j "$DATA/*fineweb_val_*.bin" \
     -o "$OUT" \
     -e d48 \
     -z 2 -r 0 -ge 1 \

@@ -8,7 +8,7 @@
 # program is copied; where the file system is shared that changes nothing. Ranks of one machine exchange through shared memory, ranks of
 # different machines through MPI (on GPUs by way of pinned host memory).
 #
-# Untested: it has not been run over a network, nor in this form on one machine.
+# Untested: it has not been run over a network, only with HOSTS=localhost:2.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -38,7 +38,7 @@ static size_t nccl_window_scratch_bytes(const zero_comm_shape *s, size_t shard_b
 
 #ifndef ZERO_HAS_NCCL
 
-#define MISSING "this program was built without NCCL (there was no nccl.h): install it (libnccl-dev of NVIDIA's packages) and build anew, or use --transport mpi"
+#define MISSING "this program was built without NCCL (there was no nccl.h, or NCCL=0): install it (libnccl-dev of NVIDIA's packages) and build anew, or use mpirun and --transport mpi"
 
 static void missing_destroy(zero_comm *c) { free(c); }
 static const zero_comm_ops ops = { .scratch_bytes = nccl_scratch_bytes, .window_scratch_bytes = nccl_window_scratch_bytes, .destroy = missing_destroy, .sums_narrow = 1 };

@@ -19,8 +19,10 @@ __global__ void __launch_bounds__(256) triad_kernel(float *a, const float *b, co
 static float *array(size_t bytes)
 {
     void *p = NULL;
-    if (cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess) {
-        fprintf(stderr, "no memory for %zu bytes\n", bytes);
+    cudaError_t e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) e = cudaMemset(p, 0, bytes);
+    if (e != cudaSuccess) {
+        fprintf(stderr, "no memory for %zu bytes: %s\n", bytes, cudaGetErrorString(e));
         exit(1);
     }
     return (float *)p;

@@ -36,7 +36,10 @@ static inline void use_own_device(void)
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &rank);
     MPI_Comm_free(&host);
-    EXPECT(cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 && cudaSetDevice(rank % devices) == cudaSuccess, "no CUDA device");
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || cudaSetDevice(rank % devices) != cudaSuccess) {
+        fprintf(stderr, "no CUDA device\n");
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
 }
 
 /* NCCL wants a GPU for each rank (the CPU's stand-in does not), and where there are too few tests leave it out and say so. */

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs every test: one line for each program with its own counts, then `N passed, N failed`, the sum of the cases.
 #
-#     dev/test/run_tests.sh [WORD]        only tests whose name contains WORD
+#     dev/test/run_tests.sh [WORD]        only tests whose name, or whose program's, contains WORD
 #
 # They run on the CPU and on the emulated GPU, also where there is a GPU; what a real one has to show is asked by scripts/gpu_check.sh.
 #
@@ -91,7 +91,7 @@ build() {
 # ready NAME PROGRAM ARGUMENTS...: is this test wanted and its program there? With a WORD programs are built one by one, as they are wanted.
 ready() {
     local item
-    [[ $1 == *$word* ]] || return 1
+    [[ "$1 ${2##*/}" == *"$word"* ]] || return 1
     for item in "${@:2}"; do
         if [ -n "$word" ] && [[ $item =~ ^build/(.*)-(fp32|bf16)/ ]]; then
             make_quietly "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]^^}" "$item"
@@ -343,6 +343,7 @@ if grep -qv '^[0-9]* 0 ' $results; then
 fi
 read -r passed failed <<< "$(awk '{ passed += $1; failed += $2 } END { print passed + 0, failed + 0 }' $results)"
 echo
+[ -z "$word" ] || [ "$passed$failed" != 00 ] || echo "no test has \"$word\" in its name or its program's"
 echo "$spent"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" != 0 ]

@@ -125,8 +125,13 @@ static void test_the_floor_is_the_slowest_of_three(void **state) {
     assert_true(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);
     assert_string_equal(profile_device("CPU", &known)->name, "H200");
     assert_false(known);
-    (void)profile_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb", &known);
-    assert_false(known);
+    static const char *const others[] = {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 PCIe"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        (void)profile_device(others[i], &known);
+        assert_false(known);
+    }
+    assert_string_equal(profile_device("NVIDIA A100-SXM4-80GB", &known)->name, "A100-SXM4-80GB");
+    assert_true(known);
 }
 
 // Prints the profile; the line that begins with name, or NULL.
