@@ -213,6 +213,14 @@ int zero_nccl_setup(comm_nccl *m)
     return m->table && (size == 1 || m->small_device) ? ZERO_OK : zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %zu ranks", size);
 }
 
+static int free_scratch(comm_nccl *m)
+{
+    const int e = m->scratch ? free_device(m, m->memory, ZERO_MEM_TRANSPORT, m->scratch, (size_t)(m->base.size - 1) * m->stride, m->scratch_handle) : ZERO_OK;
+    m->scratch = NULL;
+    m->stride = 0;
+    return e;
+}
+
 static void nccl_destroy(zero_comm *c)
 {
     comm_nccl *m = nccl_self(c);
@@ -221,7 +229,7 @@ static void nccl_destroy(zero_comm *c)
     if (f && f->stream) (void)cudaStreamSynchronize(f->stream);         /* ends: if need be the watchdog sees to it */
     for (int i = 0; i < NCCL_MAX_BUFFERS; i++)
         if (m->buffers[i].ptr) nccl_free(c, m->buffers[i].ptr);
-    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->scratch, (size - 1) * m->stride);
+    (void)free_scratch(m);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->table, size * sizeof *m->table);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->small_device, size * NCCL_SMALL);
     if (m->own) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, NCCL_OWN * sizeof *m->own);
@@ -247,11 +255,10 @@ static int grow_scratch(comm_nccl *m, size_t piece_bytes)
     if (size == 1 || piece_bytes <= m->stride) return ZERO_OK;
     int e = zero_nccl_device_check(m, cudaDeviceSynchronize());
     if (!e) e = zero_nccl_healthy(m);
+    if (!e) e = free_scratch(m);
     if (e) return e;
-    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->scratch, (size - 1) * m->stride);
-    m->stride = 0;
     m->own_now = NULL;
-    m->scratch = zero_memory_alloc(m->memory, ZERO_MEM_TRANSPORT, (size - 1) * piece_bytes);
+    m->scratch = alloc_device(m, m->memory, ZERO_MEM_TRANSPORT, (size - 1) * piece_bytes, &m->scratch_handle);
     const char **places = calloc(size, sizeof *places);
     if (!m->scratch || !places) {
         free(places);

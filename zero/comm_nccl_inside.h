@@ -74,6 +74,7 @@ typedef struct comm_nccl {
     zero_memory *memory;
     struct nccl_buffer buffers[NCCL_MAX_BUFFERS];
     char *scratch;                  /* the others' pieces, stride bytes apart */
+    void *scratch_handle;           /* its registration */
     size_t stride;
     const void **table;             /* [size], on the device: where the pieces are */
     const void **own;               /* [NCCL_OWN], pinned: places of this rank's own piece so far */
