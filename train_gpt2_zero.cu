@@ -1896,15 +1896,14 @@ static void count_gpus(Run *r) {
 // Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among them.
 static void choose_device(Run *r) {
     char err[ERR_BYTES];
-    if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
-    r->local_rank = launch()->local_rank;
-    r->local_ranks = launch()->local_ranks;
-
     int devices = 0;
     const cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices < 1) {
         die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu", cudaGetErrorString(error));
     }
+    if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
+    r->local_rank = launch()->local_rank;
+    r->local_ranks = launch()->local_ranks;
     int device = r->local_rank % devices;
     cudaCheck(cudaSetDevice(device));
     cudaCheck(cudaGetDeviceProperties(&r->device, device));
@@ -2111,7 +2110,8 @@ static void print_header(const Run *r) {
     print_row(r, "micro-steps G", "%zu", r->G);
     print_row(r, "tokens of a step", "%zu", r->B * r->T * r->M);
     print_row(r, "steps", "%zu", r->steps);
-    print_row(r, "learning rate", "%.2e, %s, warmup %lld, final %.2e", o->lr, SCHEDULES[o->lr_schedule], (long long)o->warmup,
+    print_row(r, "learning rate", "%.2e, %s, warmup %lld%s, final %.2e", o->lr, SCHEDULES[o->lr_schedule], (long long)o->warmup,
+              (size_t)o->warmup > r->steps ? " > steps" : "",
               o->lr * o->final_lr_fraction);
     print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
@@ -2480,7 +2480,8 @@ static void print_plan(const Run *r) {
 #endif
     in.device_bytes = o->device_memory * 1e9;
     in.link_bytes_per_second = o->link_gbs * 1e9;
-    in.peak_flops = o->peak_tflops * 1e12;
+    const double peak = in.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;       // an H100's
+    in.peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : peak) * 1e12;
     in.efficiency = o->efficiency;
     Plan plan;
     if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);

@@ -135,7 +135,7 @@ static const Flag FLAGS[] = {
     {"link-gbs", "link-gbs", REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1,
      .help = "of the plan: what a rank receives in a second"},
     {"peak-tflops", "peak-tflops", REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1,
-     .help = "of the plan: of a rank's device"},
+     .help = "of the plan: of a rank's device; default: an H100's, 989 in bf16, 67 in fp32, 494 in fp32 with -f 1"},
     {"mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
      .help = "of the plan: the part of the peak that is reached"},
 };
@@ -299,10 +299,6 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     }
     if (o->val_batches == 0 && o->val_every > 0) {
         return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
-    }
-    if (o->max_steps > 0 && o->warmup > o->max_steps) {
-        return FAIL("-u %lld: the warm-up is longer than the run (-x %lld): use a shorter one", (long long)o->warmup,
-                    (long long)o->max_steps);
     }
     return 0;
 }

@@ -152,7 +152,7 @@ declare -A builder
 
 # on RANKS [GPUS]: sets the array `mpi`: what starts that many ranks, on all GPUs or the first few
 on() {
-    mpi=(env OMP_NUM_THREADS=$((cores / $1 > 0 ? cores / $1 : 1)) ${2:+CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($2 - 1)))} mpirun -np "$1")
+    mpi=(env OMP_NUM_THREADS=$((cores / $1 > 0 ? cores / $1 : 1)) ${2:+CUDA_VISIBLE_DEVICES=$(echo "$visible" | cut -d, -f1-"$2")} mpirun -np "$1")
 }
 
 # same NAME LIMIT "RANKS GPUS ARGUMENTS"...: trainings that must end in one and the same state
@@ -231,6 +231,11 @@ say ""
 nvcc=$(ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null || command -v nvcc)
 cuda=${nvcc%/bin/nvcc}
 gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU')
+visible=$(seq -s, 0 $((gpus - 1)))
+if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then        # the others are somebody else's
+    visible=$CUDA_VISIBLE_DEVICES
+    gpus=$(echo "$visible" | tr , '\n' | grep -c .)
+fi
 say "$(uname -srm); $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $cores cores; $(awk '/MemTotal/ { printf "%.0f GB", $2 / 1e6 }' /proc/meminfo)"
 if command -v nvidia-smi > /dev/null; then
     say "$(nvidia-smi --query-gpu=index,name,compute_cap,memory.total,driver_version,power.limit,clocks.max.sm,mig.mode.current --format=csv 2>&1)"

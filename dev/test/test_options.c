@@ -81,7 +81,6 @@ static const struct {
     {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--nccl-register 1", "--transport nccl"}, {"--transport mpi --nccl-register 1", "--transport nccl"},
     // together
     {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
-    {"-x 10 -u 20", "warm-up"},
     // plans
     {"--plan xml", "off|text|json"}, {"--plan=", "off|text|json"}, {"--plan json 8", "8: not a flag"}, {"--ranks 8", "--ranks: is about a plan"},
     {"--plan off --mfu 0.5", "--mfu: is about a plan"}, {"--precision bf16", "add --plan"}, {"--plan --ranks 0", "at least one rank"},
