@@ -146,7 +146,6 @@ mistake 2 "-d 0" -d 0
 mistake 3 "-d 100" -d 100
 mistake 3 "192 and 384" -d 256
 mistake 2 "-m 0" -v 1 -m 0
-mistake 2 "-u 10" -u 10
 mistake 2 "-t 64" -t 64
 mistake 2 "-x" -d 1280000 -x -1
 # Models
