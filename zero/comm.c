@@ -48,8 +48,51 @@ static const zero_comm_ops *ops(zero_comm *c)
     return c->ops;
 }
 
-int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes) { return c->ops->alloc(c, mem, category, ptr, bytes); }
-int zero_comm_free(zero_comm *c, void *ptr) { return ptr ? c->ops->free(c, ptr) : ZERO_OK; }
+int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)
+{
+    int i = 0;
+    *ptr = NULL;
+    while (i < ZERO_COMM_MAX_BUFFERS && c->buffers[i].ptr) i++;
+    if (i == ZERO_COMM_MAX_BUFFERS) return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", ZERO_COMM_MAX_BUFFERS);
+    struct zero_comm_buffer *b = &c->buffers[i];
+    *b = (struct zero_comm_buffer){ .bytes = bytes, .mem = mem, .category = category };
+    const int e = c->ops->alloc(c, b);
+    *ptr = b->ptr;
+    if (e || b->ptr) return e;
+    return zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes, zero_category_name(category));
+}
+
+static int free_buffer(zero_comm *c, struct zero_comm_buffer *b)
+{
+    const int e = c->ops->free(c, b);
+    b->ptr = NULL;
+    return e;
+}
+
+int zero_comm_free(zero_comm *c, void *ptr)
+{
+    if (!ptr) return ZERO_OK;
+    for (int i = 0; i < ZERO_COMM_MAX_BUFFERS; i++)
+        if (c->buffers[i].ptr == ptr) return free_buffer(c, &c->buffers[i]);
+    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not give");
+}
+
+void zero_comm_free_all(zero_comm *c)
+{
+    for (int i = 0; i < ZERO_COMM_MAX_BUFFERS; i++)
+        if (c->buffers[i].ptr) (void)free_buffer(c, &c->buffers[i]);
+}
+
+int zero_comm_find_buffer(const zero_comm *c, const void *pointer, size_t bytes)
+{
+    const char *at = pointer;
+    for (int i = 0; i < ZERO_COMM_MAX_BUFFERS; i++) {
+        const struct zero_comm_buffer *b = &c->buffers[i];
+        if (b->ptr && at >= b->ptr && bytes <= b->bytes && at <= b->ptr + b->bytes - bytes) return i;
+    }
+    return -1;
+}
+
 int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) { return ops(c)->exchange_begin(c, buf, piece_bytes, stream, ticket); }
 int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) { return ops(c)->exchange_finish(c, ticket, stream, pieces); }
 int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) { return ops(c)->exchange_done(c, ticket, stream); }

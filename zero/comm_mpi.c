@@ -135,51 +135,30 @@ static int exchange_messages(comm_mpi *m, zero_ticket ticket, char *send, size_t
 
 /* ---- symmetric memory ----------------------------------------------------------------------------------------------- */
 
-static int mpi_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)
+static struct zero_shm *map_of(comm_mpi *m, const struct zero_comm_buffer *b) { return &m->maps[b - m->base.buffers]; }
+
+static int mpi_alloc(zero_comm *c, struct zero_comm_buffer *b)
 {
     comm_mpi *m = self(c);
-    struct buffer *b = NULL;
-    *ptr = NULL;
-    for (int i = 0; i < MAX_BUFFERS && !b; i++)
-        if (!m->buffers[i].ptr) b = &m->buffers[i];
-    if (!b) return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", MAX_BUFFERS);
-    *b = (struct buffer){ .bytes = bytes, .mem = mem, .category = category };
     if (m->staged || !m->sharing) {
-        b->ptr = zero_memory_alloc(mem, category, bytes);
-    } else if (zero_shm_map(&b->map, m->comm, m->on_host, bytes ? bytes : 1) == ZERO_OK) {
-        b->ptr = b->map.peer[c->rank];
-        zero_memory_book(mem, category, bytes, 0);
+        b->ptr = zero_memory_alloc(b->mem, b->category, b->bytes);
+    } else if (zero_shm_map(map_of(m, b), m->comm, m->on_host, b->bytes ? b->bytes : 1) == ZERO_OK) {
+        b->ptr = map_of(m, b)->peer[c->rank];
+        zero_memory_book(b->mem, b->category, b->bytes, 0);
     }
-    if (!b->ptr) return zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes, zero_category_name(category));
-    *ptr = b->ptr;
     return ZERO_OK;
 }
 
-static int mpi_free(zero_comm *c, void *ptr)
+static int mpi_free(zero_comm *c, struct zero_comm_buffer *b)
 {
-    comm_mpi *m = self(c);
-    for (int i = 0; i < MAX_BUFFERS; i++) {
-        struct buffer *b = &m->buffers[i];
-        if (b->ptr != ptr) continue;
-        if (b->map.peer) {
-            zero_shm_unmap(&b->map);
-            zero_memory_book(b->mem, b->category, 0, b->bytes);
-        } else {
-            zero_memory_free(b->mem, b->category, b->ptr, b->bytes);
-        }
-        b->ptr = NULL;
-        return ZERO_OK;
+    struct zero_shm *map = map_of(self(c), b);
+    if (map->peer) {
+        zero_shm_unmap(map);
+        zero_memory_book(b->mem, b->category, 0, b->bytes);
+    } else {
+        zero_memory_free(b->mem, b->category, b->ptr, b->bytes);
     }
-    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not give");
-}
-
-static int find_buffer(comm_mpi *m, const char *at, size_t bytes)
-{
-    for (int i = 0; i < MAX_BUFFERS; i++) {
-        const struct buffer *b = &m->buffers[i];
-        if (b->ptr && at >= b->ptr && bytes <= b->bytes && at <= b->ptr + b->bytes - bytes) return i;
-    }
-    return -1;
+    return ZERO_OK;
 }
 
 int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device)
@@ -219,9 +198,9 @@ static int begin(comm_mpi *m, struct call call, char *buf, enum zero_wire wire, 
 
 static int begin_on_buffer(comm_mpi *m, enum call_kind kind, void *buf, size_t piece_bytes, enum zero_wire wire, cudaStream_t stream, zero_ticket *ticket)
 {
-    const int b = find_buffer(m, buf, piece_bytes * (size_t)m->base.size);
+    const int b = zero_comm_find_buffer(&m->base, buf, piece_bytes * (size_t)m->base.size);
     if (b < 0) return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", call_name(kind));
-    const struct call call = { kind, (uint64_t)b, (uint64_t)((char *)buf - m->buffers[b].ptr), piece_bytes };
+    const struct call call = { kind, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes };
     return begin(m, call, buf, wire, stream, ticket);
 }
 
@@ -331,7 +310,7 @@ static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
         if (!m->on_host[r]) {
             from = m->received + (size_t)r * bytes;
         } else if ((e = wait_ready(m, r, ticket)) == ZERO_OK) {
-            from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)c->rank * bytes;
+            from = (m->staged ? m->staging.peer[r] : m->maps[p->call.buffer].peer[r] + p->call.offset) + (size_t)c->rank * bytes;
         }
         if (m->staged && !e) {
             char *to = m->device_scratch + (size_t)r * bytes;
@@ -373,7 +352,7 @@ static int mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t s
         const char *from = arrived + (size_t)r * bytes;
         if (m->on_host[r]) {
             e = wait_ready(m, r, ticket);
-            from = (m->staged ? m->staging.peer[r] : m->buffers[p->call.buffer].map.peer[r] + p->call.offset) + (size_t)r * bytes;
+            from = (m->staged ? m->staging.peer[r] : m->maps[p->call.buffer].peer[r] + p->call.offset) + (size_t)r * bytes;
         }
         char *to = p->buf + (size_t)r * bytes;
         if (from != to && !e) e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
@@ -462,8 +441,7 @@ static size_t mpi_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes,
 static void mpi_destroy(zero_comm *c)
 {
     comm_mpi *m = self(c);
-    for (int i = 0; i < MAX_BUFFERS; i++)
-        if (m->buffers[i].ptr) mpi_free(c, m->buffers[i].ptr);
+    zero_comm_free_all(c);
     zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->received_bytes + m->device_scratch_bytes);
     zero_mpi_unmap_staging(m, &m->staging);
     zero_shm_unmap(&m->control);

@@ -6,7 +6,7 @@
 #include "zero/comm_transport.h"
 #include "zero/shm.h"
 
-enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096, MAX_BUFFERS = 1024 };
+enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096 };
 #define MAX_MESSAGE ((size_t)1 << 30)       /* MPI counts are ints */
 
 /* What was begun under a ticket. The offset is into the symmetric buffer, so all ranks must have the same. */
@@ -22,8 +22,6 @@ struct control {                            /* one per rank, written by its owne
     char small[2][SMALL_BYTES];
 };
 
-struct buffer { char *ptr; size_t bytes; struct zero_shm map; zero_memory *mem; enum zero_category category; };
-
 struct pending { struct call call; char *buf; enum zero_wire wire; };
 
 struct messages { MPI_Request *requests; int *peer; int count, max; };
@@ -38,7 +36,7 @@ typedef struct comm_mpi {
     int sharing;                            /* some ranks share memory: symmetric buffers are mapped (the same verdict on all ranks) */
     struct zero_shm control;
     zero_memory *memory;
-    struct buffer buffers[MAX_BUFFERS];
+    struct zero_shm maps[ZERO_COMM_MAX_BUFFERS];    /* of the symmetric buffers */
     zero_ticket begun, finished;
     struct pending pending[RING];
     zero_ticket small_ticket[2], staging_ticket;

@@ -147,40 +147,16 @@ static int free_device(comm_nccl *m, zero_memory *mem, enum zero_category catego
     return e ? e : zero_nccl_leave(m, NULL, m->f->lib.MemFree(ptr));        /* e, aborted: NCCL may not be asked any more, and the process ends */
 }
 
-static int nccl_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes)
+static int nccl_alloc(zero_comm *c, struct zero_comm_buffer *b)
 {
     comm_nccl *m = nccl_self(c);
-    struct nccl_buffer *b = NULL;
-    *ptr = NULL;
-    for (int i = 0; i < NCCL_MAX_BUFFERS && !b; i++)
-        if (!m->buffers[i].ptr) b = &m->buffers[i];
-    if (!b) return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", NCCL_MAX_BUFFERS);
-    *b = (struct nccl_buffer){ .bytes = bytes, .mem = mem, .category = category };
-    *ptr = b->ptr = alloc_device(m, mem, category, bytes, &b->handle);
-    if (b->ptr) return ZERO_OK;
-    const int e = zero_nccl_healthy(m);
-    return e ? e : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes, zero_category_name(category));
+    b->ptr = alloc_device(m, b->mem, b->category, b->bytes, &b->handle);
+    return b->ptr ? ZERO_OK : zero_nccl_healthy(m);
 }
 
-static int nccl_free(zero_comm *c, void *ptr)
+static int nccl_free(zero_comm *c, struct zero_comm_buffer *b)
 {
-    comm_nccl *m = nccl_self(c);
-    for (int i = 0; i < NCCL_MAX_BUFFERS; i++) {
-        struct nccl_buffer *b = &m->buffers[i];
-        if (b->ptr != ptr) continue;
-        b->ptr = NULL;
-        return free_device(m, b->mem, b->category, ptr, b->bytes, b->handle);
-    }
-    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not give");
-}
-
-static int find_buffer(const comm_nccl *m, const char *at, size_t bytes)
-{
-    for (int i = 0; i < NCCL_MAX_BUFFERS; i++) {
-        const struct nccl_buffer *b = &m->buffers[i];
-        if (b->ptr && at >= b->ptr && bytes <= b->bytes && at <= b->ptr + b->bytes - bytes) return i;
-    }
-    return -1;
+    return free_device(nccl_self(c), b->mem, b->category, b->ptr, b->bytes, b->handle);
 }
 
 /* Pinned host memory, in the books. */
@@ -227,8 +203,7 @@ static void nccl_destroy(zero_comm *c)
     struct nccl_family *f = m->f;
     const size_t size = (size_t)c->size;
     if (f && f->stream) (void)cudaStreamSynchronize(f->stream);         /* ends: if need be the watchdog sees to it */
-    for (int i = 0; i < NCCL_MAX_BUFFERS; i++)
-        if (m->buffers[i].ptr) nccl_free(c, m->buffers[i].ptr);
+    zero_comm_free_all(c);
     (void)free_scratch(m);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->table, size * sizeof *m->table);
     zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->small_device, size * NCCL_SMALL);
@@ -318,7 +293,7 @@ static int gather(comm_nccl *m, const void *mine, void *out, size_t bytes, const
 
 static int find_buffer_or_fail(comm_nccl *m, const char *what, const char *buf, size_t piece_bytes)
 {
-    const int b = find_buffer(m, buf, piece_bytes * (size_t)m->base.size);
+    const int b = zero_comm_find_buffer(&m->base, buf, piece_bytes * (size_t)m->base.size);
     if (b < 0) zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", what);
     return b;
 }
@@ -330,7 +305,7 @@ static int nccl_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cuda
     const int b = find_buffer_or_fail(m, "exchange", buf, piece_bytes);
     if (b < 0) return ZERO_ERR_ARG;
     if (m->exchange) return zero_comm_fail(c, ZERO_ERR_ARG, "there is room for the pieces of one exchange: the last one must be done (zero_comm_exchange_done) before the next begins");
-    note_call(m, 1, (uint64_t)b, (uint64_t)((char *)buf - m->buffers[b].ptr), piece_bytes);
+    note_call(m, 1, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes);
     int e = grow_scratch(m, piece_bytes);
     if (!e) e = follow(m, ZERO_NCCL_WAIT_EXCHANGE, stream);
     if (!e && m->last_read && m->f->ops[m->last_read % NCCL_RING].ticket == m->last_read) e = wait_for(m, ZERO_NCCL_WAIT_PIECES, m->f->stream, m->f->ops[m->last_read % NCCL_RING].read);
@@ -381,7 +356,7 @@ static int nccl_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enu
     struct nccl_op *op = NULL;
     const int b = find_buffer_or_fail(m, "all-gather", buf, piece_bytes);
     if (b < 0) return ZERO_ERR_ARG;
-    note_call(m, 2, (uint64_t)b, (uint64_t)((char *)buf - m->buffers[b].ptr), piece_bytes);
+    note_call(m, 2, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes);
     int e = follow(m, ZERO_NCCL_WAIT_GATHER, stream);
     if (!e) e = zero_nccl_op_begin(m, "all-gather", &op);
     if (!e) e = gather(m, (char *)buf + (size_t)c->rank * piece_bytes, buf, piece_bytes, "all-gather");

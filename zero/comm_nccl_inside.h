@@ -63,16 +63,13 @@ struct nccl_family {
     char words[512];
 };
 
-struct nccl_buffer { char *ptr; size_t bytes; zero_memory *mem; enum zero_category category; void *handle; };
-
-enum { NCCL_MAX_BUFFERS = 1024, NCCL_SMALL = 512, NCCL_OWN = 512 };
+enum { NCCL_SMALL = 512, NCCL_OWN = 512 };
 
 typedef struct comm_nccl {
     zero_comm base;
     struct nccl_family *f;
     ncclComm_t comm;                /* NULL: one rank */
     zero_memory *memory;
-    struct nccl_buffer buffers[NCCL_MAX_BUFFERS];
     char *scratch;                  /* the others' pieces, stride bytes apart */
     void *scratch_handle;           /* its registration */
     size_t stride;

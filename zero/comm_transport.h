@@ -4,9 +4,19 @@
 #define ZERO_COMM_TRANSPORT_H
 #include "zero/comm.h"
 
+/* A symmetric buffer: comm.c keeps the list, a transport has the memory. */
+struct zero_comm_buffer {
+    char *ptr;                      /* NULL: free for use */
+    size_t bytes;
+    zero_memory *mem;
+    enum zero_category category;
+    void *handle;                   /* the transport's own */
+};
+enum { ZERO_COMM_MAX_BUFFERS = 1024 };
+
 typedef struct zero_comm_ops {
-    int (*alloc)(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);
-    int (*free)(zero_comm *c, void *ptr);
+    int (*alloc)(zero_comm *c, struct zero_comm_buffer *b);     /* sets b->ptr, zeroed and in the books; left NULL: there is no memory */
+    int (*free)(zero_comm *c, struct zero_comm_buffer *b);
     int (*exchange_begin)(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
     int (*exchange_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
     int (*exchange_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
@@ -47,7 +57,12 @@ struct zero_comm {
     uint64_t received[ZERO_WIRE_KINDS];
     uint64_t dice;                  /* debugging: the state of the dice that say when to dawdle; 0: never */
     char name[160], error[640];
+    struct zero_comm_buffer buffers[ZERO_COMM_MAX_BUFFERS];
 };
+
+/* The buffer that has these bytes: its place in c->buffers, the same on all ranks; -1: none. For the end: frees all that are left. */
+int zero_comm_find_buffer(const zero_comm *c, const void *at, size_t bytes);
+void zero_comm_free_all(zero_comm *c);
 
 /* Record an error (printf style, "rank R of N, <phase> of unit U: " in front) and return code. */
 int zero_comm_fail(zero_comm *c, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
