@@ -1620,7 +1620,7 @@ static void time_engine(void *ctx, const char *work, int begin, cudaStream_t on)
 static void *unit_params(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
     void *p = zero_acquire_params(r->z, unit);
-    if (p == NULL) die("parameters of unit %zu: %s", unit, zero_error(r->z));
+    if (p == NULL) die("%s (parameters of unit %zu)", zero_error(r->z), unit);
     return p;
 }
 
@@ -1632,7 +1632,7 @@ static void unit_params_done(void *ctx, size_t unit) {
 static void *unit_grads(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
     void *p = zero_acquire_grads(r->z, unit);
-    if (p == NULL) die("gradients of unit %zu: %s", unit, zero_error(r->z));
+    if (p == NULL) die("%s (gradients of unit %zu)", zero_error(r->z), unit);
     return p;
 }
 
