@@ -5,7 +5,7 @@
 #   make test               every test, both precisions
 #   make help               everything else
 #
-# The same .cu files are compiled by nvcc (DEVICE=cuda), or by g++ with dev/cpu first on the include path, where
+# The same .cu files are compiled by nvcc (DEVICE=cuda), or by g++ with dev/device/cpu first on the include path, where
 # cuda_runtime.h is a CUDA runtime for the CPU: DEVICE=cpu runs at the speed of hand-written loops; DEVICE=emulated runs warps and
 # blocks as a GPU does, slowly, under AddressSanitizer and UBSan (emulated-tsan: under ThreadSanitizer). PRECISION is FP32 or BF16. What is not asked for is chosen by the
 # machine, and the first line of the build says what was chosen and why. Each pair (device, precision) has a directory of its own,
@@ -68,7 +68,7 @@ ifeq ($(DEVICE)$(wildcard $(addsuffix /cuda_runtime.h,$(CUDA_HOME)/include $(sub
 endif
 
 comma := ,
-# USE_CUDNN=1: attention by cuDNN (dev/attention.h).
+# USE_CUDNN=1: attention by cuDNN (dev/device/attention.h).
 CUDNN := $(filter-out 0,$(USE_CUDNN))
 ifneq ($(CUDNN),)
     CUDNN_H := $(firstword $(wildcard $(addsuffix /cudnn.h,$(or $(CUDNN_HOME:%=%/include),$(CUDA_HOME)/include /usr/include /usr/include/$(shell uname -m)-linux-gnu))))
@@ -94,7 +94,7 @@ endif
 
 MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
-DEFINES    = -I. -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
+DEFINES    = -I. -Idev -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
 WARNINGS   = -Wall -Wextra -Werror
 HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
 EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
@@ -117,17 +117,17 @@ ifeq ($(DEVICE),cuda)
         LIBS    := $(CUDNN_HOME:%=-L%/lib64 -L%/lib -Wl,-rpath,%/lib64 -Wl,-rpath,%/lib) $(LIBS) -Wl,--push-state,--as-needed -lcudnn -Wl,--pop-state
     endif
     NO_FMA_CU  = -fmad=false
-    DEVICE_DIR = dev/cuda
+    DEVICE_DIR = dev/device/cuda
 else
     FLAGS_cpu           = $(HOST_FAST)
     FLAGS_emulated      = $(EMULATED) $(ASAN)
     FLAGS_emulated-tsan = $(EMULATED) $(TSAN)
     FLAGS      = $(FLAGS_$(DEVICE))
-    INCLUDE    = -Idev/cpu $(DEFINES)
+    INCLUDE    = -Idev/device/cpu $(DEFINES)
     COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
     COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
     NO_FMA_CU  = -ffp-contract=off
-    DEVICE_DIR = dev/cpu
+    DEVICE_DIR = dev/device/cpu
     LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's calls are looked up at run time, in the program itself
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp
@@ -137,17 +137,17 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
 
 strip_suffix = $(basename $(wildcard $(1)))
-TESTS    := $(call strip_suffix,dev/test/test_*.c dev/test/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/planted_faults.cu))
-TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),dev/test/test_overlap),$(TESTS))     # it reads the trace of the CPU's runtime
-TESTS    := $(filter-out $(if $(CUDNN),,dev/test/test_cudnn_plan),$(TESTS))
+TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/emulator/planted_faults.cu))
+TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),dev/test/ranks/test_overlap),$(TESTS))     # it reads the trace of the CPU's runtime
+TESTS    := $(filter-out $(if $(CUDNN),,dev/test/cuda/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
-FUZZ     := dev/test/fuzz
+FUZZ     := dev/test/ranks/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
-ZERO     := $(call strip_suffix,zero/*.c zero/*.cu)
-DEV      := $(filter-out $(PROGRAMS) dev/test/test_% dev/test/pretend_driver,$(call strip_suffix,dev/*.c dev/data/*.c dev/test/*.c \
-                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/cuda/attention_cudnn.c)))
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/comm/*.c zero/comm/*/*.c)
+DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c dev/test/harness/*.c \
+                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/attention_cudnn.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
 # Objects are made anew when the commands that make them change, not only when the sources do.
@@ -168,7 +168,7 @@ $(BUILD)/%.o: %.cu $(BUILD)/commands | setup
 $(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
 	$(call COMPILE,$(COMPILE_CU))
 
-# Machine code of one architecture (GENCODE=-arch=sm_90) for dev/test/check_cuda.sh. Beside it: the PTX it was made from, and, in .log, the
+# Machine code of one architecture (GENCODE=-arch=sm_90) for dev/test/cuda/check_cuda.sh. Beside it: the PTX it was made from, and, in .log, the
 # registers and memory that each kernel takes.
 $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 	@mkdir -p $(@D)
@@ -177,14 +177,14 @@ $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 
 # The optimizer and the sums over ranks, and the baseline they are compared with, promise bits: a * b + c is two roundings there.
 $(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: EXTRA = $(NO_FMA_CU)
-$(BUILD)/dev/test/baseline.o: EXTRA = -ffp-contract=off
+$(BUILD)/dev/test/harness/baseline.o: EXTRA = -ffp-contract=off
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
-build/emulated-tsan-fp32/dev/cpu/emulated.o build/emulated-tsan-bf16/dev/cpu/emulated.o: EXTRA = -fno-sanitize=thread
+build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: EXTRA = -fno-sanitize=thread
 
 $(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
 $(BUILD)/libzero.a $(BUILD)/libdev.a:
-	$(Q)rm -f $@ && ar rcs $@ $^
+	$(Q)rm -f $@ && ar qcs $@ $^
 
 define PROGRAM
 $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/libzero.a $(BUILD)/libdev.a
@@ -198,7 +198,7 @@ $(BUILD)/bench_matmul: LIBS += -lopenblas
 
 # Plans of cuDNN need a driver, though no GPU: one that pretends. What it does not have, it has as in the toolkit's own empty libcuda.so.
 PRETEND = $(BUILD)/pretend/libcuda.so.1
-$(PRETEND): dev/test/pretend_driver.c $(BUILD)/commands
+$(PRETEND): dev/test/cuda/pretend_driver.c $(BUILD)/commands
 	@mkdir -p $(@D)
 	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | sed -n 's/.* [TW] \(cu[A-Z].*\)/__attribute__((weak)) int \1(void) { return 34; }/p' > $(@D)/rest.c
 	$(Q)$(CC) -shared -fPIC $(WARNINGS) -Wl,-soname,libcuda.so.1 $< $(@D)/rest.c -o $@

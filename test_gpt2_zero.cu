@@ -7,7 +7,7 @@ Is sharded training the same as training in one process, bit for bit?
 
 A *setup* is a model, a batch and a schedule of steps. For each one the expected outcome is computed once, by one process (its owner;
 the ranks share the setups out), without any of zero/: the model runs on plain buffers, one micro-batch of the step after the
-other, and dev/test/baseline.c adds, measures and updates in plain loops. A *case* is a setup trained by all ranks through the
+other, and dev/test/harness/baseline.c adds, measures and updates in plain loops. A *case* is a setup trained by all ranks through the
 engine: a stage, a transport, a recompute level, and perhaps a disturbance that must leave no trace: a NaN in one gradient of
 one rank, validation and inference between the micro-batches, the engine's debug mode (ranks that dawdle, NaN in what was given back), a second engine that trains in turns with the first.
 
@@ -28,10 +28,10 @@ more was not exact.
 #include <stdarg.h>
 #include <time.h>
 
-#include "dev/test/baseline.h"          // the arithmetic of a step without sharding
-#include "zero/bootstrap_mpi.h"         // how ranks meet, for NCCL
-#include "zero/comm_mpi.h"              // transports over the same ranks
-#include "zero/comm_nccl.h"
+#include "test/harness/baseline.h"          // the arithmetic of a step without sharding
+#include "zero/comm/bootstrap/bootstrap_mpi.h"         // how ranks meet, for NCCL
+#include "zero/comm/mpi/comm_mpi.h"              // transports over the same ranks
+#include "zero/comm/nccl/comm_nccl.h"
 
 #ifdef CUDA_ON_CPU
 enum { ON_CPU = 1 };

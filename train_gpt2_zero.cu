@@ -26,16 +26,16 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include <stdlib.h>
 #include <string.h>
 
-#include "dev/attention.h"      // attention by cuDNN, in builds that ask for it
-#include "dev/gelu.cuh"         // GELU and its derivative
-#include "dev/launch.h"         // who this rank is, how the ranks were started
-#include "dev/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
-#include "dev/profile.h"        // --profile: the time of each kind of work, beside its floor
+#include "device/attention.h"      // attention by cuDNN, in builds that ask for it
+#include "device/gelu.cuh"         // GELU and its derivative
+#include "trainer/launch.h"         // who this rank is, how the ranks were started
+#include "device/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
+#include "trainer/profiler.h"        // --profile: the time of each kind of work, beside its floor
 #include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
 #include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
-#include "zero/memory.h"        // accounted device memory
-#include "zero/mesh.h"          // hooks of tensor and pipeline parallelism
-#include "zero/range.h"         // names in a profiler's timeline
+#include "zero/accounting.h"        // accounted device memory
+#include "zero/comm/mesh.h"          // hooks of tensor and pipeline parallelism
+#include "zero/nvtx.h"         // names in a profiler's timeline
 #include "zero/types.h"
 
 #ifdef PRECISION_BF16
@@ -801,7 +801,7 @@ static void attention_backward(floatX *dqkv, void *scratch, const floatX *dout, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/matmul.h explains the three products. Two of them may end in
+// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/device/matmul.h explains the three products. Two of them may end in
 // a GELU, which saves a pass over memory (-ge); without, a kernel of its own does it.
 
 static void check_matmul(int err, int fused, int line) {
@@ -1484,16 +1484,16 @@ void gpt2_backward(GPT2 *m) {
 #include <time.h>
 #include <unistd.h>
 
-#include "dev/data/dataloader.h"    // micro-batches by their number
-#include "dev/data/random.h"        // initial weights, sampling
-#include "dev/data/tokenizer.h"     // tokens to text
-#include "dev/modelfile.h"          // llm.c's model files
-#include "dev/options.h"            // the command line
-#include "dev/plan.h"               // what a run would need
-#include "dev/process.h"            // the memory of the process
-#include "dev/trainlog.h"           // learning rate, z-scores, the step line, main.log
-#include "zero/comm_mpi.h"          // the transport
-#include "zero/comm_nccl.h"         // another one, for GPUs
+#include "data/dataloader.h"    // micro-batches by their number
+#include "data/random.h"        // initial weights, sampling
+#include "data/tokenizer.h"     // tokens to text
+#include "gpt2/model_file.h"          // llm.c's model files
+#include "trainer/options.h"            // the command line
+#include "trainer/planner.h"               // what a run would need
+#include "device/process.h"            // the memory of the process
+#include "trainer/log.h"           // learning rate, z-scores, the step line, main.log
+#include "zero/comm/mpi/comm_mpi.h"          // the transport
+#include "zero/comm/nccl/comm_nccl.h"         // another one, for GPUs
 #include "zero/zero.h"              // the engine
 
 #define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"

@@ -297,7 +297,7 @@ unset OMP_NUM_THREADS
 text=dev/data/text/default.txt
 if [ ! -r $text ] && ! sh dev/data/prepare_text.sh $text > $work/text.log 2>&1; then
     text=$work/text.txt
-    cat README.md ./*.cu zero/* dev/*.* dev/*/*.[ch]* > $text
+    cat README.md ./*.cu zero/*.* dev/*/*.[ch]* > $text
     say "no prose on this machine: training on this project's own source ($(wc -c < $text) bytes)"
 fi
 

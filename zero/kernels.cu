@@ -5,7 +5,7 @@
    byte once. */
 #include "zero/kernels.h"
 #include "zero/device.cuh"
-#include "zero/master.h"
+#include "zero/split_master.h"
 
 static cudaLaunchConfig_t launch(size_t blocks, int threads, cudaStream_t stream)
 {

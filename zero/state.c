@@ -1,8 +1,8 @@
 /* state.c: reading and writing the engine's state element by element, its hash, and the reports: plan (plan.h) beside measurement.
 
    Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already. */
-#include "zero/engine.h"
-#include "zero/master.h"
+#include "zero/internal.h"
+#include "zero/split_master.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>

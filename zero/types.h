@@ -18,7 +18,7 @@ enum zero_reduction {
     ZERO_REDUCE_LIBRARY         /* the transport's own reduce-scatter: for speed comparisons, gives up that promise */
 };
 
-/* What bf16 parameters keep beside them (zero/master.h); fp32 parameters are their own master weights: ZERO_MASTER_FP32. */
+/* What bf16 parameters keep beside them (zero/split_master.h); fp32 parameters are their own master weights: ZERO_MASTER_FP32. */
 enum zero_master {
     ZERO_MASTER_FP32 = 0,   /* fp32 master weights: 4 bytes */
     ZERO_MASTER_SPLIT,      /* their low halves, which with the parameter are the same fp32 master weights: 2 bytes */

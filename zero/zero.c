@@ -23,8 +23,8 @@
    where sums are read (zero_follow), and for one where its buffer is acquired again. Gathered parameters are waited for unit by unit, in the
    next forward. So the host waits once in a step, in zero_grad_norm: whether all ranks take the step is decided by that number. A transport
    without one (MPI) waits on the host, as late as it may. test_overlap shows what runs beside what. */
-#include "zero/engine.h"
-#include "zero/range.h"
+#include "zero/internal.h"
+#include "zero/nvtx.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -28,11 +28,11 @@
 #include <cuda_runtime_api.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "zero/comm.h"
+#include "zero/comm/comm.h"
 #include "zero/layout.h"
-#include "zero/memory.h"
-#include "zero/mesh.h"
-#include "zero/plan.h"
+#include "zero/accounting.h"
+#include "zero/comm/mesh.h"
+#include "zero/cost.h"
 #include "zero/types.h"
 #ifdef __cplusplus
 extern "C" {

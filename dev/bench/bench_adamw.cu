@@ -2,7 +2,7 @@
    size. Bytes as the algorithms need them: AdamW fp32 reads p, g, m, v and writes p, m, v (28 a parameter), bf16 reads master, g, m, v
    and writes master, m, v, p (30), with a split master 28, with none 24; triad reads b, c and writes a (12). The sum of squares too. An argument is the number of parameters. */
 #include <stdio.h>
-#include "dev/bench/bench.h"
+#include "bench/bench.h"
 #include "zero/device.cuh"
 #include "zero/kernels.h"
 

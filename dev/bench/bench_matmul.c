@@ -14,7 +14,7 @@ say little on a shared machine; ratios are steadier.
 #include <stdlib.h>
 #include <time.h>
 
-#include "dev/matmul.h"
+#include "device/matmul.h"
 
 enum { MOST_REPEATS = 99 };
 

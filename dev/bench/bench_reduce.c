@@ -12,10 +12,10 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <string.h>
-#include "dev/bench/bench.h"
-#include "zero/bootstrap_mpi.h"
-#include "zero/comm_mpi.h"
-#include "zero/comm_nccl.h"
+#include "bench/bench.h"
+#include "zero/comm/bootstrap/bootstrap_mpi.h"
+#include "zero/comm/mpi/comm_mpi.h"
+#include "zero/comm/nccl/comm_nccl.h"
 #include "zero/kernels.h"
 
 enum { COPY, ORDERED, LIBRARY, GATHER, CANDIDATES, ROUNDS = 3 };

@@ -26,8 +26,8 @@ of any size needs a few kilobytes. One file is kept open, that of the last batch
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dev/data/dataloader.h"
-#include "dev/data/random.h"
+#include "data/dataloader.h"
+#include "data/random.h"
 
 #define MAGIC 20240520
 #define HEADER_BYTES 1024

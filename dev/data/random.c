@@ -18,7 +18,7 @@ polynomials), which differ by a few 1e-7; the one here is the scalar one, bit fo
 #include <math.h>
 #include <string.h>
 
-#include "dev/data/random.h"
+#include "data/random.h"
 
 #define MT_N 624
 #define MT_M 397

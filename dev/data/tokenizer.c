@@ -14,7 +14,7 @@ for each token its length in one byte, and its bytes. It is kept in memory as it
 #include <stdlib.h>
 #include <string.h>
 
-#include "dev/data/tokenizer.h"
+#include "data/tokenizer.h"
 
 #define MAGIC 20240328
 #define HEADER_BYTES 1024

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "zero/comm_mpi.h"
+#include "zero/comm/mpi/comm_mpi.h"
 #include "zero/zero.h"
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };

@@ -279,15 +279,15 @@ same 60 "trainer bf16, no master weights: the same state on any ranks" "state ha
     "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" "8 -w 0 -z 3 --shard-group 2 $tiny"
 run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/cpu --seconds 60 --seed 1
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/cpu --break 1 --seed 1
-run 0 120 "scripts that start runs, dry" dev/test/test_scripts.sh $fp32/train_gpt2_zero
-run 0 300 "command line of the trainer" dev/test/test_cli.sh $fp32/train_gpt2_zero
-run 0 400 "124M: the books are what the process takes" dev/test/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
-run 0 300 "a run measures what its plan says" dev/test/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
-run 0 120 "each kind of work has a formula" dev/test/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
-run 0 300 "same losses as llm.c" dev/test/test_llmc_parity.sh $fp32/train_gpt2_zero
-run 0 300 "check of a GPU: every line of the script" dev/test/test_gpu_check.sh
+run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
+run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
+run 0 400 "124M: the books are what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 300 "a run measures what its plan says" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero
+run 0 300 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
 
-# What would run on a GPU never touches the device's memory from the host (dev/cpu/protect.cpp; a number above 1 looks less often, for speed).
+# What would run on a GPU never touches the device's memory from the host (dev/device/cpu/protect.cpp; a number above 1 looks less often, for speed).
 CUDA_ON_CPU_PROTECT=1 run 0 120 "device memory is out of reach: kernels" $fp32/test_kernels
 CUDA_ON_CPU_PROTECT=1 run 2 120 "device memory is out of reach: transport" $fp32/test_comm
 CUDA_ON_CPU_PROTECT=5 run 0 120 "device memory is out of reach: engine" $fp32/test_engine
@@ -297,7 +297,7 @@ CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state ha
     "1 -z 0 $tiny" "2 -z 2 $tiny" "2 -z 3 $tiny -v 2 -s 3 -g 20"
 
 # The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
-run 0 300 "faults planted for the emulated GPU are found" dev/test/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
+run 0 300 "faults planted for the emulated GPU are found" dev/test/emulator/test_planted_faults.sh $asan/planted_faults $tsan/planted_faults
 run 0 120 "device header, emulated GPU" $asan/test_emulator
 run 0 300 "kernels, emulated GPU" $asan/test_kernels
 run 0 300 "model fp32, emulated GPU" $asan/test_model
@@ -316,7 +316,7 @@ for precision in fp32 bf16; do
         "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --debug 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --debug 1 $nccl" \
         "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small"
 done
-run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/test_missing_waits.sh $asan/train_gpt2_zero
+run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero
 # Its losses are the fast build's, but for the order of sums inside a row.
 agree 120 "trainer fp32, emulated GPU: losses of the fast build" 1e-5 $asan/train_gpt2_zero $fp32/train_gpt2_zero \
     -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
@@ -326,7 +326,7 @@ same 120 "trainer fp32, emulated GPU, ThreadSanitizer: the same state" "state ha
     "1 -z 0 -r 1 $tiniest" "2 $(any_order 2) -z 2 -r 0 $tiniest" "2 $(any_order 3) -z 3 -r 2 --transport nccl $tiniest"
 
 # A test that nobody runs is a failure too. (dev/test/test_cudnn_plan needs nvcc and cuDNN: .ci/run runs it.)
-for file in dev/test/test_*.*; do
+for file in dev/test/*/test_*.*; do
     test=$(basename "${file%.*}")
     grep -q "/$test\b" dev/test/run_tests.sh || count 0 1 "$file" "is not in the list of dev/test/run_tests.sh"
 done

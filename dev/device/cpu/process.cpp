@@ -1,0 +1,30 @@
+/*
+process_memory where the device is the host (dev/device/process.h), from Linux's books about the process.
+
+RSS, the number that one sees everywhere, is not it: it counts every page that this process has touched, also those that belong to
+another rank of the host and are only mapped here to read gradients and parameters from. With 8 ranks most buffers would count 8 times.
+PSS divides a page among those that have it mapped, so that the sum over all ranks is the memory that they take together. PSS has
+no peak; but what was given back since the peak is private, and VmHWM - VmRSS says how much that was.
+*/
+#include <stdio.h>
+
+#include "device/process.h"
+
+// The number after `name` in a file of lines "name: number kB", in bytes. 0: not there.
+static size_t field(const char *path, const char *name) {
+    char line[256];
+    char format[64];
+    size_t kb = 0;
+    FILE *f = fopen(path, "r");
+    snprintf(format, sizeof format, "%s: %%zu", name);
+    while (f != NULL && kb == 0 && fgets(line, sizeof line, f) != NULL) sscanf(line, format, &kb);
+    if (f != NULL) fclose(f);
+    return kb * 1024;
+}
+
+size_t process_memory(size_t) {
+    const size_t pss = field("/proc/self/smaps_rollup", "Pss");
+    const size_t peak = field("/proc/self/status", "VmHWM");
+    const size_t now = field("/proc/self/status", "VmRSS");
+    return pss == 0 ? 0 : pss + (peak > now ? peak - now : 0);
+}

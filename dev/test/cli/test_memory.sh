@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Are the books of memory the whole truth? GPT-2 124M is trained for a step, and the process's own peak, as Linux counts it, is compared with
+# the sum of the formulas: at most 5% off. What is not in the books is also far less than one copy of the parameters, so that in stage 3
+# no rank ever holds one: not while it draws them, not in a step, a validation or a sample.
+#
+#     dev/test/cli/test_memory.sh FP32_TRAINER BF16_TRAINER
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0
+failed=0
+psi=124475904
+
+# check RANKS PROGRAM BYTES_PER_PARAMETER ARGUMENTS...
+check() {
+    local ranks=$1 program=$2 bytes=$3 copy=$(($3 * psi))
+    shift 3
+    (
+        NP=$ranks
+        . scripts/env.sh
+        timeout 200 "${MPIRUN:-mpirun}" -np "$ranks" "$program" -e d12 -i dev/data/text/default.txt -b 1 -t 64 -x 1 -v 1 -m 1 -s 1 -g 2 "$@"
+    ) > "$log" 2>&1 < /dev/null
+    # A line ends with: formula, least, most, "mean", M:, +P%
+    if awk -v copy="$copy" -v ranks="$ranks" -v psi="$psi" -v bytes="$bytes" -v stage="$2" '
+        / differs from the formula/ { wrong = 1 }
+        /^wire per rank/ { wire = 1 }
+        /^parameters/ && stage == 3 && !wire && $NF > bytes * psi / ranks * 1.01 { wrong = 1 }
+        /^process, bytes/ { seen = 1; percent = $NF + 0; mean = $(NF - 1) + 0; formula = $(NF - 5)
+            if (percent < -5 || percent > 5 || mean - formula > copy / 4) wrong = 1 }
+        END { exit wrong || !seen }' "$log"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "$ranks ranks, $program $*:"
+        sed -n '/^memory per rank/,$p' "$log"
+        tail -n 3 "$log"
+    fi
+    grep "^process, bytes" "$log" | sed "s|^|$ranks ranks, $*: |"
+}
+
+check 1 "$1" 4 -z 0
+check 2 "$1" 4 -z 1
+check 4 "$2" 2 -z 3 --prefetch 0
+check 8 "$2" 2 -z 3 --prefetch 2
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Static checks of the CUDA build, on a machine with nvcc; a GPU is not needed. Everything below build/check_cuda is this script's own.
+#
+#     dev/test/cuda/check_cuda.sh
+#
+#   1. All programs compile and link without a warning, for sm_90, in FP32 and BF16. In the headers that they see, the types in which CUDA,
+#      cuBLASLt, NCCL and cuDNN return their results are [[nodiscard]], so a call whose result nobody looks at is an error ("(void)" says that it
+#      is meant, as in destructors). In zero/ that goes for MPI too; elsewhere MPI's own handler ends the job.
+#   2. The kernels compile without a warning for sm_80, sm_90 and sm_100, and each keeps the rules of check_kernels.awk: registers for the threads that
+#      it is launched with, no spills, no local arrays, 16-byte accesses where memory is the limit. The table of all kernels is kernels.txt. The
+#      trainer's launches have the threads that the kernels are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
+#   3. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
+#
+# Ends with "N passed, N failed"; exit status 0 only if nothing failed.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+
+# Not bound by memory: their arithmetic is on tiles in shared memory.
+compute_bound=attention
+
+work=build/check_cuda
+nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || { echo "$0: no nvcc in PATH or CUDA_HOME/bin"; exit 1; }
+include=$(readlink -f "$(dirname "$nvcc")/../include")
+began=$SECONDS
+passed=0
+failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() {
+    failed=$((failed + 1))
+    echo "FAIL  $1"
+}
+
+# must NAME LOG COMMAND...: the command must succeed
+must() {
+    if "${@:3}" > "$2" 2>&1; then
+        ok
+        echo "ok    $1"
+    else
+        bad "$1"
+        grep -iE -m 20 'error|warning' "$2" || tail -n 20 "$2"
+        return 1
+    fi
+}
+
+# must_say NAME WORDS LOG COMMAND...: a planted fault: the command must fail, with these words (as grep -E knows them)
+must_say() {
+    if "${@:4}" > "$3" 2>&1; then
+        bad "$1: planted, but not found"
+    elif ! grep -qE -- "$2" "$3"; then
+        bad "$1: it does not compile, but for another reason:"
+        tail -n 5 "$3"
+    else
+        ok
+        echo "ok    found: $1"
+    fi
+}
+
+compile() { make SETUP=true DEVICE=cuda --no-print-directory "$@"; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Headers in which a result may not be dropped: links to all of CUDA's, and copies of those with the types of results.
+
+headers=$PWD/$work/include
+mpi_headers=$PWD/$work/include-mpi
+rm -rf "$headers" "$mpi_headers"
+mkdir -p "$headers" "$mpi_headers"
+cp -rs "$include/." "$headers"
+
+# nodiscard HEADER EXPRESSION: the sed expression (over the whole file) must change the header, if there is one of this name
+nodiscard() {
+    [ -e "$include/$1" ] || return 0
+    rm "$headers/$1"
+    sed -zE "$2" "$include/$1" > "$headers/$1"
+    if cmp -s "$include/$1" "$headers/$1"; then
+        bad "$1: the type of results is not where it was; adapt $0"
+    fi
+}
+nodiscard driver_types.h 's/enum __device_builtin__ cudaError\n/enum [[nodiscard]] __device_builtin__ cudaError\n/'
+nodiscard cublas_api.h 's/typedef enum (\{[^}]*\} cublasStatus_t;)/typedef enum [[nodiscard]] \1/'
+nodiscard nccl.h 's/typedef enum (\{[^}]*\} ncclResult_t;)/typedef enum [[nodiscard]] \1/'
+nodiscard cudnn_graph.h 's/typedef enum (\{[^}]*\} cudnnStatus_t;)/typedef enum [[nodiscard]] \1/'
+for dir in $(mpicc --showme:incdirs); do
+    [ -e "$dir/mpi.h" ] && [ ! -e "$mpi_headers/mpi.h" ] && sed -E 's/^(OMPI_DECLSPEC +)?int +MPI_/[[nodiscard]] &/' "$dir/mpi.h" > "$mpi_headers/mpi.h"
+done
+export CPATH=$headers NVCC_PREPEND_FLAGS=-I$headers
+mpi_cflags="-I$mpi_headers $(mpicc --showme:compile)"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 1. All programs
+
+for precision in FP32 BF16; do
+    build=$work/${precision,,}
+    must "all programs, sm_90, $precision" "$work/all-$precision.log" compile PRECISION=$precision CUDA_ARCH=90 BUILD="$build" all
+done
+
+# The rest of a build with cuDNN is the same, and .ci/run has one.
+if [ -e "$include/cudnn_graph.h" ]; then
+    must "attention by cuDNN" $work/cudnn.log compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$work/cudnn $work/cudnn/dev/device/cuda/attention_cudnn.o
+fi
+
+objects=$(for f in zero/*.c zero/comm/*.c zero/comm/*/*.c; do echo "$work/mpi/${f%.c}.o"; done)
+# shellcheck disable=SC2086
+must "zero/: no result of MPI is dropped" $work/mpi.log compile PRECISION=FP32 BUILD=$work/mpi MPI_CFLAGS="$mpi_cflags" $objects
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 2. Kernels
+
+archs=$("$nvcc" --list-gpu-code | grep -xE 'sm_(80|90|100)')
+sources=$(grep -l __global__ ./*.cu zero/*.cu dev/*.cu dev/device/cuda/*.cu 2> /dev/null)
+table=$work/kernels.txt
+columns=$(printf "%-5s %-7s %9s %8s %7s %6s %6s %12s %13s %13s %s" build gpu registers threads shared stack spills occupancy "loads: 16 B/" "stores: 16 B/" kernel)
+echo "$columns" > $table
+
+# judge BUILD GPU FILE: the lines of check_kernels.awk for FILE.ptx and FILE.log, with names that can be read
+judge() {
+    awk -v build="$1" -v arch="$2" -v compute_bound=$compute_bound -f dev/test/cuda/check_kernels.awk "$3.ptx" "$3.log" | c++filt -p
+}
+
+for arch in $archs; do
+    for precision in FP32 BF16; do
+        build=$work/${precision,,}-$arch
+        kernels=
+        for source in $sources; do
+            source=${source#./}
+            [ "$source" = test_gpt2_zero.cu ] || kernels="$kernels $build/${source%.cu}"
+        done
+        # Always anew: the rules for these files know no headers.
+        # shellcheck disable=SC2086
+        rm -f ${kernels// /.cubin }.cubin
+        # shellcheck disable=SC2086
+        must "kernels, $arch, $precision" "$build.log" compile PRECISION=$precision GENCODE=-arch="$arch" BUILD="$build" \
+            $(for k in $kernels; do echo "$k.cubin"; done) || continue
+        before=$failed kept=0
+        for k in $kernels; do
+            lines=$(judge "${precision,,}" "$arch" "$k")
+            broken=$(grep '^FAIL' <<< "$lines")
+            while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$broken"
+            grep -v '^FAIL' <<< "$lines" >> $table
+            kept=$((kept + $(grep -vc '^FAIL' <<< "$lines") - $(awk '/^FAIL/ { print $4 }' <<< "$lines" | sort -u | grep -c .)))
+        done
+        passed=$((passed + kept))
+        echo "ok    $kept kernels keep the rules, $((failed - before)) rules are broken ($arch, $precision)"
+        [ $kept -gt 10 ] || bad "only $kept kernels were found: is this script still looking in the right files?"
+    done
+done
+
+launches=$(awk -f dev/test/cuda/check_launches.awk train_gpt2_zero.cu)
+while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL' <<< "$launches")"
+launched=$(grep -vc '^FAIL' <<< "$launches")
+passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
+echo "ok    $launched launches have the threads of their kernels, except what is said above"
+[ "$launched" -gt 10 ] || bad "only $launched launches were found: is check_launches.awk still looking for the right words?"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 3. Planted faults
+
+build=$work/planted
+planted=$build/dev/test/cuda/planted_static
+plant() {
+    rm -f $planted.cubin
+    compile PRECISION=FP32 GENCODE=-arch=sm_90 BUILD=$build DEFINES="-I. -Idev -D_GNU_SOURCE $1" $planted.cubin
+}
+
+if must "planted faults compile" $work/planted.log plant ""; then
+    judge fp32 sm_90 $planted > $work/planted.txt
+    while read -r kernel words; do
+        if grep -qE "^FAIL .* $kernel: $words" $work/planted.txt; then
+            ok
+            echo "ok    found: $kernel"
+        else
+            bad "$kernel: planted, but not found"
+        fi
+    done << 'END'
+narrow_loads no 16-byte load
+narrow_loop a loop has [0-9]+ narrow accesses
+local_array [0-9]+ bytes of stack
+spills [0-9]+ bytes of spills
+no_launch_bounds has no __launch_bounds__
+no_launch_bounds [0-9]+ registers x 1024 threads
+END
+    if grep -q '^FAIL .* nothing_wrong' $work/planted.txt; then bad "a kernel with nothing wrong is blamed"; else ok; fi
+fi
+for threads in 128 256; do
+    printf '__global__ void __launch_bounds__(%d) k(int n) {}\nvoid f() { LAUNCH(ceil_div(n, 2), 128, 0, stream, k, n); }\n' $threads |
+        awk -f dev/test/cuda/check_launches.awk > $work/launch-$threads.log
+done
+if grep -q '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $work/launch-256.log && ! grep -q FAIL $work/launch-128.log; then
+    ok
+    echo "ok    found: a launch with other threads"
+else
+    bad "a launch with other threads: planted, but not found; or found where it is not"
+fi
+must_say "too much shared memory" "uses too much shared data" $work/planted-shared.log plant -DPLANT_SHARED
+must_say "a warning of nvcc" "was declared but never referenced" $work/planted-unused.log plant -DPLANT_UNUSED
+must_say "an unchecked call, nvcc" "ignoring return value type" $work/planted-unchecked.log plant -DPLANT_UNCHECKED
+
+# drop HEADER CALL: a C file that calls and does not look
+drop() {
+    printf '#include <%s>\nvoid f(void);\nvoid f(void) { %s; }\n' "$1" "$2" > $work/dropped.c
+    # shellcheck disable=SC2086
+    gcc -std=c11 $mpi_cflags -I. -isystem "$include" -Wall -Wextra -Werror -c $work/dropped.c -o $work/dropped.o
+}
+must "a call of which the result is meant to be dropped" $work/dropped.log drop cuda_runtime_api.h "(void)cudaFree(0)"
+while read -r header call; do
+    [ ! -e "$include/$header" ] && [ "$header" != mpi.h ] || must_say "an unchecked call, $call" "ignoring return value of" $work/dropped.log drop "$header" "$call"
+done << 'END'
+cuda_runtime_api.h cudaFree(0)
+cublasLt.h cublasLtDestroy(0)
+nccl.h ncclGroupStart()
+cudnn.h cudnnDestroy(0)
+mpi.h MPI_Barrier(MPI_COMM_WORLD)
+END
+
+echo "table of kernels: $table; $((SECONDS - began)) s"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ] && [ $passed != 0 ]

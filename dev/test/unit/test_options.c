@@ -1,0 +1,580 @@
+/*
+The command line, the log and the model files: what a user meets first when something is wrong. Most of this is a table of command
+lines that must be refused, each with a word that its message must contain: the flag, the value or the remedy. A refusal that does
+not say what to do instead is a bug, and so is a flag that is taken for another.
+*/
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "gpt2/model_file.h"
+#include "trainer/options.h"
+#include "trainer/log.h"
+
+static const OptionsBuild CPU_FP32 = {.cpu = 1};
+static const OptionsBuild CPU_BF16 = {.cpu = 1, .bf16 = 1};
+static const OptionsBuild GPU_BF16 = {.bf16 = 1};
+static char err[8192];
+
+// Parses a command line as a shell would split it. Returns what options_parse returns; the words are kept for the test's duration.
+static int parse(Options *o, const OptionsBuild *build, const char *line) {
+    static char words[4096];
+    static char *argv[128];
+    int argc = 0;
+    argv[argc++] = "train_gpt2_zero";
+    snprintf(words, sizeof words, "%s", line);
+    for (char *w = strtok(words, " "); w != NULL; w = strtok(NULL, " ")) {
+        argv[argc++] = strcmp(w, "''") == 0 ? "" : w;
+    }
+    argv[argc] = NULL;
+    err[0] = '\0';
+    return options_parse(o, build, argc, argv, err, sizeof err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Command lines
+
+static const struct {
+    const char *line, *word;
+} REFUSED[] = {
+    // not a flag, or not this one
+    {"foo", "foo: not a flag"}, {"-b 4 foo", "foo: not a flag"}, {"-- -b 4", "--: not a flag"}, {"-", "not a flag"},
+    {"-b 4 8", "8: not a flag"}, {"-zz 1", "-zz: unknown flag"}, {"-? 1", "unknown"}, {"-: 1", "unknown"}, {"-+ 1", "unknown"},
+    {"--batch 4", "abbreviated"}, {"--max 3", "abbreviated"}, {"-gr 3", "unknown"}, {"--va 3", "unknown"}, {"--batch=4", "--batch-size"},
+    {"-b4", "unknown flag"}, {"-bs 4", "unknown flag"}, {"-slx 1", "unknown"}, {"-nn 3", "unknown"}, {"--hel", "unknown"},
+    // no value, no number
+    {"-b", "value is missing"}, {"-z 1 -h", "-h: its value is missing"}, {"--lr", "value is missing"}, {"-b four", "-b four: not a whole number"},
+    {"-b 4x", "-b 4x"}, {"-b 4.5", "whole number"}, {"-b ''", "whole number"}, {"--batch-size=", "whole number"}, {"-b 0x10", "whole number"},
+    {"-l fast", "-l fast: not a number"}, {"-l nan", "not a number"}, {"-l inf", "not a number"}, {"-l 1e999", "not a number"},
+    {"-l 3e-4,", "not a number"}, {"-i ''", "empty"}, {"-k -z 1", "-k -z: unknown: use one of cosine"},
+    // out of range
+    {"-b 0", "-b 0: out of range"}, {"-b -4", "out of range"}, {"-b 99999999999999999999", "out of range"}, {"-t 0", "-t 0"}, {"-x -2", "-x -2"},
+    {"-d -2", "-d -2"}, {"-d 0", "-d 0"}, {"-l -1", "-l -1: out of range"}, {"-q 1.5", "-q 1.5"}, {"-u -1", "-u -1"}, {"-c -0.1", "-c -0.1"},
+    {"-r 3", "-r 3"}, {"-ge 3", "-ge 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-w 3", "-w 3"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
+    {"--beta1 1", "--beta1 1"}, {"--beta2 1.0", "--beta2"}, {"--eps 0", "--eps 0"}, {"--grad-clip -1", "--grad-clip"}, {"--shuffle 2", "--shuffle 2"},
+    {"--seed -1", "--seed"}, {"--seed 4294967296", "--seed"}, {"--hash yes", "--hash yes"}, {"--timeout 0", "--timeout 0"}, {"--tp 0", "--tp 0"},
+    // unknown words
+    {"-k cos", "cosine|linear|constant|wsd"}, {"-k cosine|linear", "unknown"}, {"--transport tcp", "auto|mpi|nccl"}, {"--reduce fast", "exact|library"},
+    {"-pi file", "mpi|tcp|fs"},
+    // not there yet
+    {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"},
+    {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"},
+    // how processes are started
+    {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"}, {"-pi mpi -pf /tmp", "-pf: with -pi mpi"},
+    {"-pi tcp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES"},
+    {"-pi fs -pn 4 -pr 4 -pf /tmp", "-pr 4: there is no such rank"}, {"-pi tcp -pn 4 -pr 0", "add -ps"}, {"-pi fs -pn 4 -pr 0", "add -pf"},
+    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pf /tmp", "-pf: is not for -pi tcp"}, {"-pi fs -pn 4 -pr 0 -ps ::1 -pf /tmp", "-ps: is not for -pi fs"},
+    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0"}, {"-pi tcp -pn 4 -pr 0 -ps ::1 --transport mpi", "--transport mpi: MPI carries nothing"},
+    // not there
+    {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--nccl-register 1", "--transport nccl"}, {"--transport mpi --nccl-register 1", "--transport nccl"},
+    // together
+    {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
+    // plans
+    {"--plan xml", "off|text|json"}, {"--plan=", "off|text|json"}, {"--plan json 8", "8: not a flag"}, {"--ranks 8", "--ranks: is about a plan"},
+    {"--plan off --mfu 0.5", "--mfu: is about a plan"}, {"--precision bf16", "add --plan"}, {"--plan --ranks 0", "at least one rank"},
+    {"--plan --precision fp16", "fp32|bf16"}, {"--plan --device-memory 0", "out of range"}, {"--plan --mfu 1.5", "--mfu 1.5"},
+    {"--plan --debug 7", "without --debug"},
+};
+
+static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof REFUSED / sizeof REFUSED[0]; i++) {
+        Options o;
+        int code = parse(&o, &CPU_FP32, REFUSED[i].line);
+        if (code != -1 || strstr(err, REFUSED[i].word) == NULL || strchr(err, '\n') != NULL) {
+            fail_msg("%s: returned %d, message \"%s\", which should contain \"%s\"", REFUSED[i].line, code, err, REFUSED[i].word);
+        }
+    }
+}
+
+static void test_what_a_build_has_not_is_refused_there_only(void **state) {
+    (void)state;
+    Options o;
+    static const char *const masters[] = {"-w 0", "-w 1", "-w 2"};
+    for (int w = 0; w <= 2; w++) {
+        assert_int_equal(parse(&o, &CPU_BF16, masters[w]), 0);
+        assert_int_equal(o.master_weights, w);
+        assert_int_equal(parse(&o, &CPU_FP32, masters[w]), w == 1 ? 0 : -1);
+        if (w != 1) assert_non_null(strstr(err, "use -w 1"));
+        if (w == 2) assert_int_equal(parse(&o, &CPU_FP32, "--plan --precision bf16 -w 2"), 0);
+    }
+    assert_int_equal(parse(&o, &GPU_BF16, "-f 1 -lg 10 --transport nccl --nccl-register 1"), 0);
+    assert_int_equal(parse(&o, &GPU_BF16, "-pi tcp -pn 16 -pr 15 -pg 8 -ps 10.0.0.1:4000"), 0);
+    assert_true(o.init_method == OPTION_INIT_TCP && o.processes == 16 && o.rank == 15 && o.gpus_per_node == 8);
+    assert_string_equal(o.server_ip, "10.0.0.1:4000");
+    assert_int_equal(parse(&o, &GPU_BF16, "-pi fs -pn 1 -pr 0 -pf /tmp --transport nccl"), 0);
+    assert_true(o.init_method == OPTION_INIT_FS && o.gpus_per_node == -1);
+    assert_string_equal(o.shared_dir, "/tmp");
+    assert_int_equal(parse(&o, &CPU_FP32, "--plan -pi fs -pn 8 -pr 3 -pf /tmp"), 0);
+    assert_int_equal(parse(&o, &GPU_BF16, ""), 0);
+    assert_int_equal(o.tf32, 1);
+    assert_int_equal(parse(&o, &CPU_FP32, "-f 0 -lg 0 --transport mpi"), 0);
+    assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
+    assert_int_equal(o.tf32, 0);
+}
+
+static void test_a_plan_needs_no_word(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_OFF);
+    assert_int_equal(parse(&o, &CPU_FP32, "--plan"), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_TEXT);
+    assert_int_equal(o.plan_precision, OPTION_PRECISION_FP32);
+    assert_int_equal(parse(&o, &CPU_BF16, "--plan -b 2"), 0);
+    assert_int_equal(o.plan, OPTION_PLAN_TEXT);
+    assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
+    assert_int_equal(o.batch_size, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(parse(&o, &CPU_FP32, i == 0 ? "-z 3 --plan json --ranks 64 --precision bf16" : "--plan=json -z 3 --precision bf16 --ranks 64"), 0);
+        assert_int_equal(o.plan, OPTION_PLAN_JSON);
+        assert_int_equal(o.plan_ranks, 64);
+        assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
+        assert_int_equal(o.stage, 3);
+    }
+}
+
+static void test_defaults_are_those_of_llmc(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, ""), 0);
+    assert_null(o.train_files);
+    assert_null(o.output_dir);
+    assert_int_equal(o.batch_size, 4);
+    assert_int_equal(o.seq_len, 1024);
+    assert_int_equal(o.total_batch_tokens, -1);
+    assert_int_equal(o.max_steps, -1);
+    assert_int_equal(o.lr_schedule, SCHEDULE_COSINE);
+    assert_true(o.lr == 3e-4 && o.final_lr_fraction == 1 && o.weight_decay == 0);
+    assert_true(o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1);
+    assert_int_equal(o.val_every, 20);
+    assert_int_equal(o.val_batches, 20);
+    assert_int_equal(o.sample_every, 20);
+    assert_int_equal(o.sample_tokens, 64);
+    assert_int_equal(o.stage, 2);
+    assert_int_equal(o.recompute, 1);
+    assert_int_equal(o.seed, 42);
+    assert_int_equal(o.shuffle, 1);
+    assert_true(o.timeout == 300);
+}
+
+// The flags of llm.c's script for GPT-2 124M, with "off" values where something is not there yet.
+static void test_a_script_of_llmc_runs_as_it_is(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, "-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 -t 1024"
+                                          " -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -ge 0 -y 0 -e d12 -x -1"
+                                          " -pi mpi -sl 7.0 -sg 7.0 -a 0 -f 0 -w 1 -k cosine -m 20"), 0);
+    assert_string_equal(o.train_files, "dev/data/train_*.bin");
+    assert_string_equal(o.val_files, "dev/data/val_*.bin");
+    assert_string_equal(o.output_dir, "log124M");
+    assert_string_equal(o.model, "d12");
+    assert_int_equal(o.val_every, 250);
+    assert_int_equal(o.sample_every, 20000);
+    assert_int_equal(o.total_batch_tokens, 524288);
+    assert_int_equal(o.warmup, 700);
+    assert_int_equal(o.checkpoint_every, 5000);
+    assert_int_equal(o.checkpoints_keep, 5);
+    assert_int_equal(o.major_checkpoint_every, 50000);
+    assert_true(o.final_lr_fraction == 0 && o.lr == 0.0006 && o.weight_decay == 0.1);
+    assert_true(o.skip_loss_z == 7 && o.skip_norm_z == 7);
+}
+
+static void test_short_flags_are_not_taken_for_one_another(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, "-s 1 -sl 2 -sg 3 -n 4 -nk 5 -nm 6 -o out"), 0);
+    assert_true(o.sample_every == 1 && o.skip_loss_z == 2 && o.skip_norm_z == 3);
+    assert_true(o.checkpoint_every == 4 && o.checkpoints_keep == 5 && o.major_checkpoint_every == 6);
+    assert_int_equal(parse(&o, &CPU_FP32, "-l 1 -lg 0 -g 7 -ge 0 -e d12 -pi mpi -pn -1 --pp 1 --tp 2"), 0);
+    assert_true(o.lr == 1 && o.gpu_info_every == 0 && o.sample_tokens == 7 && o.tp == 2);
+    assert_string_equal(o.model, "d12");
+}
+
+static void test_long_names_and_equals_signs(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, "-v 0"), 0);
+    assert_int_equal(o.val_every, 0);
+    assert_int_equal(parse(&o, &CPU_FP32, "--val-every=0 --sample-every 0 -n=0 --lr=1e-3 --train-files a=b --lr-schedule wsd --reduce library"), 0);
+    assert_true(o.val_every == 0 && o.sample_every == 0 && o.checkpoint_every == 0 && o.lr == 1e-3);
+    assert_string_equal(o.train_files, "a=b");
+    assert_int_equal(o.lr_schedule, SCHEDULE_WSD);
+    assert_int_equal(o.reduce, OPTION_REDUCE_LIBRARY);
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 2 --batch-size 3"), 0);       // the last counts
+    assert_int_equal(o.batch_size, 3);
+}
+
+static void test_defaults_can_be_replaced_but_not_what_was_given(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, "--batch-size 3"), 0);
+    options_set_default(&o, "b", "8");
+    options_set_default(&o, "t", "128");
+    assert_true(o.batch_size == 3 && o.seq_len == 128);
+    assert_true(options_given(&o, "b") && !options_given(&o, "t"));
+}
+
+static void test_help_tells_every_flag(void **state) {
+    (void)state;
+    Options o;
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 4 --help"), 1);
+    assert_int_equal(parse(&o, &CPU_FP32, "-help"), 1);
+    char *text;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_help(f, "train_gpt2_zero");
+    fclose(f);
+    static const char *const WORDS[] = {"-i ", "--train-files", "-nk", "--stage", "[3e-4]", "cosine|linear|constant|wsd", "--grad-clip", "--timeout", "-pn"};
+    for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
+        assert_non_null(strstr(text, WORDS[i]));
+    }
+    free(text);
+}
+
+static void test_batches_that_do_not_divide_are_refused_with_values_that_do(void **state) {
+    (void)state;
+    Options o;
+    size_t micro_steps;
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 4 -t 64"), 0);
+    assert_int_equal(options_check_batch(&o, 8, 64, &micro_steps, err, sizeof err), 0);
+    assert_int_equal(micro_steps, 1);
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 4 -t 64 -d 6144"), 0);
+    assert_int_equal(options_check_batch(&o, 8, 64, &micro_steps, err, sizeof err), 0);
+    assert_int_equal(micro_steps, 3);
+    assert_int_equal(options_check_batch(&o, 5, 64, &micro_steps, err, sizeof err), -1);
+    assert_non_null(strstr(err, "5120 and 6400"));
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 4 -t 64 -d 1000"), 0);
+    assert_int_equal(options_check_batch(&o, 8, 64, &micro_steps, err, sizeof err), -1);
+    assert_non_null(strstr(err, "the smallest value that works is 2048"));
+    assert_int_equal(options_check_batch(&o, 8, 63, &micro_steps, err, sizeof err), -1);
+    assert_non_null(strstr(err, "use -t 63 or less"));
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 16777216 -t 16777216"), 0);
+    assert_int_equal(options_check_batch(&o, 8, 1 << 24, &micro_steps, err, sizeof err), -1);
+    assert_non_null(strstr(err, "smaller -b"));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Learning rate, z-scores, lines
+
+static void near(double a, double b) {
+    if (!(fabs(a - b) <= 1e-12 * (fabs(a) + fabs(b)))) {
+        fail_msg("%.17g is not %.17g", a, b);
+    }
+}
+
+static void test_schedules_have_their_closed_forms(void **state) {
+    (void)state;
+    Schedule s = {.kind = SCHEDULE_COSINE, .lr = 1, .warmup = 10, .steps = 110, .final_fraction = 0.1};
+    for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {
+        s.kind = kind;
+        near(schedule_lr(&s, 0), 0.1);
+        near(schedule_lr(&s, 4), 0.5);
+        near(schedule_lr(&s, 9), 1);
+        near(schedule_lr(&s, 10), 1);
+        near(schedule_lr(&s, 110), kind == SCHEDULE_CONSTANT ? 1 : 0.1);
+        near(schedule_lr(&s, 1000), kind == SCHEDULE_CONSTANT ? 1 : 0.1);
+    }
+    s.kind = SCHEDULE_COSINE;
+    near(schedule_lr(&s, 60), 0.55);
+    near(schedule_lr(&s, 35), 0.1 + 0.9 * 0.5 * (1 + sqrt(0.5)));
+    s.kind = SCHEDULE_LINEAR;
+    near(schedule_lr(&s, 60), 0.55);
+    near(schedule_lr(&s, 35), 0.775);
+    s.kind = SCHEDULE_WSD;
+    near(schedule_lr(&s, 87), 1);
+    near(schedule_lr(&s, 99), 0.1 + 0.9 * (1 - sqrt(0.5)));
+    s.kind = SCHEDULE_COSINE;
+    s.warmup = s.steps = 5;     // nothing left to decay in
+    near(schedule_lr(&s, 4), 1);
+    near(schedule_lr(&s, 5), 1);
+}
+
+static void test_z_scores_are_of_the_last_128_values(void **state) {
+    (void)state;
+    Outliers o = {0};
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        assert_true(isnan(outlier_z(&o, i)));
+    }
+    // The window is now 1 .. 128: mean 64.5, variance (n^2 - 1) / 12.
+    near(outlier_z(&o, 128), (128 - 64.5) / sqrt((128.0 * 128 - 1) / 12));
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        outlier_z(&o, 3);
+    }
+    near(outlier_z(&o, 3), 0);
+    // One x among 127 zeros in all: the z-score does not depend on x.
+    Outliers p = {0};
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        outlier_z(&p, 0);
+    }
+    near(outlier_z(&p, 1e-3), sqrt(127));
+}
+
+static void test_peaks_are_not_guessed(void **state) {
+    (void)state;
+    near(gpu_peak_flops("NVIDIA A100-SXM4-80GB"), 312e12);
+    near(gpu_peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
+    near(gpu_peak_flops("NVIDIA H100 PCIe"), 756e12);
+    near(gpu_peak_flops("NVIDIA H200"), 989e12);
+    near(gpu_peak_flops("NVIDIA GH200 480GB"), 989e12);
+    near(gpu_peak_flops("NVIDIA L40S"), 362e12);
+    near(gpu_peak_flops("NVIDIA L4"), 121e12);
+    near(gpu_peak_flops("NVIDIA GeForce RTX 4090"), 165.2e12);
+    assert_true(gpu_peak_flops("NVIDIA GeForce RTX 4090 Laptop GPU") == 0);
+    assert_true(gpu_peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") == 0);
+    assert_true(gpu_peak_flops("NVIDIA RTX A4000") == 0);
+    assert_true(gpu_peak_flops("CPU") == 0);
+}
+
+static void test_the_step_line_is_llmcs(void **state) {
+    (void)state;
+    char line[512];
+    StepLine s = {.step = 0, .steps = 10, .loss = 5.2700091, .loss_z = NAN, .norm = 2.5, .norm_z = 1, .lr = 3e-4, .ms = 12.345, .mfu = 0.4567,
+                  .tokens_per_second = 12345.6};
+    step_line(line, sizeof line, &s);
+    assert_string_equal(line, "step    1/10 | loss 5.270009 (+nanz)| norm 2.5000 (+1.00z)| lr 3.00e-04 | 12.35 ms | 45.7% bf16 MFU | 12346 tok/s");
+    assert_memory_equal(line + 20, "5.270009", 8);      // where llm.c's scripts cut it out
+    s.mfu = -1;
+    step_line(line, sizeof line, &s);
+    assert_non_null(strstr(line, "| n/a MFU |"));
+    near(training_flops(100, 2, 3, 5, 7), (6.0 * 100 + 6 * 2 * 3 * 5) * 7);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files
+
+static char dir[64];
+
+static const char *in_dir(const char *name) {
+    static char path[2][256];
+    static int turn;
+    turn = !turn;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
+    return path[turn];
+}
+
+static int make_dir(void **state) {
+    (void)state;
+    strcpy(dir, "/tmp/test_options.XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static int remove_dir(void **state) {
+    (void)state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", dir);
+    return system(command);
+}
+
+static void test_main_log(void **state) {
+    (void)state;
+    TrainLog l;
+    for (int run = 0; run < 2; run++) {     // the second begins anew
+        assert_int_equal(trainlog_open(&l, dir, err, sizeof err), 0);
+        assert_int_equal(trainlog_val(&l, 0, 5.30214, err, sizeof err), 0);
+        assert_int_equal(trainlog_train(&l, 0, 5.27001, 3e-4, 2.345, err, sizeof err), 0);
+        trainlog_close(&l);
+    }
+    char text[256] = "";
+    FILE *f = fopen(in_dir("main.log"), "r");
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    assert_string_equal(text, "s:0 tel:5.3021\ns:0 trl:5.2700 lr:0.000300 norm:2.35\n");
+
+    assert_int_equal(trainlog_open(&l, NULL, err, sizeof err), 0);
+    assert_int_equal(trainlog_val(&l, 0, 1, err, sizeof err), 0);
+    trainlog_close(&l);
+    assert_int_equal(trainlog_open(&l, in_dir("nowhere"), err, sizeof err), -1);
+    assert_non_null(strstr(err, "nowhere/main.log"));
+    assert_non_null(strstr(err, "-o"));
+}
+
+static const ModelShape SHAPE = {.max_seq_len = 16, .vocab_size = 100, .num_layers = 2, .num_heads = 2, .channels = 64, .padded_vocab_size = 128};
+
+// A value that bf16 can hold, another one for every element of a row of 1000.
+static float value(size_t i) {
+    return (float)((int)(i % 1000) - 500) * 0x1p-8f * (i % 1000 < 256 ? 1.0f : 0x1p-4f) * (i % 1000 % 2 ? 1.0f : 0.0f);
+}
+
+// Two ranks write alternating pieces.
+static int write_model(const char *path, int bf16) {
+    char temporary[300];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    if (modelfile_create(temporary, &SHAPE, bf16, err, sizeof err) != 0) {
+        return -1;
+    }
+    size_t n = modelfile_numel(&SHAPE);
+    float *values = malloc(n * sizeof *values);
+    for (size_t i = 0; i < n; i++) {
+        values[i] = value(i);
+        if (bf16) {
+            uint32_t bits;
+            memcpy(&bits, &values[i], 4);
+            bits &= 0xffff0000u;
+            memcpy(&values[i], &bits, 4);
+        }
+    }
+    int failed = 0;
+    for (size_t rank = 0; rank < 2 && !failed; rank++) {
+        ModelFile f;
+        failed = modelfile_begin(&f, temporary, err, sizeof err);
+        for (size_t begin = rank * 50000; begin < n && !failed; begin += 100000) {
+            failed = modelfile_write(&f, begin, n - begin < 50000 ? n - begin : 50000, values + begin, err, sizeof err);
+        }
+        failed = failed || modelfile_finish(&f, err, sizeof err);
+        modelfile_close(&f);
+    }
+    free(values);
+    if (failed) {
+        modelfile_discard(temporary);
+        return -1;
+    }
+    return modelfile_publish(temporary, path, err, sizeof err);
+}
+
+static void test_a_model_comes_back_as_it_was_written(void **state) {
+    (void)state;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const char *path = in_dir("model_00000010.bin");
+        assert_int_equal(write_model(path, bf16), 0);
+        assert_int_equal(access(in_dir("model_00000010.bin.tmp"), F_OK), -1);
+        ModelFile f;
+        assert_int_equal(modelfile_open(&f, path, err, sizeof err), 0);
+        assert_int_equal(f.bf16, bf16);
+        assert_memory_equal(&f.shape, &SHAPE, sizeof SHAPE);
+        size_t n = f.numel;
+        assert_int_equal(n, 128 * 64 + 16 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
+        float *values = malloc(n * sizeof *values);
+        assert_int_equal(modelfile_read(&f, 0, 7, values, err, sizeof err), 0);
+        assert_int_equal(modelfile_read(&f, 7, n - 7, values + 7, err, sizeof err), 0);
+        for (size_t i = 0; i < n; i++) {
+            if (fabsf(values[i] - value(i)) > (bf16 ? 0x1p-7f * fabsf(value(i)) : 0)) {
+                fail_msg("element %zu: %g, not %g", i, values[i], value(i));
+            }
+        }
+        assert_int_equal(modelfile_read(&f, n - 1, 2, values, err, sizeof err), -1);
+        free(values);
+        modelfile_close(&f);
+    }
+}
+
+static void test_the_124m_file_has_the_size_of_llmcs(void **state) {
+    (void)state;
+    const ModelShape d12 = {1024, 50257, 12, 12, 768, 50304};
+    assert_int_equal(modelfile_numel(&d12), 124475904);
+}
+
+// Writes a word of the header, and tries to open the file.
+static void refused_with(const char *path, size_t word, int32_t number, const char *message) {
+    int32_t before;
+    FILE *f = fopen(path, "r+");
+    fseek(f, (long)(4 * word), SEEK_SET);
+    assert_int_equal(fread(&before, 4, 1, f), 1);
+    fseek(f, (long)(4 * word), SEEK_SET);
+    fwrite(&number, 4, 1, f);
+    fclose(f);
+    ModelFile m;
+    assert_int_equal(modelfile_open(&m, path, err, sizeof err), -1);
+    assert_int_equal(m.fd, -1);
+    if (strstr(err, message) == NULL || strstr(err, path) == NULL) {
+        fail_msg("word %zu = %d: message \"%s\" should contain \"%s\" and the path", word, number, err, message);
+    }
+    f = fopen(path, "r+");
+    fseek(f, (long)(4 * word), SEEK_SET);
+    fwrite(&before, 4, 1, f);
+    fclose(f);
+}
+
+static void test_damaged_model_files_are_refused(void **state) {
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/damaged.bin", dir);
+    assert_int_equal(write_model(path, 0), 0);
+    refused_with(path, 0, 20240520, "not a model file");
+    refused_with(path, 1, 1, "version 1");
+    refused_with(path, 1, 4, "version 4");
+    refused_with(path, 1, 5, "truncated");          // a bf16 file of this shape is half as long
+    refused_with(path, 4, 3, "truncated");
+    refused_with(path, 6, 0, "channels 0");
+    refused_with(path, 4, -1, "num_layers -1");
+    refused_with(path, 7, INT32_MAX, "padded_vocab_size");
+
+    ModelFile m;
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size - 1), 0);
+    assert_int_equal(modelfile_open(&m, path, err, sizeof err), -1);
+    assert_non_null(strstr(err, "truncated"));
+    assert_int_equal(truncate(path, st.st_size + 1), 0);
+    assert_int_equal(modelfile_open(&m, path, err, sizeof err), -1);
+    assert_int_equal(truncate(path, 100), 0);
+    assert_int_equal(modelfile_open(&m, path, err, sizeof err), -1);
+    assert_non_null(strstr(err, "shorter than a header"));
+    assert_int_equal(modelfile_open(&m, in_dir("absent.bin"), err, sizeof err), -1);
+    assert_non_null(strstr(err, "absent.bin: cannot be opened"));
+    assert_int_equal(modelfile_open(&m, dir, err, sizeof err), -1);
+}
+
+static void test_a_failed_write_leaves_the_old_model_and_no_litter(void **state) {
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/kept.bin", dir);
+    assert_int_equal(write_model(path, 0), 0);
+    assert_int_equal(write_model(in_dir("nowhere/model.bin"), 0), -1);
+    assert_non_null(strstr(err, "nowhere/model.bin.tmp"));
+    assert_non_null(strstr(err, "-o"));
+
+    struct rlimit before, full;     // the disk is "full" at 100000 bytes
+    getrlimit(RLIMIT_FSIZE, &before);
+    full = before;
+    full.rlim_cur = 100000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &full);
+    int code = write_model(path, 0);
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(code, -1);
+    assert_non_null(strstr(err, "kept.bin.tmp"));
+    assert_non_null(strstr(err, "make room"));
+    assert_int_equal(access(in_dir("kept.bin.tmp"), F_OK), -1);
+    ModelFile m;
+    assert_int_equal(modelfile_open(&m, path, err, sizeof err), 0);
+    modelfile_close(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_wrong_command_line_is_refused_with_a_remedy),
+        cmocka_unit_test(test_what_a_build_has_not_is_refused_there_only),
+        cmocka_unit_test(test_a_plan_needs_no_word),
+        cmocka_unit_test(test_defaults_are_those_of_llmc),
+        cmocka_unit_test(test_a_script_of_llmc_runs_as_it_is),
+        cmocka_unit_test(test_short_flags_are_not_taken_for_one_another),
+        cmocka_unit_test(test_long_names_and_equals_signs),
+        cmocka_unit_test(test_defaults_can_be_replaced_but_not_what_was_given),
+        cmocka_unit_test(test_help_tells_every_flag),
+        cmocka_unit_test(test_batches_that_do_not_divide_are_refused_with_values_that_do),
+        cmocka_unit_test(test_schedules_have_their_closed_forms),
+        cmocka_unit_test(test_z_scores_are_of_the_last_128_values),
+        cmocka_unit_test(test_peaks_are_not_guessed),
+        cmocka_unit_test(test_the_step_line_is_llmcs),
+        cmocka_unit_test(test_main_log),
+        cmocka_unit_test(test_a_model_comes_back_as_it_was_written),
+        cmocka_unit_test(test_the_124m_file_has_the_size_of_llmcs),
+        cmocka_unit_test(test_damaged_model_files_are_refused),
+        cmocka_unit_test(test_a_failed_write_leaves_the_old_model_and_no_litter),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

@@ -1,0 +1,438 @@
+/*
+The planner asks zero/cost.c, which is also what a run prints beside its measurements; so what is said here before a run is
+what the run says of itself, to the byte. It does so for all stages side by side, and for other numbers of ranks to find the
+smallest that fits.
+
+That search relies on memory per rank falling with the number of ranks N, which is true up to the padding (64 N elements a
+unit): first powers of two, then bisection between the last that did not fit and the first that did. The answer fits, and one
+rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be whole, so only N that divide it
+count, and all of them are tried.
+
+Time is an estimate from three given numbers, with no model of latency: computing takes FLOPs / (N x peak x efficiency),
+receiving takes bytes / bandwidth. A step takes at least the larger of the two (if one hides the other entirely), at most
+their sum.
+*/
+#include <string.h>
+
+#include "trainer/planner.h"
+#include "zero/comm/mpi/comm_mpi.h"
+#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/accounting.h"
+
+double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {
+    double b = (double)zero_dtype_bytes(dtype);
+    double optimizer = dtype == ZERO_BF16 ? 12 : 8;     // fp32 m and v; of bf16 parameters also fp32 master weights
+    double params = b / (stage >= 3 ? ranks : 1);
+    double grads = b / (stage >= 2 ? ranks : 1);
+    return parameters * (params + grads + optimizer / (stage >= 1 ? ranks : 1));
+}
+
+void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks) {
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i].kind == ZERO_WIRE_SCALARS) {
+            size_t length = strlen(rows[i].formula);
+            rows[i].expected += micro_steps * sizeof(double) * (ranks - 1);
+            snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu G (N-1) losses", sizeof(double));
+        }
+    }
+}
+
+void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all) {
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i].kind == ZERO_MEM_TRANSPORT) {
+            rows[i].expected += zero_comm_scratch_bytes(&all, 0, 0, 0);
+        }
+    }
+}
+
+// Micro-steps of each of `ranks` ranks; 0: the tokens of a step cannot be divided among them.
+static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
+    size_t once = in->B * in->T * ranks;
+    if (in->total_tokens == 0) {
+        return 1;
+    }
+    return in->total_tokens % once == 0 ? in->total_tokens / once : 0;
+}
+
+static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) {
+    return in->nccl ? zero_comm_nccl_shape(ranks) : zero_comm_mpi_shape(ranks, in->staged, remote);
+}
+
+// Groups of neighbours shard; rank r of one and rank r of the others hold the same.
+static size_t group_size(const PlanInput *in, size_t ranks) { return in->shard_group > 0 ? in->shard_group : ranks; }
+
+static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
+    size_t micro_steps = micro_steps_of(in, ranks);
+    size_t group = group_size(in, ranks);
+    size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
+    return (zero_plan){
+        .stage = stage,
+        .dtype = in->dtype,
+        .master = in->master,
+        .reduction = in->reduction,
+        .order = in->order,
+        .order_length = in->order_length,
+        .prefetch = in->prefetch,
+        .transport = transport_of(in, group, group > host),
+        .groups = ranks / group,
+        .between = transport_of(in, ranks / group, ranks > host),
+        .max_micro_batches = micro_steps,
+        .micro_batches = micro_steps,
+    };
+}
+
+// All rows of memory; returns their number, and their sum in *total.
+static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero_layout *l, zero_row *rows, uint64_t *total) {
+    size_t n = zero_plan_memory(plan, l, rows, PLAN_ROWS - 1);
+    if (plan->groups > 1) {
+        plan_add_transport(rows, n, transport_of(in, plan->groups * l->ranks, plan->between.remote));
+    }
+    rows[n] = (zero_row){.kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes};
+    rows[n].what = zero_category_name(ZERO_MEM_ACTIVATIONS);
+    snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T, in->recompute);
+    n++;
+    *total = 0;
+    for (size_t i = 0; i < n; i++) {
+        *total += rows[i].expected;
+    }
+    return n;
+}
+
+static int bytes_fit(const PlanInput *in, int stage, size_t ranks, uint64_t bytes) {
+    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group_size(in, ranks));
+}
+
+static int fits(const PlanInput *in, int stage, size_t ranks) {
+    zero_layout l;
+    const char *why;
+    if (micro_steps_of(in, ranks) == 0 || ranks % group_size(in, ranks) != 0 ||
+        zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, ranks), &why) != 0) {
+        return 0;
+    }
+    zero_plan plan = plan_of(in, stage, ranks);
+    zero_row rows[PLAN_ROWS];
+    uint64_t total;
+    memory_rows(in, &plan, &l, rows, &total);
+    zero_layout_destroy(&l);
+    return bytes_fit(in, stage, ranks, total);
+}
+
+static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
+    for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest_power == 0; ranks *= 2) {
+        s->smallest_power = fits(in, stage, ranks) ? ranks : 0;
+    }
+    const size_t whole = in->shard_group > 0 ? in->shard_group : 1;     // N is a multiple of it
+    if (in->total_tokens > 0) {
+        for (size_t ranks = whole; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks += whole) {
+            s->smallest = fits(in, stage, ranks) ? ranks : 0;
+        }
+        return;
+    }
+    size_t too_few = 0;
+    size_t enough = 1;
+    while (whole * enough <= PLAN_MAX_RANKS && !fits(in, stage, whole * enough)) {
+        too_few = enough;
+        enough *= 2;
+    }
+    if (whole * enough > PLAN_MAX_RANKS) {
+        return;
+    }
+    while (enough > too_few + 1) {
+        size_t middle = too_few + (enough - too_few) / 2;
+        if (fits(in, stage, whole * middle)) {
+            enough = middle;
+        } else {
+            too_few = middle;
+        }
+    }
+    s->smallest = whole * enough;
+}
+
+static void make_stage(const PlanInput *in, const zero_layout *l, int stage, PlanStage *s) {
+    const zero_plan plan = plan_of(in, stage, in->ranks);
+    s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
+    s->fits = bytes_fit(in, stage, in->ranks, s->memory_total);
+    s->wire_rows = zero_plan_wire(&plan, l, s->wire, PLAN_ROWS);
+    if (plan.groups == 1) {
+        plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
+    }
+    for (size_t i = 0; i < s->wire_rows; i++) {
+        s->wire_total += s->wire[i].expected;
+    }
+    for (size_t i = 0; i < s->memory_rows; i++) {
+        if (s->memory[i].kind <= ZERO_MEM_V) {
+            s->states += s->memory[i].expected;
+        }
+        if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {
+            s->sums = s->memory[i].expected;
+        }
+    }
+    if (stage >= 2) {                   // of the sums, the paper has a gradient shard, in the parameters' precision
+        s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->dtype);
+    }
+    const size_t full_master = zero_master_bytes(in->dtype, ZERO_MASTER_FP32);
+    s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) * (full_master - zero_master_bytes(in->dtype, in->master));
+    s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)l->ranks);
+    s->padding = s->states + s->smaller_master - s->sums - s->paper;
+    const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;     // of one rank
+    s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
+    s->wire_s = (double)s->wire_total / in->link_bytes_per_second;
+    find_smallest(in, stage, s);
+}
+
+int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
+    zero_layout l;
+    const char *why;
+    memset(p, 0, sizeof *p);
+    p->lowest_stage = p->best_stage = -1;
+    p->micro_steps = micro_steps_of(in, in->ranks);
+    if (p->micro_steps == 0) {
+        snprintf(err, err_bytes, "-d %zu: cannot be divided among %zu ranks with -b %zu x -t %zu tokens", in->total_tokens,
+                 in->ranks, in->B, in->T);
+        return -1;
+    }
+    if (in->ranks % group_size(in, in->ranks) != 0) {
+        snprintf(err, err_bytes, "--shard-group %zu: does not divide the %zu ranks", in->shard_group, in->ranks);
+        return -1;
+    }
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
+        snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
+        return -1;
+    }
+    p->numel = l.numel;
+    p->numel_padded = l.numel_padded;
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        PlanStage *s = &p->stage[stage];
+        make_stage(in, &l, stage, s);
+        if (p->lowest_stage < 0 && s->fits) {
+            p->lowest_stage = stage;
+        }
+        if (s->smallest > 0 && (p->best_stage < 0 || s->smallest < p->stage[p->best_stage].smallest)) {
+            p->best_stage = stage;
+        }
+    }
+    zero_layout_destroy(&l);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// As text
+
+#define ACROSS(stage) (int stage = 0; stage < PLAN_STAGES; stage++)
+
+static void print_head(FILE *out, const char *title) {
+    fprintf(out, "\n%-30s", title);
+    for ACROSS(stage) {
+        fprintf(out, "%14s %d", "stage", stage);
+    }
+    fprintf(out, "\n");
+}
+
+// One row of bytes, at the same offset in each PlanStage.
+static void print_bytes(FILE *out, const Plan *p, const char *what, size_t offset) {
+    fprintf(out, "%-30s", what);
+    for ACROSS(stage) {
+        fprintf(out, "%16llu", (unsigned long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
+    }
+    fprintf(out, "\n");
+}
+
+static void print_reals(FILE *out, const char *what, const double value[PLAN_STAGES], int digits) {
+    fprintf(out, "%-30s", what);
+    for ACROSS(stage) {
+        fprintf(out, "%16.*f", digits, value[stage]);
+    }
+    fprintf(out, "\n");
+}
+
+// "stage 0, 1: 2 Psi; stage 2, 3: ..."; rows: those at this offset of each stage.
+static void print_formula(FILE *out, const Plan *p, const char *what, size_t offset) {
+    const char *last = NULL;
+    fprintf(out, "    %-20s", what);
+    for ACROSS(stage) {
+        const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
+        const int same = last != NULL && strcmp(last, formula) == 0;
+        if (!same && last != NULL) {
+            fprintf(out, ": %s", last);
+        }
+        fprintf(out, same ? ", %d" : last != NULL ? "; stage %d" : "stage %d", stage);
+        last = formula;
+    }
+    fprintf(out, ": %s\n", last);
+}
+
+#define OF_ROW(rows, i, field) (offsetof(PlanStage, rows) + (i) * sizeof(zero_row) + offsetof(zero_row, field))
+
+static void print_ranks(FILE *out, const Plan *p, const char *what, size_t offset) {
+    fprintf(out, "%-30s", what);
+    for ACROSS(stage) {
+        const size_t ranks = *(const size_t *)((const char *)&p->stage[stage] + offset);
+        if (ranks > 0) {
+            fprintf(out, "%16zu", ranks);
+        } else {
+            fprintf(out, "%16s", "none");
+        }
+    }
+    fprintf(out, "\n");
+}
+
+static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
+    double gb[PLAN_STAGES], paper_gb[PLAN_STAGES];
+    for ACROSS(stage) {
+        gb[stage] = (double)p->stage[stage].memory_total / 1e9;
+        paper_gb[stage] = (double)p->stage[stage].paper / 1e9;
+    }
+    print_head(out, "memory per rank, bytes");
+    for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
+        print_bytes(out, p, p->stage[0].memory[i].what, OF_ROW(memory, i, expected));
+    }
+    print_bytes(out, p, "total", offsetof(PlanStage, memory_total));
+    print_reals(out, "total, GB (10^9 bytes)", gb, 2);
+    fprintf(out, "%-21s%6.6g GB", "fits a device of", in->device_bytes / 1e9);
+    for ACROSS(stage) {
+        fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no");
+    }
+    fprintf(out, "\n");
+    if (in->shard_group > 0 && in->shard_group < in->ranks) {
+        fprintf(out, "  stage 0 shards nothing, and cannot be had with --shard-group\n");
+    }
+    fprintf(out, "  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
+    for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
+        print_formula(out, p, p->stage[0].memory[i].what, offsetof(PlanStage, memory) + i * sizeof(zero_row));
+    }
+
+    print_head(out, "model states per rank, bytes");
+    print_bytes(out, p, "as in the ZeRO paper", offsetof(PlanStage, paper));
+    print_bytes(out, p, "fp32 sums, for exactness", offsetof(PlanStage, sums));
+    print_bytes(out, p, "padding of shards", offsetof(PlanStage, padding));
+    print_bytes(out, p, "less: smaller master weights", offsetof(PlanStage, smaller_master));
+    print_bytes(out, p, "parameters to AdamW v", offsetof(PlanStage, states));
+    print_reals(out, "ZeRO paper, GB", paper_gb, 2);
+    fprintf(out, "  the paper, bytes for each parameter: %s\n",
+            in->dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N" : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
+}
+
+static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
+    double compute[PLAN_STAGES], wire[PLAN_STAGES], least[PLAN_STAGES], most[PLAN_STAGES];
+    for ACROSS(stage) {
+        compute[stage] = 1e3 * p->stage[stage].compute_s;
+        wire[stage] = 1e3 * p->stage[stage].wire_s;
+        least[stage] = compute[stage] > wire[stage] ? compute[stage] : wire[stage];
+        most[stage] = compute[stage] + wire[stage];
+    }
+    print_head(out, "wire per rank, step, bytes");
+    for (size_t i = 0; i < p->stage[0].wire_rows; i++) {
+        print_bytes(out, p, p->stage[0].wire[i].what, OF_ROW(wire, i, expected));
+    }
+    print_bytes(out, p, "received in all", offsetof(PlanStage, wire_total));
+    fprintf(out, "  formulas\n");
+    for (size_t i = 0; i < p->stage[0].wire_rows; i++) {
+        print_formula(out, p, p->stage[0].wire[i].what, offsetof(PlanStage, wire) + i * sizeof(zero_row));
+    }
+    print_head(out, "time per step, ms, estimated");
+    print_reals(out, "computing", compute, 3);
+    print_reals(out, "receiving", wire, 3);
+    print_reals(out, "one hides the other (max)", least, 3);
+    print_reals(out, "one after the other (sum)", most, 3);
+    fprintf(out, "  computing: G B T x %.4g FLOPs a token / (%g TFLOP/s x %g); receiving: bytes in all / %g GB/s, no latency\n",
+            in->flops_per_token, in->peak_flops / 1e12, in->efficiency, in->link_bytes_per_second / 1e9);
+}
+
+void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
+    const size_t waste = p->numel_padded - p->numel;
+    fprintf(out, "plan: %s, %s, ranks N = %zu", in->model, in->dtype == ZERO_BF16 ? "BF16" : "FP32", in->ranks);
+    if (in->shard_group > 0) {
+        fprintf(out, " in groups of %zu", in->shard_group);
+    }
+    if (in->ranks_per_host > 0) {
+        fprintf(out, ", at most %zu a host", in->ranks_per_host);
+    }
+    fprintf(out, "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n", in->B, in->T, p->micro_steps,
+            in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute, in->nccl ? "NCCL" : "MPI");
+    fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded, waste,
+            100.0 * (double)waste / (double)p->numel);
+    print_memory(out, p, in);
+    print_wire_and_time(out, p, in);
+
+    print_head(out, "ranks from which it fits");
+    print_ranks(out, p, "smallest power of two", offsetof(PlanStage, smallest_power));
+    print_ranks(out, p, in->total_tokens > 0 ? "smallest that divides -d" : "smallest", offsetof(PlanStage, smallest));
+    fprintf(out, "\n");
+    if (p->lowest_stage >= 0) {
+        fprintf(out, "with N = %zu the lowest stage that fits is %d\n", in->ranks, p->lowest_stage);
+    } else {
+        fprintf(out, "with N = %zu no stage fits\n", in->ranks);
+    }
+    if (p->best_stage >= 0) {
+        fprintf(out, "the smallest N that fits is %zu, in stage %d\n", p->stage[p->best_stage].smallest, p->best_stage);
+    } else {
+        fprintf(out, "no N up to %d fits: use a smaller -b or -t, or -r 2\n", PLAN_MAX_RANKS);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// As JSON
+
+static void json_string(FILE *out, const char *s) {
+    fputc('"', out);
+    for (; *s != '\0'; s++) {
+        if ((unsigned char)*s < ' ') {
+            fprintf(out, "\\u%04x", (unsigned)(unsigned char)*s);
+        } else {
+            fprintf(out, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
+        }
+    }
+    fputc('"', out);
+}
+
+// 0 in a plan means "none".
+static void json_ranks(FILE *out, const char *name, size_t ranks) {
+    fprintf(out, ranks > 0 ? ", \"%s\": %zu" : ", \"%s\": null", name, ranks);
+}
+
+static void json_stage(FILE *out, const char *name, int stage) {
+    fprintf(out, stage >= 0 ? ", \"%s\": %d" : ", \"%s\": null", name, stage);
+}
+
+static void json_rows(FILE *out, const char *name, const zero_row *rows, size_t n, uint64_t total) {
+    fprintf(out, ",\n     \"%s\": {", name);
+    for (size_t i = 0; i < n; i++) {
+        json_string(out, rows[i].what);
+        fprintf(out, ": {\"bytes\": %llu, \"formula\": ", (unsigned long long)rows[i].expected);
+        json_string(out, rows[i].formula);
+        fprintf(out, "}, ");
+    }
+    fprintf(out, "\"total\": {\"bytes\": %llu}}", (unsigned long long)total);
+}
+
+void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
+    fprintf(out, "{\"model\": ");
+    json_string(out, in->model);
+    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": \"%s\",\n",
+            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group, in->nccl ? "nccl" : "mpi");
+    fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
+            p->micro_steps, in->recompute, in->prefetch);
+    fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel, p->numel_padded,
+            in->flops_per_token);
+    fprintf(out, " \"device_bytes\": %.9g, \"link_bytes_per_second\": %.9g, \"peak_flops\": %.9g, \"efficiency\": %.9g,\n",
+            in->device_bytes, in->link_bytes_per_second, in->peak_flops, in->efficiency);
+    fprintf(out, " \"stages\": [");
+    for ACROSS(stage) {
+        const PlanStage *s = &p->stage[stage];
+        fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage, s->fits ? "true" : "false");
+        json_ranks(out, "smallest_ranks", s->smallest);
+        json_ranks(out, "smallest_power_of_two", s->smallest_power);
+        fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
+        fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
+                (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
+        fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
+                (unsigned long long)s->states);
+        json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
+        json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
+        fprintf(out, "}");
+    }
+    fprintf(out, "]");
+    json_stage(out, "lowest_stage_that_fits", p->lowest_stage);
+    json_stage(out, "stage_with_fewest_ranks", p->best_stage);
+    fprintf(out, "}\n");
+}
