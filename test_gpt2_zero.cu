@@ -1,26 +1,26 @@
-/*
-Is sharded training the same as training in one process, bit for bit?
-
-    mpirun -n 4 ./test_gpt2_zero            (any number of ranks; without mpirun: one)
-    ./test_gpt2_zero --seed 7               repeats the randomised cases of a run that printed this seed
-    ./test_gpt2_zero --break order          must fail: the check of the check (order, bit, replica: see below)
-
-A *setup* is a model, a batch and a schedule of steps. For each one the expected outcome is computed once, by one process (its owner;
-the ranks share the setups out), without any of zero/: the model runs on plain buffers, one micro-batch of the step after the
-other, and dev/test/harness/baseline.c adds, measures and updates in plain loops. A *case* is a setup trained by all ranks through the
-engine: a stage, a transport, a recompute level, and perhaps a disturbance that must leave no trace: a NaN in one gradient of
-one rank, validation and inference between the micro-batches, the engine's debug mode (ranks that dawdle, NaN in what was given back), a second engine that trains in turns with the first.
-
-Then everything is compared by bits: the loss of each micro-batch, the norm of each step as each rank saw it, and every
-parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the hashes the same in
-all stages. The models are tiny and odd: what matters here is who owns what, and in which order things are added. Whether the
-model itself is right is test_model.cu's business.
-
---break perturbs the sharded side. "bit" flips one bit of one gradient element on the last rank in one micro-step; "replica" one of a
-parameter on the last rank after the last step: every comparison by bits has to notice. "order" hands the micro-batches of
-a step to the ranks rotated by one: the same gradients added in another order, which changes bits wherever a sum of three or
-more was not exact.
-*/
+// Is sharded training the same as training in one process, bit for bit?
+//
+//     mpirun -n 4 ./test_gpt2_zero            (any number of ranks; without mpirun: one)
+//     ./test_gpt2_zero --seed 7               repeats the randomised cases of a run that printed this seed
+//     ./test_gpt2_zero --break order          must fail: the check of the check (order, bit, replica: see below)
+//
+// A *setup* is a model, a batch and a schedule of steps. For each one the expected outcome is computed once, by one
+// process (its owner; the ranks share the setups out), without any of zero/: the model runs on plain buffers, one
+// micro-batch of the step after the other, and dev/test/harness/baseline.c adds, measures and updates in plain loops. A
+// *case* is a setup trained by all ranks through the engine: a stage, a transport, a recompute level, and perhaps a
+// disturbance that must leave no trace: a NaN in one gradient of one rank, validation and inference between the
+// micro-batches, the engine's debug mode (ranks that dawdle, NaN in what was given back), a second engine that trains
+// in turns with the first.
+//
+// Then everything is compared by bits: the loss of each micro-batch, the norm of each step as each rank saw it, and
+// every parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the
+// hashes the same in all stages. The models are tiny and odd: what matters here is who owns what, and in which order
+// things are added. Whether the model itself is right is test_model.cu's business.
+//
+// --break perturbs the sharded side. "bit" flips one bit of one gradient element on the last rank in one micro-step;
+// "replica" one of a parameter on the last rank after the last step: every comparison by bits has to notice. "order"
+// hands the micro-batches of a step to the ranks rotated by one: the same gradients added in another order, which
+// changes bits wherever a sum of three or more was not exact.
 #define TESTING
 #include "train_gpt2_zero.cu"
 
@@ -28,9 +28,9 @@ more was not exact.
 #include <stdarg.h>
 #include <time.h>
 
-#include "test/harness/baseline.h"          // the arithmetic of a step without sharding
-#include "zero/comm/bootstrap/bootstrap_mpi.h"         // how ranks meet, for NCCL
-#include "zero/comm/mpi/comm_mpi.h"              // transports over the same ranks
+#include "test/harness/baseline.h"              // the arithmetic of a step without sharding
+#include "zero/comm/bootstrap/bootstrap_mpi.h"  // how ranks meet, for NCCL
+#include "zero/comm/mpi/comm_mpi.h"             // transports over the same ranks
 #include "zero/comm/nccl/comm_nccl.h"
 
 #ifdef CUDA_ON_CPU
@@ -43,14 +43,30 @@ enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
-static const uint64_t SEED = 0x243f6a8885a308d3;     // of rounding by chance
-enum { SHARED_MEMORY, NCCL, STAGED, NCCL_TWO_GROUPS, HOSTS_OF_2, MESSAGES, TWO_GROUPS, FOUR_GROUPS, TRANSPORTS, STAGES = 4 };
-static const char *const TRANSPORT_NAMES[TRANSPORTS] = {"shared memory", "NCCL", "staged", "NCCL, two groups", "hosts of two", "messages", "two groups", "four groups, messages"};
+static const uint64_t SEED = 0x243f6a8885a308d3;  // of rounding by chance
+enum {
+    SHARED_MEMORY,
+    NCCL,
+    STAGED,
+    NCCL_TWO_GROUPS,
+    HOSTS_OF_2,
+    MESSAGES,
+    TWO_GROUPS,
+    FOUR_GROUPS,
+    TRANSPORTS,
+    STAGES = 4
+};
+static const char *const TRANSPORT_NAMES[TRANSPORTS] = { "shared memory", "NCCL",
+                                                         "staged",        "NCCL, two groups",
+                                                         "hosts of two",  "messages",
+                                                         "two groups",    "four groups, messages" };
 
-// What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the same loss only.
+// What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the
+// same loss only.
 enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DEBUG, TWIN, LIBRARY };
-static const char *const DISTURBANCE_NAMES[] = {"", ", NaN in a gradient", ", validation between", ", debug mode", ", two engines",
-                                                ", library reduction"};
+static const char *const DISTURBANCE_NAMES[] = {
+    "", ", NaN in a gradient", ", validation between", ", debug mode", ", two engines", ", library reduction"
+};
 
 enum Breakage { BREAK_NOTHING, BREAK_ORDER, BREAK_BIT, BREAK_REPLICA };
 
@@ -58,25 +74,27 @@ typedef struct Setup {
     char name[64];
     GPT2Config config;
     size_t B, T, steps;
-    size_t G[4];                        // micro-batches per rank in step s: G[s % 4]; 0: so that M is 8, if N divides it
-    float clip, decay;                  // clip 0: never
-    int no_master = 0;                  // BF16 builds: updates are rounded by chance; a setup of its own, as the outcome is another
+    size_t G[4];        // micro-batches per rank in step s: G[s % 4]; 0: so that M is 8, if N divides
+                        // it
+    float clip, decay;  // clip 0: never
+    int no_master = 0;  // BF16 builds: updates are rounded by chance; a setup of its own, as the
+                        // outcome is another
 
     // The expected outcome. Its numbers are on the owner alone, the tables of tensors on all ranks.
     int owner = 0;
     zero_tensor *tensors = NULL;
     baseline b = {};
-    double *losses = NULL;              // one per micro-batch, in the order of (step, j)
-    double *norms = NULL;               // one per step
-    floatX *params = NULL, *grads = NULL;       // the plain buffers that it was computed on, in device memory
+    double *losses = NULL;                 // one per micro-batch, in the order of (step, j)
+    double *norms = NULL;                  // one per step
+    floatX *params = NULL, *grads = NULL;  // the plain buffers that it was computed on, in device memory
     int has_hashes = 0;
-    uint64_t hashes[2] = {};            // of the first case by bits, for the others to equal
+    uint64_t hashes[2] = {};  // of the first case by bits, for the others to equal
 } Setup;
 
 typedef struct Case {
     int stage, transport, recompute;
     enum Disturbance disturbance;
-    int split_master = 0;               // BF16 builds: the outcome must be the same
+    int split_master = 0;  // BF16 builds: the outcome must be the same
 } Case;
 
 // One model on one engine.
@@ -86,18 +104,24 @@ typedef struct Trainer {
     zero_memory memory;
     GPT2 model;
     GPT2Units units;
-    double *losses, *norms;             // of this rank: one per micro-step, one per step
-    enum { CLEAN, ADD_NAN, FLIP_BIT } tampering;        // with unit 1's gradients at their next release on the last rank
-    floatX *tampered;                   // where
-    float *visited;                     // a state's elements that this rank owns, 0 elsewhere
+    double *losses, *norms;  // of this rank: one per micro-step, one per step
+    enum {
+        CLEAN,
+        ADD_NAN,
+        FLIP_BIT
+    } tampering;       // with unit 1's gradients at their next release on the last
+                       // rank
+    floatX *tampered;  // where
+    float *visited;    // a state's elements that this rank owns, 0 elsewhere
     unsigned long long num_visited;
 } Trainer;
 
 static int rank, ranks;
 static enum Breakage breakage;
 static cudaStream_t stream;
-static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];      // all ranks; those of a group; of the other groups
-static char problem[240];               // the first thing that this rank found wrong with the present case
+// all ranks; those of a group; of the other groups
+static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];
+static char problem[240];  // the first thing that this rank found wrong with the present case
 static size_t passed, failed;
 
 // ----------------------------------------------------------------------------
@@ -137,7 +161,8 @@ static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
     const Setup *s = (const Setup *)setup;
     const char *name = s->tensors[t].name;
     const float mean = strncmp(name, "ln", 2) == 0 && name[strlen(name) - 1] == 'w';
-    const size_t end = t == 0 ? s->config.vocab_size * s->config.channels : s->tensors[t].numel;    // rows of wte that no token has
+    // rows of wte that no token has
+    const size_t end = t == 0 ? s->config.vocab_size * s->config.channels : s->tensors[t].numel;
     for (size_t i = 0; i < count; i++) {
         const float noise = (float)(baseline_mix(baseline_mix(t) + begin + i) >> 40) / 16777216.0f - 0.5f;
         out[i] = begin + i < end ? mean + 0.1f * noise : 0.0f;
@@ -146,8 +171,9 @@ static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
 }
 
 static zero_adamw hyperparameters(const Setup *s, size_t step, double norm) {
-    const float lr = 3e-3f / (float)(1 + step % 5), scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
-    return {lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1};
+    const float lr = 3e-3f / (float)(1 + step % 5),
+                scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
+    return { lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1 };
 }
 
 static size_t micro_steps(const Setup *s, size_t steps) {
@@ -165,9 +191,11 @@ static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
     return loss;
 }
 
-static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh, zero_memory *memory) {
+static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh,
+                       zero_memory *memory) {
     char err[256] = "";
-    must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0, "gpt2_create", err);
+    must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0,
+         "gpt2_create", err);
 }
 
 // ----------------------------------------------------------------------------
@@ -185,14 +213,14 @@ static void plain_release(void *, size_t) {}
 
 static void train_plainly(Setup *s) {
     const size_t bytes = s->b.numel * sizeof(floatX);
-    const zero_mesh alone = {1, 1, 1, 0, 0, 0, 1, 1, 0, 0};
-    const GPT2Units units = {s, plain_params, plain_release, plain_grads, plain_release};
+    const zero_mesh alone = { 1, 1, 1, 0, 0, 0, 1, 1, 0, 0 };
+    const GPT2Units units = { s, plain_params, plain_release, plain_grads, plain_release };
     zero_memory memory = {};
     GPT2 model = {};
     cudaCheck(cudaMalloc((void **)&s->params, bytes));
     cudaCheck(cudaMalloc((void **)&s->grads, bytes));
     make_model(&model, s, 0, &units, &alone, &memory);
-    char *params = new_zeroed<char>(bytes);         // on the host
+    char *params = new_zeroed<char>(bytes);  // on the host
     for (size_t t = 0; t < s->b.num_tensors; t++) fill(s, t, 0, s->tensors[t].numel, s->b.w + s->b.offset[t]);
     for (size_t i = 0; i < s->b.numel && s->no_master; i++) s->b.w[i] = baseline_rounded(s->b.w[i], FLOATX);
     s->b.no_master = s->no_master;
@@ -267,7 +295,8 @@ static void *sharded_grads(void *ctx, size_t unit) {
     return g;
 }
 
-// Makes an element in device memory a NaN, or flips a bit of it, high enough in the mantissa that no sum rounds it away.
+// Makes an element in device memory a NaN, or flips a bit of it, high enough in the mantissa that no sum rounds it
+// away.
 static void tamper(floatX *device, int with_nan) {
     const int f32 = sizeof(floatX) == 4;
     uint32_t u = 0;
@@ -297,7 +326,8 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.reduction = c->disturbance == LIBRARY ? ZERO_REDUCE_LIBRARY : ZERO_REDUCE_EXACT;
     config.tensors = s->tensors;
     config.num_tensors = s->b.num_tensors;
-    const int groups = stage > 0 && config.reduction == ZERO_REDUCE_EXACT;      // of ranks that shard; else all ranks are one
+    // of ranks that shard; else all ranks are one
+    const int groups = stage > 0 && config.reduction == ZERO_REDUCE_EXACT;
     config.comm = groups ? shards[c->transport] : comms[c->transport];
     config.replicas = groups ? replicas[c->transport] : NULL;
     config.memory = &t->memory;
@@ -310,8 +340,8 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.prefetch = (c->transport + c->recompute) % 3;
     ENGINE(t, zero_create(&t->z, &config));
     ENGINE(t, zero_fill(t->z, fill, s));
-    const zero_mesh mesh = {ranks, 1, 1, rank, 0, 0, ranks, 1, rank, 0};
-    t->units = {t, sharded_params, sharded_release_params, sharded_grads, sharded_release_grads};
+    const zero_mesh mesh = { ranks, 1, 1, rank, 0, 0, ranks, 1, rank, 0 };
+    t->units = { t, sharded_params, sharded_release_params, sharded_grads, sharded_release_grads };
     make_model(&t->model, s, c->recompute, &t->units, &mesh, &t->memory);
     t->losses = new_zeroed<double>(micro_steps(s, s->steps));
     t->norms = new_zeroed<double>(s->steps);
@@ -320,7 +350,8 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
 static void trainer_destroy(Trainer *t) {
     gpt2_destroy(&t->model);
     zero_destroy(t->z);
-    if (t->memory.total_live) complain("%zu bytes of device memory are still booked after the end", t->memory.total_live);
+    if (t->memory.total_live)
+        complain("%zu bytes of device memory are still booked after the end", t->memory.total_live);
     free(t->losses);
     free(t->norms);
 }
@@ -343,7 +374,8 @@ static void trainer_step(Trainer *t, size_t step) {
     ENGINE(t, zero_step(t->z, &a));
 }
 
-// A step whose gradient holds one NaN, on one rank, in one micro-step: all ranks see it in the norm, and nothing comes of it.
+// A step whose gradient holds one NaN, on one rank, in one micro-step: all ranks see it in the norm, and nothing comes
+// of it.
 static void step_in_vain(Trainer *t, size_t step) {
     const size_t G = t->s->G[step % 4];
     uint64_t before[2], after[2];
@@ -389,7 +421,8 @@ static void compare_state(Trainer *t, enum zero_state state, const char *name, c
     t->num_visited = 0;
     ENGINE(t, zero_visit(t->z, state, collect, t));
     MPI_Reduce(&t->num_visited, &num_all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, owner, MPI_COMM_WORLD);
-    MPI_Reduce(t->visited, all, (int)b->numel, MPI_UINT32_T, MPI_BOR, owner, MPI_COMM_WORLD);    // disjoint: "or" keeps the bits
+    // disjoint: "or" keeps the bits
+    MPI_Reduce(t->visited, all, (int)b->numel, MPI_UINT32_T, MPI_BOR, owner, MPI_COMM_WORLD);
     for (size_t i = 0; i < b->num_tensors && rank == owner; i++) {
         const zero_tensor *tensor = &b->tensors[i];
         numel += tensor->numel;
@@ -398,7 +431,8 @@ static void compare_state(Trainer *t, enum zero_state state, const char *name, c
             float want = expected[b->offset[i] + k];
             if (state == ZERO_STATE_PARAMS) want = baseline_rounded(want, FLOATX);
             if (memcmp(&want, &have, sizeof want) == 0) continue;
-            complain("%s of %s[%zu] in unit %zu: expected %.9g, got %.9g", name, tensor->name, k, tensor->unit, want, have);
+            complain("%s of %s[%zu] in unit %zu: expected %.9g, got %.9g", name, tensor->name, k, tensor->unit, want,
+                     have);
         }
     }
     if (rank == owner && num_all != numel) complain("%s: the ranks own %llu elements of %llu", name, num_all, numel);
@@ -431,7 +465,8 @@ static void compare_number(const char *what, size_t step, size_t which, double w
     if (!equal) complain("step %zu: %s %zu: expected %.17g, got %.17g", step, what, which, want, have);
 }
 
-// The losses of all micro-batches, and the norms as each rank saw them. Leaves the mean loss of the first and last step in ends.
+// The losses of all micro-batches, and the norms as each rank saw them. Leaves the mean loss of the first and last step
+// in ends.
 static void compare_losses(const Trainer *t, double tolerance, double ends[2]) {
     const Setup *s = t->s;
     const size_t N = (size_t)ranks, total = micro_steps(s, s->steps);
@@ -445,10 +480,12 @@ static void compare_losses(const Trainer *t, double tolerance, double ends[2]) {
             for (size_t g = 0; g < G; g++) {
                 const size_t j = global_index(g, (int)r, G * N);
                 const double loss = losses[r * total + before + g];
-                if (rank == s->owner) compare_number("loss of micro-batch", step, j, s->losses[before * N + j], loss, tolerance);
+                if (rank == s->owner)
+                    compare_number("loss of micro-batch", step, j, s->losses[before * N + j], loss, tolerance);
                 sum += loss;
             }
-            if (rank == s->owner) compare_number("norm on rank", step, r, s->norms[step], norms[r * s->steps + step], tolerance);
+            if (rank == s->owner)
+                compare_number("norm on rank", step, r, s->norms[step], norms[r * s->steps + step], tolerance);
         }
         ends[step > 0] = sum / (double)(G * N);
     }
@@ -459,7 +496,7 @@ static void compare_losses(const Trainer *t, double tolerance, double ends[2]) {
 // Everything, once training is over. Returns the hash of the optimizer's state.
 static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
     Setup *s = t->s;
-    uint64_t hashes[2] = {0, 0};
+    uint64_t hashes[2] = { 0, 0 };
     compare_losses(t, by_bits ? 0 : 0.02, ends);
     check_padding(t);
     if (zero_hash(t->z, &hashes[0], &hashes[1]) != ZERO_OK) complain("zero_hash: %s", zero_error(t->z));
@@ -468,7 +505,8 @@ static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
     compare_state(t, ZERO_STATE_M, "m", s->b.m);
     compare_state(t, ZERO_STATE_V, "v", s->b.v);
     compare_state(t, ZERO_STATE_PARAMS, "parameter", s->b.w);
-    if (s->has_hashes && memcmp(s->hashes, hashes, sizeof hashes)) complain("the hash is not that of this setup's first case");
+    if (s->has_hashes && memcmp(s->hashes, hashes, sizeof hashes))
+        complain("the hash is not that of this setup's first case");
     memcpy(s->hashes, hashes, sizeof hashes);
     s->has_hashes = 1;
     return hashes[1];
@@ -485,8 +523,9 @@ static void report(const Setup *s, const Case *c, const double ends[2], uint64_t
     passed += ok;
     failed += !ok;
     if (rank == 0) {
-        printf("%s stage %d N %d G %zu recompute %d, %s%s: %s%s: %zu steps, loss %.4f -> %.4f, hash %016llx\n", ok ? "PASS" : "FAIL", c->stage,
-               ranks, s->G[0], c->recompute, TRANSPORT_NAMES[c->transport], c->split_master ? ", split master" : "", s->name, DISTURBANCE_NAMES[c->disturbance], s->steps, ends[0],
+        printf("%s stage %d N %d G %zu recompute %d, %s%s: %s%s: %zu steps, loss %.4f -> %.4f, hash %016llx\n",
+               ok ? "PASS" : "FAIL", c->stage, ranks, s->G[0], c->recompute, TRANSPORT_NAMES[c->transport],
+               c->split_master ? ", split master" : "", s->name, DISTURBANCE_NAMES[c->disturbance], s->steps, ends[0],
                ends[1], (unsigned long long)hash);
         if (!ok) printf("     rank %d: %s\n", complainer, problem);
         fflush(stdout);
@@ -495,7 +534,9 @@ static void report(const Setup *s, const Case *c, const double ends[2], uint64_t
 }
 
 static void run_case(Setup *s, Case c) {
-    if (comms[c.transport] == NULL) c.transport = SHARED_MEMORY;    // NCCL, with fewer GPUs than ranks; main has said so
+    if (comms[c.transport] == NULL)
+        c.transport = SHARED_MEMORY;  // NCCL, with fewer GPUs than ranks; main has said
+                                      // so
     static Trainer trainers[2];
     const int twins = c.disturbance == TWIN ? 2 : 1;
     for (int i = 0; i < twins; i++) trainer_create(&trainers[i], s, (c.stage + i) % STAGES, &c);
@@ -515,7 +556,8 @@ static void run_case(Setup *s, Case c) {
     double ends[2] = {};
     uint64_t hash = 0;
     for (int i = 0; i < twins; i++) {
-        if (breakage == BREAK_REPLICA) {        // all of them: in stage 3 they meet to fetch parameters, and the copy is no replica
+        if (breakage == BREAK_REPLICA) {  // all of them: in stage 3 they meet to fetch parameters, and the copy
+                                          // is no replica
             void *params = sharded_params(&trainers[i], 0);
             if (rank == ranks - 1) tamper((floatX *)params, 0);
             sharded_release_params(&trainers[i], 0);
@@ -532,10 +574,12 @@ static size_t draw(uint64_t *seed, size_t n) {
 }
 
 static Setup random_setup(uint64_t *seed) {
-    const size_t heads = 1 + draw(seed, 3), C = heads * 8 * (1 + draw(seed, 3)), L = 1 + draw(seed, 4), max_t = 12 + draw(seed, 20);
-    const size_t V = 40 + draw(seed, 500), padded = (V + 7) / 8 * 8 + 8 * draw(seed, 3), B = 1 + draw(seed, 2), T = max_t - draw(seed, 8);
+    const size_t heads = 1 + draw(seed, 3), C = heads * 8 * (1 + draw(seed, 3)), L = 1 + draw(seed, 4),
+                 max_t = 12 + draw(seed, 20);
+    const size_t V = 40 + draw(seed, 500), padded = (V + 7) / 8 * 8 + 8 * draw(seed, 3), B = 1 + draw(seed, 2),
+                 T = max_t - draw(seed, 8);
     const float clip = draw(seed, 2) ? 0.5f : 0.0f, decay = draw(seed, 2) ? 0.1f : 0.0f;
-    Setup s = {"", {max_t, V, padded, L, heads, C}, B, T, 4, {}, clip, decay};
+    Setup s = { "", { max_t, V, padded, L, heads, C }, B, T, 4, {}, clip, decay };
     for (int k = 0; k < 4; k++) s.G[k] = 1 + draw(seed, 4);
     snprintf(s.name, sizeof s.name, "random C %zu L %zu V %zu/%zu B %zu T %zu/%zu", C, L, V, padded, B, T, max_t);
     return s;
@@ -543,10 +587,11 @@ static Setup random_setup(uint64_t *seed) {
 
 // The emulated GPU takes a hundred times as long, so it gets one small setup.
 static void run_emulated(void) {
-    Setup small = {"small", {8, 40, 48, 1, 2, 16}, 1, 8, 2, {1, 2, 1, 1}, 0.1f, 0.1f};
+    Setup small = { "small", { 8, 40, 48, 1, 2, 16 }, 1, 8, 2, { 1, 2, 1, 1 }, 0.1f, 0.1f };
     expect(&small, 0);
     for (int stage = 0; stage < STAGES; stage++) {
-        for (int d = NOTHING; d <= NAN_GRADIENT; d++) run_case(&small, {stage, (stage + d) % TRANSPORTS, stage % 3, (enum Disturbance)d});
+        for (int d = NOTHING; d <= NAN_GRADIENT; d++)
+            run_case(&small, { stage, (stage + d) % TRANSPORTS, stage % 3, (enum Disturbance)d });
     }
     forget(&small);
 }
@@ -554,20 +599,22 @@ static void run_emulated(void) {
 static void run_all(uint64_t seed) {
     enum { PLAIN, FIRST_OTHER, RANDOM = 10, NO_MASTER = 14, SETUPS = 15 };
     const int bf16 = FLOATX == ZERO_BF16, num_setups = bf16 ? SETUPS : NO_MASTER;
-    const GPT2Config tiny = {16, 100, 128, 2, 4, 32};
-    Setup setups[SETUPS] = {
-        {"plain", tiny, 2, 16, 6, {}, 0, 0.1f},
-        {"clipped, V unpadded", {16, 128, 128, 2, 2, 32}, 1, 16, 6, {}, 0.1f, 0.1f},
-        {"T 16 < maxT 24", {24, 203, 208, 2, 2, 48}, 2, 16, 6, {}, 1.0f, 0},
-        {"C 96, 3 heads, L 5, V 1003", {32, 1003, 1024, 5, 3, 96}, 1, 24, 4, {}, 1.0f, 0.1f},
-        {"M = N", tiny, 1, 16, 4, {1, 1, 1, 1}, 0.5f, 0.1f},
-        {"M = 2 N", tiny, 1, 16, 4, {2, 2, 2, 2}, 0.5f, 0.1f},
-        {"M = 3 N", tiny, 1, 16, 4, {3, 3, 3, 3}, 0.5f, 0.1f},
-        {"M = 8 N", tiny, 1, 16, 4, {8, 8, 8, 8}, 0.5f, 0.1f},
-        {"G changing", tiny, 1, 16, 6, {1, 3, 2, 5}, 0, 0.1f},
-        {"long", {16, 100, 128, 1, 2, 16}, 1, 16, 100, {1, 1, 1, 1}, 1.0f, 0.1f},
-        random_setup(&seed), random_setup(&seed), random_setup(&seed), random_setup(&seed),
-        {"no master weights", tiny, 1, 16, 6, {1, 3, 2, 5}, 0.5f, 0.1f, 1}};
+    const GPT2Config tiny = { 16, 100, 128, 2, 4, 32 };
+    Setup setups[SETUPS] = { { "plain", tiny, 2, 16, 6, {}, 0, 0.1f },
+                             { "clipped, V unpadded", { 16, 128, 128, 2, 2, 32 }, 1, 16, 6, {}, 0.1f, 0.1f },
+                             { "T 16 < maxT 24", { 24, 203, 208, 2, 2, 48 }, 2, 16, 6, {}, 1.0f, 0 },
+                             { "C 96, 3 heads, L 5, V 1003", { 32, 1003, 1024, 5, 3, 96 }, 1, 24, 4, {}, 1.0f, 0.1f },
+                             { "M = N", tiny, 1, 16, 4, { 1, 1, 1, 1 }, 0.5f, 0.1f },
+                             { "M = 2 N", tiny, 1, 16, 4, { 2, 2, 2, 2 }, 0.5f, 0.1f },
+                             { "M = 3 N", tiny, 1, 16, 4, { 3, 3, 3, 3 }, 0.5f, 0.1f },
+                             { "M = 8 N", tiny, 1, 16, 4, { 8, 8, 8, 8 }, 0.5f, 0.1f },
+                             { "G changing", tiny, 1, 16, 6, { 1, 3, 2, 5 }, 0, 0.1f },
+                             { "long", { 16, 100, 128, 1, 2, 16 }, 1, 16, 100, { 1, 1, 1, 1 }, 1.0f, 0.1f },
+                             random_setup(&seed),
+                             random_setup(&seed),
+                             random_setup(&seed),
+                             random_setup(&seed),
+                             { "no master weights", tiny, 1, 16, 6, { 1, 3, 2, 5 }, 0.5f, 0.1f, 1 } };
     const size_t G_of_8 = ranks <= 8 && 8 % ranks == 0 ? 8 / (size_t)ranks : 3;
     for (int i = 0; i < num_setups; i++) {
         for (int k = 0; k < 4; k++) setups[i].G[k] = setups[i].G[k] ? setups[i].G[k] : G_of_8;
@@ -575,23 +622,28 @@ static void run_all(uint64_t seed) {
     }
     for (int stage = 0; stage < STAGES; stage++) {
         for (int transport = 0; transport < TRANSPORTS; transport++) {
-            run_case(&setups[PLAIN], {stage, transport, (stage + transport) % 3, NOTHING, bf16 && (stage + transport) % 2});
+            run_case(&setups[PLAIN],
+                     { stage, transport, (stage + transport) % 3, NOTHING, bf16 && (stage + transport) % 2 });
         }
         for (int d = NAN_GRADIENT; d <= LIBRARY; d++) {
-            run_case(&setups[PLAIN], {stage, (stage + d) % TRANSPORTS, d % 3, (enum Disturbance)d, bf16 && (stage + d) % 2});
+            run_case(&setups[PLAIN],
+                     { stage, (stage + d) % TRANSPORTS, d % 3, (enum Disturbance)d, bf16 && (stage + d) % 2 });
         }
-        for (int i = FIRST_OTHER; i < RANDOM; i++) run_case(&setups[i], {stage, i % TRANSPORTS, (stage + i) % 3, NOTHING, bf16 && (stage + i) % 2});
-        for (int d = NOTHING; d < LIBRARY && bf16; d++) run_case(&setups[NO_MASTER], {stage, (stage + d) % TRANSPORTS, d % 3, (enum Disturbance)d});
+        for (int i = FIRST_OTHER; i < RANDOM; i++)
+            run_case(&setups[i], { stage, i % TRANSPORTS, (stage + i) % 3, NOTHING, bf16 && (stage + i) % 2 });
+        for (int d = NOTHING; d < LIBRARY && bf16; d++)
+            run_case(&setups[NO_MASTER], { stage, (stage + d) % TRANSPORTS, d % 3, (enum Disturbance)d });
     }
     for (int i = RANDOM; i < NO_MASTER; i++) {
-        const int stage = (int)draw(&seed, STAGES), transport = (int)draw(&seed, TRANSPORTS), recompute = (int)draw(&seed, 3);
-        run_case(&setups[i], {stage, transport, recompute, (enum Disturbance)draw(&seed, LIBRARY)});
+        const int stage = (int)draw(&seed, STAGES), transport = (int)draw(&seed, TRANSPORTS),
+                  recompute = (int)draw(&seed, 3);
+        run_case(&setups[i], { stage, transport, recompute, (enum Disturbance)draw(&seed, LIBRARY) });
     }
     for (int i = 0; i < num_setups; i++) forget(&setups[i]);
 }
 
 int main(int argc, char **argv) {
-    static const char *const breakages[] = {"nothing", "order", "bit", "replica"};
+    static const char *const breakages[] = { "nothing", "order", "bit", "replica" };
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
@@ -599,13 +651,17 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i += 2) {
         int b = BREAK_REPLICA;
         while (b > 0 && (i + 1 == argc || strcmp(argv[i + 1], breakages[b]))) b--;
-        const int is_seed = i + 1 < argc && strcmp(argv[i], "--seed") == 0, is_break = b > 0 && strcmp(argv[i], "--break") == 0;
+        const int is_seed = i + 1 < argc && strcmp(argv[i], "--seed") == 0,
+                  is_break = b > 0 && strcmp(argv[i], "--break") == 0;
         must(is_seed || is_break, argv[i], "usage: test_gpt2_zero [--seed N] [--break order|bit|replica]");
-        if (is_seed) seed = strtoull(argv[i + 1], NULL, 10);
-        else breakage = (enum Breakage)b;
+        if (is_seed)
+            seed = strtoull(argv[i + 1], NULL, 10);
+        else
+            breakage = (enum Breakage)b;
     }
     MPI_Bcast(&seed, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
-    if (rank == 0) printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
+    if (rank == 0)
+        printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
     int devices = 0;
     cudaCheck(cudaGetDeviceCount(&devices));
     const int nccl_runs_here = ON_CPU || devices >= ranks;
@@ -626,17 +682,27 @@ int main(int argc, char **argv) {
         config.staged = i == STAGED;
         config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
         // Groups are the same tree of sums only if all numbers are powers of two.
-        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2 : i == FOUR_GROUPS ? 4 : 1, power = (ranks & (ranks - 1)) == 0;
+        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2
+                           : i == FOUR_GROUPS                      ? 4
+                                                                   : 1,
+                  power = (ranks & (ranks - 1)) == 0;
         zero_mesh mesh;
         char err[512];
-        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err, sizeof err);
-        if (rc == ZERO_OK && nccl) rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
-        else if (rc == ZERO_OK) rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err, sizeof err);
+        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err,
+                                  sizeof err);
+        if (rc == ZERO_OK && nccl)
+            rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, &memory, &comms[i], &shards[i], &replicas[i], err,
+                                      sizeof err);
+        else if (rc == ZERO_OK)
+            rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err,
+                                     sizeof err);
         must(rc == ZERO_OK, TRANSPORT_NAMES[i], err);
     }
     zero_bootstrap_destroy(boot);
-    if (EMULATED) run_emulated();
-    else run_all(seed);
+    if (EMULATED)
+        run_emulated();
+    else
+        run_all(seed);
     for (int i = 0; i < TRANSPORTS; i++) {
         zero_comm_destroy(replicas[i]);
         if (shards[i] != comms[i]) zero_comm_destroy(shards[i]);

@@ -1,23 +1,25 @@
-/*
-GPT-2, trained from scratch in one readable file, with its parameters, gradients and optimizer state sharded over the ranks (zero/).
-
-The first part is the model: kernels, configuration, tensors, forward, backward. It knows nothing about ranks or stages. Where its
-parameters are, and where its gradients go, it asks a GPT2Units (the engine, or plain buffers in a test), one unit at a time:
-    unit 0         the embeddings wte (which is also the head) and wpe, and the final layernorm
-    unit 1 + l     the twelve tensors of layer l
-A unit is acquired just before it is used and released just after, so that a sharded run never has to hold more than a few.
-
-The same source runs on a GPU and on a CPU (zero/device.cuh says how). Kernels work on packs of 8 elements, compute in fp32
-and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial sums are always fp32.
-
-Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of the problem,
-never by the number of threads, and chunks are added in ascending order. So the same input gives the same bits in every run, and
-recomputing an activation in the backward, to save memory, changes nothing.
-
-Names: B sequences of T tokens, R = B * T rows; C channels, NH heads of size HS; L layers; V words, Vp with padding. All arrays are
-row-major. A "d" before a name means the gradient of the loss with respect to it.
-*/
-#define OMPI_SKIP_MPICXX 1      // only the C interface of Open MPI: the C++ one does not compile without warnings
+// GPT-2, trained from scratch in one readable file, with its parameters, gradients and optimizer state sharded over the
+// ranks (zero/).
+//
+// The first part is the model: kernels, configuration, tensors, forward, backward. It knows nothing about ranks or
+// stages. Where its parameters are, and where its gradients go, it asks a GPT2Units (the engine, or plain buffers in a
+// test), one unit at a time:
+//     unit 0         the embeddings wte (which is also the head) and wpe, and the final layernorm
+//     unit 1 + l     the twelve tensors of layer l
+// A unit is acquired just before it is used and released just after, so that a sharded run never has to hold more than
+// a few.
+//
+// The same source runs on a GPU and on a CPU (zero/device.cuh says how). Kernels work on packs of 8 elements, compute
+// in fp32 and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial sums are
+// always fp32.
+//
+// Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of
+// the problem, never by the number of threads, and chunks are added in ascending order. So the same input gives the
+// same bits in every run, and recomputing an activation in the backward, to save memory, changes nothing.
+//
+// Names: B sequences of T tokens, R = B * T rows; C channels, NH heads of size HS; L layers; V words, Vp with padding.
+// All arrays are row-major. A "d" before a name means the gradient of the loss with respect to it.
+#define OMPI_SKIP_MPICXX 1  // only the C interface of Open MPI: the C++ one does not compile without warnings
 #include <mpi.h>
 
 #include <float.h>
@@ -26,15 +28,15 @@ row-major. A "d" before a name means the gradient of the loss with respect to it
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/attention.h"      // attention by cuDNN, in builds that ask for it
-#include "device/gelu.cuh"         // GELU and its derivative
-#include "trainer/launch.h"         // who this rank is, how the ranks were started
-#include "device/matmul.h"         // every matrix product: cuBLASLt, or our own on the CPU
-#include "trainer/profiler.h"        // --profile: the time of each kind of work, beside its floor
-#include "zero/device.cuh"      // packs, warp and block sums: one kernel source for GPU and CPU
-#include "zero/layout.h"        // zero_tensor; where a tensor lies in its unit
-#include "zero/accounting.h"        // accounted device memory
-#include "zero/comm/mesh.h"          // hooks of tensor and pipeline parallelism
+#include "device/attention.h"  // attention by cuDNN, in builds that ask for it
+#include "device/gelu.cuh"     // GELU and its derivative
+#include "trainer/launch.h"    // who this rank is, how the ranks were started
+#include "device/matmul.h"     // every matrix product: cuBLASLt, or our own on the CPU
+#include "trainer/profiler.h"  // --profile: the time of each kind of work, beside its floor
+#include "zero/device.cuh"     // packs, warp and block sums: one kernel source for GPU and CPU
+#include "zero/layout.h"       // zero_tensor; where a tensor lies in its unit
+#include "zero/accounting.h"   // accounted device memory
+#include "zero/comm/mesh.h"    // hooks of tensor and pipeline parallelism
 #include "zero/nvtx.h"         // names in a profiler's timeline
 #include "zero/types.h"
 
@@ -52,8 +54,7 @@ DEV float ld_one(const floatX *p) { return *p; }
 // Errors that nobody can handle, and launches.
 
 // Says what happened and ends all ranks.
-__attribute__((format(printf, 3, 4), noreturn))
-static void fatal(const char *file, int line, const char *format, ...) {
+__attribute__((format(printf, 3, 4), noreturn)) static void fatal(const char *file, int line, const char *format, ...) {
     va_list args;
     va_start(args, format);
     fprintf(stderr, "%s:%d: ", file, line);
@@ -90,16 +91,19 @@ static cudaLaunchConfig_t launch_config(size_t blocks, int threads, size_t share
     return c;
 }
 
-static Profile *profile;            // not NULL in the steps that --profile is about
+static Profile *profile;  // not NULL in the steps that --profile is about
 
-// A macro, so that a failure shows the launch as it is written, and its line. Above 48 KB a GPU wants to be asked first.
-#define LAUNCH(blocks, threads, shared_bytes, stream, kernel, ...) do { \
+// A macro, so that a failure shows the launch as it is written, and its line. Above 48 KB a GPU wants to be asked
+// first.
+#define LAUNCH(blocks, threads, shared_bytes, stream, kernel, ...)                               \
+    do {                                                                                         \
         const cudaLaunchConfig_t launch_ = launch_config(blocks, threads, shared_bytes, stream); \
-        if (launch_.dynamicSmemBytes > 48 << 10) \
-            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)launch_.dynamicSmemBytes)); \
-        profile_begin(profile, #kernel, stream); \
-        cudaCheck(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__)); \
-        profile_end(profile); \
+        if (launch_.dynamicSmemBytes > 48 << 10)                                                 \
+            cudaCheck(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,  \
+                                           (int)launch_.dynamicSmemBytes));                      \
+        profile_begin(profile, #kernel, stream);                                                 \
+        cudaCheck(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                            \
+        profile_end(profile);                                                                    \
     } while (0)
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -113,10 +117,11 @@ static size_t elementwise_blocks(size_t n) {
 }
 
 __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
-residual_kernel(floatX *__restrict__ out, const floatX *__restrict__ a, const floatX *__restrict__ b, size_t n) {
+    residual_kernel(floatX *__restrict__ out, const floatX *__restrict__ a, const floatX *__restrict__ b, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
-    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, ld(a + i) + ld(b + i));
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK)
+        st(out + i, ld(a + i) + ld(b + i));
 }
 
 static void residual(floatX *out, const floatX *a, const floatX *b, size_t n, cudaStream_t stream) {
@@ -124,7 +129,7 @@ static void residual(floatX *out, const floatX *a, const floatX *b, size_t n, cu
 }
 
 __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
-gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
+    gelu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, gelu(ld(inp + i)));
@@ -135,7 +140,7 @@ static void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t 
 }
 
 __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
-gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
+    gelu_backward_kernel(floatX *__restrict__ dinout, const floatX *__restrict__ inp, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK)
@@ -148,12 +153,12 @@ static void gelu_backward(floatX *dinout, const floatX *inp, size_t n, cudaStrea
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Sums over rows, in two steps: a block adds the rows of a chunk to an fp32 partial sum, then the partial sums are added.
-// The chunks depend on the number of rows alone.
+// Sums over rows, in two steps: a block adds the rows of a chunk to an fp32 partial sum, then the partial sums are
+// added. The chunks depend on the number of rows alone.
 
 #define MIN_CHUNK_ROWS 16
-#define MAX_CHUNKS 256
-#define SUM_THREADS 256
+#define MAX_CHUNKS     256
+#define SUM_THREADS    256
 
 static size_t chunk_rows(size_t rows) {
     const size_t n = ceil_div(rows, MAX_CHUNKS);
@@ -166,8 +171,8 @@ static size_t max_chunks(size_t rows) {
     return n < MAX_CHUNKS ? n : MAX_CHUNKS;
 }
 
-__global__ void __launch_bounds__(32)
-add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial, int chunks, size_t stride, size_t n) {
+__global__ void __launch_bounds__(32) add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial,
+                                                          int chunks, size_t stride, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t c = begin + threadIdx.x * PACK; c < end; c += blockDim.x * PACK) {
@@ -178,15 +183,17 @@ add_partials_kernel(floatX *__restrict__ out, const float *__restrict__ partial,
 }
 
 // out[n] = the sum of partial[chunk * stride + ...] over the chunks.
-static void add_partials(floatX *out, const float *partial, size_t chunks, size_t stride, size_t n, cudaStream_t stream) {
+static void add_partials(floatX *out, const float *partial, size_t chunks, size_t stride, size_t n,
+                         cudaStream_t stream) {
     LAUNCH(ceil_div(n, 32 * PACK), 32, 0, stream, add_partials_kernel, out, partial, (int)chunks, stride, n);
 }
 
 __global__ void __launch_bounds__(SUM_THREADS)
-bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout, size_t rows, size_t per_chunk, size_t n) {
+    bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout, size_t rows, size_t per_chunk,
+                        size_t n) {
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
     float *sum = partial + blockIdx.x * n;
-    for (size_t r = begin; r < end; r++) {      // a thread always has the same columns: nothing to wait for
+    for (size_t r = begin; r < end; r++) {  // a thread always has the same columns: nothing to wait for
         for (size_t c = threadIdx.x * PACK; c < n; c += blockDim.x * PACK) {
             const fvec before = r == begin ? splat(0) : ld(sum + c);
             st(sum + c, before + ld(dout + r * n + c));
@@ -195,7 +202,8 @@ bias_partial_kernel(float *__restrict__ partial, const floatX *__restrict__ dout
 }
 
 // dbias[n] = the column sums of dout[rows, n]. partial: max_chunks(rows) * n.
-static void bias_backward(floatX *dbias, float *partial, const floatX *dout, size_t rows, size_t n, cudaStream_t stream) {
+static void bias_backward(floatX *dbias, float *partial, const floatX *dout, size_t rows, size_t n,
+                          cudaStream_t stream) {
     const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
     LAUNCH(chunks, SUM_THREADS, 0, stream, bias_partial_kernel, partial, dout, rows, per_chunk, n);
     add_partials(dbias, partial, chunks, n, n, stream);
@@ -207,12 +215,12 @@ static void bias_backward(floatX *dbias, float *partial, const floatX *dout, siz
 constexpr float LAYERNORM_EPSILON = 1e-5f;
 
 __global__ void __launch_bounds__(SUM_THREADS)
-layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
-                         const floatX *__restrict__ inp, const floatX *__restrict__ weight, const floatX *__restrict__ bias,
-                         size_t rows, int C) {
+    layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
+                             const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                             const floatX *__restrict__ bias, size_t rows, int C) {
     const int lane = threadIdx.x % WARP;
     const size_t row = (size_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (row >= rows) return;    // the whole warp
+    if (row >= rows) return;  // the whole warp
     const floatX *x = inp + row * C;
     fvec sum = splat(0), squares = splat(0);
     for (int c = lane * PACK; c < C; c += WARP * PACK) sum += ld(x + c);
@@ -222,26 +230,29 @@ layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, flo
         squares += d * d;
     }
     const float s = 1.0f / sqrtf(warp_sum(pack_sum(squares)) / C + LAYERNORM_EPSILON);
-    for (int c = lane * PACK; c < C; c += WARP * PACK) st(out + row * C + c, (ld(x + c) - m) * s * ld(weight + c) + ld(bias + c));
+    for (int c = lane * PACK; c < C; c += WARP * PACK)
+        st(out + row * C + c, (ld(x + c) - m) * s * ld(weight + c) + ld(bias + c));
     if (lane == 0) {
         mean[row] = m;
         rstd[row] = s;
     }
 }
 
-static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight, const floatX *bias,
-                              size_t rows, size_t C, cudaStream_t stream) {
+static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight,
+                              const floatX *bias, size_t rows, size_t C, cudaStream_t stream) {
     const size_t rows_per_block = block_threads(SUM_THREADS) / WARP;
-    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp, weight, bias,
-           rows, (int)C);
+    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp,
+           weight, bias, rows, (int)C);
 }
 
-// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row, then the
-// threads share out the columns, each adding the rows to its own part of the partial sums of dweight and dbias.
+// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row,
+// then the threads share out the columns, each adding the rows to its own part of the partial sums of dweight and
+// dbias.
 __global__ void __launch_bounds__(SUM_THREADS)
-layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
-                          const floatX *__restrict__ inp, const floatX *__restrict__ weight, const float *__restrict__ mean,
-                          const float *__restrict__ rstd, size_t rows, size_t per_chunk, int C) {
+    layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
+                              const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                              const float *__restrict__ mean, const float *__restrict__ rstd, size_t rows,
+                              size_t per_chunk, int C) {
     __shared__ float mean_d[SUM_THREADS / WARP], mean_dn[SUM_THREADS / WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
@@ -274,17 +285,18 @@ layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial
                 st(dinp + row * C + c, ld(dinp + row * C + c) + (d * ld(weight + c) - a - n * b) * s);
             }
         }
-        __syncthreads();    // mean_d and mean_dn are written again
+        __syncthreads();  // mean_d and mean_dn are written again
     }
 }
 
-// Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows) * 2 C.
+// Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows)
+// * 2 C.
 static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
-                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd, size_t rows,
-                               size_t C, cudaStream_t stream) {
+                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                               size_t rows, size_t C, cudaStream_t stream) {
     const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
-    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd, rows,
-           per_chunk, (int)C);
+    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd,
+           rows, per_chunk, (int)C);
     add_partials(dweight, partial, chunks, 2 * C, C, stream);
     add_partials(dbias, partial + C, chunks, 2 * C, C, stream);
 }
@@ -295,27 +307,29 @@ static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, flo
 #define ENCODER_THREADS 128
 
 __global__ void __launch_bounds__(ENCODER_THREADS)
-encoder_forward_kernel(floatX *__restrict__ out, const int *__restrict__ inputs, const floatX *__restrict__ wte,
-                       const floatX *__restrict__ wpe, int T, int C) {
+    encoder_forward_kernel(floatX *__restrict__ out, const int *__restrict__ inputs, const floatX *__restrict__ wte,
+                           const floatX *__restrict__ wpe, int T, int C) {
     const size_t row = blockIdx.x;
     const floatX *token = wte + (size_t)inputs[row] * C, *position = wpe + row % T * C;
-    for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) st(out + row * C + c, ld(token + c) + ld(position + c));
+    for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK)
+        st(out + row * C + c, ld(token + c) + ld(position + c));
 }
 
-static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, const floatX *wpe, size_t B, size_t T, size_t C,
-                            cudaStream_t stream) {
+static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, const floatX *wpe, size_t B, size_t T,
+                            size_t C, cudaStream_t stream) {
     LAUNCH(B * T, ENCODER_THREADS, 0, stream, encoder_forward_kernel, out, inputs, wte, wpe, (int)T, (int)C);
 }
 
-// The rows of each distinct token, in ascending order: token[i] occurs in rows position[start[i]] ... position[start[i+1] - 1].
+// The rows of each distinct token, in ascending order: token[i] occurs in rows position[start[i]] ...
+// position[start[i+1] - 1].
 typedef struct TokenRows {
-    int *token, *start, *position;      // [R], [R + 1], [R]
+    int *token, *start, *position;  // [R], [R + 1], [R]
 } TokenRows;
 
-// A block per distinct token: no two blocks write the same row of dwte. (8 blocks at a time on a multiprocessor are enough: to fit more,
-// the compiler would spill.)
+// A block per distinct token: no two blocks write the same row of dwte. (8 blocks at a time on a multiprocessor are
+// enough: to fit more, the compiler would spill.)
 __global__ void __launch_bounds__(ENCODER_THREADS, 8)
-wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
+    wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
     floatX *out = dwte + (size_t)rows.token[blockIdx.x] * C;
     const int begin = rows.start[blockIdx.x], end = rows.start[blockIdx.x + 1];
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
@@ -327,7 +341,7 @@ wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, 
 
 // A block per position.
 __global__ void __launch_bounds__(ENCODER_THREADS, 8)
-wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
+    wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, int B, int T, int C) {
     const size_t t = blockIdx.x;
     for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
         fvec sum = splat(0);
@@ -337,8 +351,8 @@ wpe_backward_kernel(floatX *__restrict__ dwpe, const floatX *__restrict__ dout, 
 }
 
 // Adds to dwte, which already holds the gradient of the head. Rows of dwpe from T on keep their zeros.
-static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B, size_t T,
-                             size_t C, cudaStream_t stream) {
+static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B,
+                             size_t T, size_t C, cudaStream_t stream) {
     LAUNCH(distinct, ENCODER_THREADS, 0, stream, wte_backward_kernel, dwte, dout, rows, (int)C);
     LAUNCH(T, ENCODER_THREADS, 0, stream, wpe_backward_kernel, dwpe, dout, (int)B, (int)T, (int)C);
 }
@@ -357,18 +371,20 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
     return x;
 }
 
-// One sweep over the row finds the largest logit and the sum of exp at once ("online softmax"); if train, a second one writes the
-// gradient over the logits. In the first each lane of a thread's packs has its own top and sum of exp(x - top), which a new top
-// shrinks by exp(old top - new top): once for every few packs, which a GPU loads together. NaN and +infinity make the loss NaN.
+// One sweep over the row finds the largest logit and the sum of exp at once ("online softmax"); if train, a second one
+// writes the gradient over the logits. In the first each lane of a thread's packs has its own top and sum of exp(x -
+// top), which a new top shrinks by exp(old top - new top): once for every few packs, which a GPU loads together. NaN
+// and +infinity make the loss NaN.
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
-classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets, float dloss, int V,
-                  int Vp, int train) {
-    constexpr int TOGETHER = 4;     // packs
+    classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets,
+                      float dloss, int V, int Vp, int train) {
+    constexpr int TOGETHER = 4;  // packs
     const size_t row = blockIdx.x;
     floatX *x = logits + row * Vp;
     const int target = targets[row];
     const float target_logit = ld_one(x + target);
-    fvec tops = splat(-FLT_MAX), sums = splat(0);       // not -infinity: its difference to a padding column would be NaN
+    fvec tops = splat(-FLT_MAX), sums = splat(0);  // not -infinity: its difference to a padding column would be
+                                                   // NaN
     for (int first = threadIdx.x * PACK; first < V; first += TOGETHER * blockDim.x * PACK) {
         fvec v[TOGETHER], higher = tops;
         UNROLL for (int i = 0; i < TOGETHER; i++) {
@@ -395,25 +411,28 @@ classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const
 }
 
 // losses[R] = -log softmax(logits)[target]; if train, the logits[R, Vp] become dloss times the gradient of their loss.
-static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp, int train,
-                       cudaStream_t stream) {
+static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp,
+                       int train, cudaStream_t stream) {
     LAUNCH(R, CLASSIFIER_THREADS, 0, stream, classifier_kernel, logits, losses, targets, dloss, (int)V, (int)Vp, train);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory.
 //
-// A block has `rows` rows of one head to itself (queries; in the backward of keys and values, keys) and walks along the other
-// side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then have one form,
-// product(): a row-major matrix times a row-major matrix, an item of MICRO x PACK of the result per thread. The tiles that causality
-// empties are skipped, and of those it cuts, the empty items. Backward: dq by query rows, dk and dv by key rows; each has one
-// writer and a fixed order of sums. What the block sums up (out, dq, dk, dv) has at most as many items as a GPU's block has
-// threads, and stays in their registers.
+// A block has `rows` rows of one head to itself (queries; in the backward of keys and values, keys) and walks along the
+// other side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then
+// have one form, product(): a row-major matrix times a row-major matrix, an item of MICRO x PACK of the result per
+// thread. The tiles that causality empties are skipped, and of those it cuts, the empty items. Backward: dq by query
+// rows, dk and dv by key rows; each has one writer and a fixed order of sums. What the block sums up (out, dq, dk, dv)
+// has at most as many items as a GPU's block has threads, and stays in their registers.
 
-#define ATTENTION_THREADS 128                 // as many blocks at a time on a multiprocessor as launch bounds say fit into its shared memory
+// As many blocks at a time on a multiprocessor as launch bounds say fit into its shared memory.
+#define ATTENTION_THREADS 128
 constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU wants 8 sums in flight, a GPU more threads
-constexpr int GAP = WARP == 1 ? 0 : 4;         // floats between the rows of a tile, so that threads on several rows use several banks
-constexpr int TEAMS = WARP == 1 ? 1 : 2;       // where there are two products to do, half of a GPU's block does one, half the other
+constexpr int GAP = WARP == 1 ? 0 : 4;         // floats between the rows of a tile, so that threads on several rows use
+                                               // several banks
+constexpr int TEAMS = WARP == 1 ? 1 : 2;       // where there are two products to do, half of a GPU's block does one,
+                                               // half the other
 constexpr size_t ATTENTION_SHARED = 99 << 10;  // bytes that every GPU from sm_80 on gives to a block
 
 typedef struct Attention {
@@ -423,25 +442,27 @@ typedef struct Attention {
 
 // What a kernel has in shared memory.
 typedef struct AttentionTiles {
-    size_t rows, cols, turned;      // tiles of rows x HS, of cols x HS, of HS x cols
-    size_t scores;                  // of rows x cols
-    size_t vectors;                 // of rows or of cols, whichever are more
-    size_t sums;                    // of rows x HS, which only a CPU has there
+    size_t rows, cols, turned;  // tiles of rows x HS, of cols x HS, of HS x cols
+    size_t scores;              // of rows x cols
+    size_t vectors;             // of rows or of cols, whichever are more
+    size_t sums;                // of rows x HS, which only a CPU has there
 } AttentionTiles;
 
 static size_t attention_shared(const Attention *a, const AttentionTiles *t) {
     const size_t rows = (size_t)a->rows, cols = (size_t)a->cols, HS = (size_t)a->HS;
-    return sizeof(float) * ((t->rows * rows + t->cols * cols) * (HS + GAP) + (t->turned * HS + t->scores * rows) * (cols + GAP) +
-                            t->vectors * max(rows, cols) + (WARP == 1 ? t->sums * rows * HS : 0));
+    return sizeof(float) *
+           ((t->rows * rows + t->cols * cols) * (HS + GAP) + (t->turned * HS + t->scores * rows) * (cols + GAP) +
+            t->vectors * max(rows, cols) + (WARP == 1 ? t->sums * rows * HS : 0));
 }
 
 static Attention attention_shape(size_t B, size_t T, size_t C, size_t NH, const AttentionTiles *t) {
-    Attention a = {(int)B, (int)T, (int)NH, (int)(C / NH), 0, 0, 0};
+    Attention a = { (int)B, (int)T, (int)NH, (int)(C / NH), 0, 0, 0 };
     const int round = 2 * PACK, T_round = (int)ceil_div(T, round) * round;
-    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;      // rows / MICRO * HS / PACK <= ATTENTION_THREADS
-    if (WARP == 1) a.rows *= 2;                            // a CPU's cache holds more
+    a.rows = a.HS <= 64 ? 64 : a.HS <= 128 ? 32 : 16;  // rows / MICRO * HS / PACK <= ATTENTION_THREADS
+    if (WARP == 1) a.rows *= 2;                        // a CPU's cache holds more
     a.rows = min(a.rows, T_round);
-    a.cols = WARP == 1 ? a.rows / 2 : min(64 / (int)t->scores, T_round);      // items of scores for all threads, if there is room
+    // items of scores for all threads, if there is room
+    a.cols = WARP == 1 ? a.rows / 2 : min(64 / (int)t->scores, T_round);
     while (WARP != 1 && attention_shared(&a, t) > ATTENTION_SHARED) a.cols -= PACK;
     a.shared_bytes = attention_shared(&a, t);
     return a;
@@ -458,7 +479,7 @@ DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int l
             const fvec x = ld(b + k * ldb);
             for (int i = 0; i < MICRO; i++) sum[i] += a[i * lda + k] * x;
         }
-    } else {        // the same order of sums; a is loaded in packs
+    } else {  // the same order of sums; a is loaded in packs
         for (int k = 0; k < n; k += PACK) {
             fvec row[MICRO];
             UNROLL for (int i = 0; i < MICRO; i++) row[i] = ld(a + i * lda + k);
@@ -473,8 +494,10 @@ DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int l
 
 // Where the sums of an item are: on a CPU, whose thread has all items, in memory.
 DEV fvec *sums_of(int item, float *memory, fvec registers[MICRO]) {
-    if constexpr (WARP == 1) return reinterpret_cast<fvec *>(memory) + item * MICRO;
-    else return registers;
+    if constexpr (WARP == 1)
+        return reinterpret_cast<fvec *>(memory) + item * MICRO;
+    else
+        return registers;
 }
 
 // The step of a loop over the items of sums. A compiler sees that a GPU's thread has one at most.
@@ -487,9 +510,11 @@ DEV void clear_sums(float *memory, fvec registers[MICRO], int items) {
     }
 }
 
-// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from `valid` on are
-// zeros. Neighbouring threads have neighbouring rows, so they write to different banks either way; a CPU reads row by row.
-DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS, float scale) {
+// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from
+// `valid` on are zeros. Neighbouring threads have neighbouring rows, so they write to different banks either way; a CPU
+// reads row by row.
+DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS,
+                   float scale) {
     const int inner = WARP == 1 ? HS / PACK : n, outer = WARP == 1 ? n : HS / PACK;
     const int inner_step = blockDim.x % inner, outer_step = blockDim.x / inner;
     for (int i = threadIdx.x % inner, o = threadIdx.x / inner; o < outer;) {
@@ -514,21 +539,22 @@ DEV int visible_keys(int q, int k0, int cols) {
     return n < 0 ? 0 : min(n, cols);
 }
 
-static const AttentionTiles FORWARD_TILES = {1, 1, 1, 1, 3, 1};
+static const AttentionTiles FORWARD_TILES = { 1, 1, 1, 1, 3, 1 };
 
 __global__ void __launch_bounds__(ATTENTION_THREADS, 3)
-attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, const floatX *__restrict__ qkv, Attention a,
-                         float scale) {
+    attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, const floatX *__restrict__ qkv,
+                             Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK, wide = HS + GAP, tall = cols + GAP;
     const int items = rows / MICRO * packs, score_packs = cols / PACK;
     DYNAMIC_SHARED(float, q);
     float *v = q + rows * wide, *k = v + cols * wide, *p = k + HS * tall;
-    float *top = p + rows * tall, *sum = top + rows;       // of each row so far: the largest score, the sum of exp(score - top)
-    float *shrink = sum + rows;                            // what the sums so far are worth under the new top
+    float *top = p + rows * tall, *sum = top + rows;  // of each row so far: the largest score, the sum of
+                                                      // exp(score - top)
+    float *shrink = sum + rows;                       // what the sums so far are worth under the new top
     float *o = shrink + rows;
     fvec o_item[MICRO];
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
-    const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;      // the longest first
+    const int q0 = ((T + rows - 1) / rows - 1 - blockIdx.x / (a.B * a.NH)) * rows;  // the longest first
     const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
     const floatX *in = qkv + first * 3 * C + h * HS;
 
@@ -552,7 +578,7 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
             UNROLL for (int j = 0; j < MICRO; j++) st(p + (r + j) * tall + c, acc[j]);
         }
         __syncthreads();
-        for (int r = threadIdx.x; r < rows; r += blockDim.x) {      // scores to probabilities, up to a factor
+        for (int r = threadIdx.x; r < rows; r += blockDim.x) {  // scores to probabilities, up to a factor
             const int n = visible_keys(q0 + r / MICRO * MICRO, k0, cols);
             float *score = p + r * tall;
             fvec largest = splat(top[r]), sums = splat(0);
@@ -564,7 +590,7 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
                 }
                 largest = vmax(largest, x);
             }
-            const float m = pack_max(largest);      // finite: every query sees key 0, which is in the first tile
+            const float m = pack_max(largest);  // finite: every query sees key 0, which is in the first tile
             for (int c = 0; c < n; c += PACK) {
                 const fvec e = vexp(ld(score + c) - m);
                 st(score + c, e);
@@ -590,7 +616,8 @@ attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse, cons
             st(out + (first + q0 + r + j) * C + h * HS + c, acc[j] / sum[r + j]);
         }
     }
-    for (int r = threadIdx.x; r < min(rows, T - q0); r += blockDim.x) lse[(size_t)head * T + q0 + r] = top[r] + logf(sum[r]);
+    for (int r = threadIdx.x; r < min(rows, T - q0); r += blockDim.x)
+        lse[(size_t)head * T + q0 + r] = top[r] + logf(sum[r]);
 }
 
 static void check_attention(int status, const char *file, int line) {
@@ -601,13 +628,15 @@ static void check_attention(int status, const char *file, int line) {
 
 // Bytes of scratch of the two functions below, in a build whose floatX is X: delta[B, NH, T], or what cuDNN wants.
 template <class X> static size_t attention_scratch(size_t B, size_t T, size_t NH) {
-    if constexpr (ATTENTION_CUDNN && sizeof(X) == sizeof(bf16)) return attention_cudnn_scratch(B, T, NH);
-    else return B * NH * T * sizeof(float);
+    if constexpr (ATTENTION_CUDNN && sizeof(X) == sizeof(bf16))
+        return attention_cudnn_scratch(B, T, NH);
+    else
+        return B * NH * T * sizeof(float);
 }
 
 // out[B, T, C] from qkv[B, T, 3C]; lse[B, NH, T] is the log of the sum of exp(scores), for the backward.
-static void attention_forward(floatX *out, float *lse, void *scratch, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH,
-                              cudaStream_t stream) {
+static void attention_forward(floatX *out, float *lse, void *scratch, const floatX *qkv, size_t B, size_t T, size_t C,
+                              size_t NH, cudaStream_t stream) {
     if constexpr (ATTENTION_CUDNN) {
         profile_begin(profile, "attention_forward", stream);
         attentionCheck(attention_cudnn_forward(out, lse, scratch, qkv, B, T, NH, C / NH, stream));
@@ -619,17 +648,17 @@ static void attention_forward(floatX *out, float *lse, void *scratch, const floa
            1.0f / sqrtf((float)a.HS));
 }
 
-static const AttentionTiles DQ_TILES = {2, 1, 2, 2, 2, 1};
+static const AttentionTiles DQ_TILES = { 2, 1, 2, 2, 2, 1 };
 
-// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products have scores' shape:
-// s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
+// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products have scores'
+// shape: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
-attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
-                    const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a,
-                    float scale) {
+    attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
+                        const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse,
+                        Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK, wide = HS + GAP, tall = cols + GAP;
     const int items = rows / MICRO * packs, score_packs = cols / PACK, score_items = rows / MICRO * score_packs;
-    const int team = blockDim.x / TEAMS;        // threads that do one of two products
+    const int team = blockDim.x / TEAMS;  // threads that do one of two products
     DYNAMIC_SHARED(float, q);
     float *d = q + rows * wide, *k = d + rows * wide, *kt = k + cols * wide, *vt = kt + HS * tall;
     float *p = vt + HS * tall, *ds = p + rows * tall, *row_lse = ds + rows * tall, *row_delta = row_lse + rows;
@@ -646,7 +675,7 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
     clear_sums(dq, dq_item, items);
     __syncthreads();
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {
-        row_lse[r] = INFINITY;      // beyond T: probability 0
+        row_lse[r] = INFINITY;  // beyond T: probability 0
         row_delta[r] = 0;
         if (q0 + r >= T) continue;
         fvec sums = splat(0);
@@ -661,18 +690,20 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
         load_tile(NULL, vt, in + k0 * 3 * C + 2 * C, 3 * C, cols, T - k0, HS, 1.0f);
         __syncthreads();
         for (int which = threadIdx.x / team; which < 2; which += TEAMS)
-        for (int i = threadIdx.x % team; i < score_items; i += team) {
-            const bool is_s = which == 0;
-            const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
-            if (c >= visible_keys(q0 + r, k0, cols)) continue;
-            fvec acc[MICRO];
-            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
-            product(acc, (is_s ? q : d) + r * wide, wide, (is_s ? kt : vt) + c, tall, HS);
-            UNROLL for (int j = 0; j < MICRO; j++) {
-                if (is_s) st(p + (r + j) * tall + c, vexp(acc[j] - row_lse[r + j]));
-                else st(ds + (r + j) * tall + c, acc[j] - row_delta[r + j]);
+            for (int i = threadIdx.x % team; i < score_items; i += team) {
+                const bool is_s = which == 0;
+                const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
+                if (c >= visible_keys(q0 + r, k0, cols)) continue;
+                fvec acc[MICRO];
+                UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
+                product(acc, (is_s ? q : d) + r * wide, wide, (is_s ? kt : vt) + c, tall, HS);
+                UNROLL for (int j = 0; j < MICRO; j++) {
+                    if (is_s)
+                        st(p + (r + j) * tall + c, vexp(acc[j] - row_lse[r + j]));
+                    else
+                        st(ds + (r + j) * tall + c, acc[j] - row_delta[r + j]);
+                }
             }
-        }
         __syncthreads();
         for (int i = threadIdx.x; i < score_items; i += blockDim.x) {
             const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
@@ -701,25 +732,26 @@ attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const 
     }
 }
 
-// Of the queries q0 ... q0 + cols - 1, the first that sees one of the MICRO keys from k on, rounded down to whole packs.
+// Of the queries q0 ... q0 + cols - 1, the first that sees one of the MICRO keys from k on, rounded down to whole
+// packs.
 DEV int first_query(int k, int q0) { return k < q0 ? 0 : (k - q0) / PACK * PACK; }
 
-static const AttentionTiles DKV_TILES = {2, 2, 2, 2, 2, 2};
+static const AttentionTiles DKV_TILES = { 2, 2, 2, 2, 2, 2 };
 
 // dk and dv, by rows of keys, in the same way; everything is transposed: p and ds are rows (keys) x cols (queries).
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
-attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta, const floatX *__restrict__ dout,
-                     const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {
+    attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta, const floatX *__restrict__ dout,
+                         const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {
     const int T = a.T, HS = a.HS, rows = a.rows, cols = a.cols, packs = HS / PACK, wide = HS + GAP, tall = cols + GAP;
     const int items = rows / MICRO * packs, score_packs = cols / PACK, score_items = rows / MICRO * score_packs;
-    const int team = blockDim.x / TEAMS;        // threads that do one of two products
+    const int team = blockDim.x / TEAMS;  // threads that do one of two products
     DYNAMIC_SHARED(float, k);
     float *v = k + rows * wide, *q = v + rows * wide, *d = q + cols * wide, *qt = d + cols * wide, *dt = qt + HS * tall;
     float *p = dt + HS * tall, *ds = p + rows * tall, *col_lse = ds + rows * tall, *col_delta = col_lse + cols;
     float *dk = col_delta + cols, *dv = dk + rows * HS;
     fvec dk_item[MICRO], dv_item[MICRO];
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
-    const int k0 = blockIdx.x / (a.B * a.NH) * rows;        // the longest first
+    const int k0 = blockIdx.x / (a.B * a.NH) * rows;  // the longest first
     const size_t C = (size_t)a.NH * HS, first = (size_t)(head / a.NH) * T;
     const floatX *in = qkv + first * 3 * C + h * HS;
 
@@ -732,28 +764,28 @@ attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta,
         load_tile(q, qt, in + q0 * 3 * C, 3 * C, cols, T - q0, HS, scale);
         load_tile(d, dt, dout + (first + q0) * C + h * HS, C, cols, T - q0, HS, 1.0f);
         for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-            col_lse[c] = q0 + c < T ? lse[(size_t)head * T + q0 + c] : INFINITY;       // beyond T: probability 0
+            col_lse[c] = q0 + c < T ? lse[(size_t)head * T + q0 + c] : INFINITY;  // beyond T: probability 0
             col_delta[c] = q0 + c < T ? delta[(size_t)head * T + q0 + c] : 0.0f;
         }
         __syncthreads();
         for (int which = threadIdx.x / team; which < 2; which += TEAMS)
-        for (int i = threadIdx.x % team; i < score_items; i += team) {
-            const bool is_s = which == 0;
-            const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
-            if (c < first_query(k0 + r, q0)) continue;
-            fvec acc[MICRO];
-            UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
-            product(acc, (is_s ? k : v) + r * wide, wide, (is_s ? qt : dt) + c, tall, HS);
-            const fvec less = ld((is_s ? col_lse : col_delta) + c);
-            UNROLL for (int j = 0; j < MICRO; j++) {
-                fvec x = acc[j] - less;
-                if (is_s) x = vexp(x);
-                if (is_s && q0 + c < k0 + r + j) {
-                    UNROLL for (int e = 0; e < PACK; e++) x[e] = q0 + c + e < k0 + r + j ? 0.0f : x[e];
+            for (int i = threadIdx.x % team; i < score_items; i += team) {
+                const bool is_s = which == 0;
+                const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
+                if (c < first_query(k0 + r, q0)) continue;
+                fvec acc[MICRO];
+                UNROLL for (int j = 0; j < MICRO; j++) acc[j] = splat(0);
+                product(acc, (is_s ? k : v) + r * wide, wide, (is_s ? qt : dt) + c, tall, HS);
+                const fvec less = ld((is_s ? col_lse : col_delta) + c);
+                UNROLL for (int j = 0; j < MICRO; j++) {
+                    fvec x = acc[j] - less;
+                    if (is_s) x = vexp(x);
+                    if (is_s && q0 + c < k0 + r + j) {
+                        UNROLL for (int e = 0; e < PACK; e++) x[e] = q0 + c + e < k0 + r + j ? 0.0f : x[e];
+                    }
+                    st((is_s ? p : ds) + (r + j) * tall + c, x);
                 }
-                st((is_s ? p : ds) + (r + j) * tall + c, x);
             }
-        }
         __syncthreads();
         for (int i = threadIdx.x; i < score_items; i += blockDim.x) {
             const int r = i / score_packs * MICRO, c = i % score_packs * PACK;
@@ -794,27 +826,29 @@ static void attention_backward(floatX *dqkv, void *scratch, const floatX *dout, 
     float *delta = (float *)scratch;
     const Attention a = attention_shape(B, T, C, NH, &DQ_TILES), b = attention_shape(B, T, C, NH, &DKV_TILES);
     const float scale = 1.0f / sqrtf((float)a.HS);
-    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, a.shared_bytes, stream, attention_dq_kernel, dqkv, delta, dout, out, qkv, lse,
-           a, scale);
-    LAUNCH(attention_blocks(&b), ATTENTION_THREADS, b.shared_bytes, stream, attention_dkv_kernel, dqkv, delta, dout, qkv, lse, b,
-           scale);
+    LAUNCH(attention_blocks(&a), ATTENTION_THREADS, a.shared_bytes, stream, attention_dq_kernel, dqkv, delta, dout, out,
+           qkv, lse, a, scale);
+    LAUNCH(attention_blocks(&b), ATTENTION_THREADS, b.shared_bytes, stream, attention_dkv_kernel, dqkv, delta, dout,
+           qkv, lse, b, scale);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/device/matmul.h explains the three products. Two of them may end in
-// a GELU, which saves a pass over memory (-ge); without, a kernel of its own does it.
+// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/device/matmul.h explains the three products. Two
+// of them may end in a GELU, which saves a pass over memory (-ge); without, a kernel of its own does it.
 
 static void check_matmul(int err, int fused, int line) {
     if (fused && err == cudaErrorNotSupported)
-        fatal(__FILE__, line, "cuBLASLt has no matrix product that ends in a GELU for this model on this GPU: use -ge 0");
+        fatal(__FILE__, line,
+              "cuBLASLt has no matrix product that ends in a GELU for this model on this GPU: use -ge 0");
     check_cuda((cudaError_t)err, "matmul", __FILE__, line);
 }
 
 // One of the products of a layer from C to OC channels, which `call` queues. use: its name in a profile.
-#define PRODUCT(use, C, OC, fused, stream, call) do { \
+#define PRODUCT(use, C, OC, fused, stream, call)            \
+    do {                                                    \
         profile_begin_product(profile, use, C, OC, stream); \
-        check_matmul((call), fused, __LINE__); \
-        profile_end(profile); \
+        check_matmul((call), fused, __LINE__);              \
+        profile_end(profile);                               \
     } while (0)
 
 static void linear_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, size_t R, size_t C,
@@ -823,37 +857,41 @@ static void linear_forward(floatX *out, const floatX *inp, const floatX *weight,
 }
 
 // Followed by a GELU: out = gelu(pre_gelu), and pre_gelu[R, OC] is kept for the backward.
-static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight, const floatX *bias, size_t R,
-                                size_t C, size_t OC, int fused, cudaStream_t stream) {
+static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp, const floatX *weight,
+                                const floatX *bias, size_t R, size_t C, size_t OC, int fused, cudaStream_t stream) {
     if (fused) {
-        PRODUCT("forward, gelu", C, OC, 1, stream, matmul_gelu(out, pre_gelu, inp, weight, bias, FLOATX, R, OC, C, 0, 1, stream));
+        PRODUCT("forward, gelu", C, OC, 1, stream,
+                matmul_gelu(out, pre_gelu, inp, weight, bias, FLOATX, R, OC, C, 0, 1, stream));
     } else {
         linear_forward(pre_gelu, inp, weight, bias, R, C, OC, stream);
         gelu_forward(out, pre_gelu, R * OC, stream);
     }
 }
 
-// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias may be NULL.
-// cuBLASLt could sum dbias in the product that makes dweight (BGRADB), but does not say in what order, nor in what precision.
-static void linear_backward_params(floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp, size_t R,
-                                   size_t C, size_t OC, cudaStream_t stream) {
+// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias
+// may be NULL. cuBLASLt could sum dbias in the product that makes dweight (BGRADB), but does not say in what order, nor
+// in what precision.
+static void linear_backward_params(floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
+                                   const floatX *inp, size_t R, size_t C, size_t OC, cudaStream_t stream) {
     if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
     PRODUCT("dweight", C, OC, 0, stream, matmul(dweight, dout, inp, NULL, FLOATX, OC, C, R, 1, 0, 0, stream));
 }
 
-static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout, const floatX *inp,
-                            const floatX *weight, size_t R, size_t C, size_t OC, cudaStream_t stream) {
+static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
+                            const floatX *inp, const floatX *weight, size_t R, size_t C, size_t OC,
+                            cudaStream_t stream) {
     linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
     PRODUCT("dinput", C, OC, 0, stream, matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
 }
 
 // Of a layer whose input is a GELU's output, inp = gelu(pre_gelu): dpre_gelu is the gradient of the GELU's input.
 static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
-                                 const floatX *inp, const floatX *pre_gelu, const floatX *weight, size_t R, size_t C, size_t OC,
-                                 int fused, cudaStream_t stream) {
+                                 const floatX *inp, const floatX *pre_gelu, const floatX *weight, size_t R, size_t C,
+                                 size_t OC, int fused, cudaStream_t stream) {
     if (fused) {
         linear_backward_params(dweight, dbias, partial, dout, inp, R, C, OC, stream);
-        PRODUCT("dinput, gelu", C, OC, 1, stream, matmul_gelu_backward(dpre_gelu, pre_gelu, dout, weight, FLOATX, R, C, OC, 0, 0, stream));
+        PRODUCT("dinput, gelu", C, OC, 1, stream,
+                matmul_gelu_backward(dpre_gelu, pre_gelu, dout, weight, FLOATX, R, C, OC, 0, 0, stream));
     } else {
         linear_backward(dpre_gelu, dweight, dbias, partial, dout, inp, weight, R, C, OC, stream);
         gelu_backward(dpre_gelu, pre_gelu, R * C, stream);
@@ -864,17 +902,16 @@ static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbi
 // Configuration.
 
 typedef struct GPT2Config {
-    size_t max_seq_len;             // maxT
-    size_t vocab_size;              // V
-    size_t padded_vocab_size;       // Vp: rows of wte; the rows from V on are zero and stay so
+    size_t max_seq_len;        // maxT
+    size_t vocab_size;         // V
+    size_t padded_vocab_size;  // Vp: rows of wte; the rows from V on are zero and stay so
     size_t num_layers, num_heads, channels;
 } GPT2Config;
 
-#define VOCAB_MULTIPLE 128          // a vocabulary is padded to a multiple of this
-#define MAX_HEAD_SIZE 256
+#define VOCAB_MULTIPLE 128  // a vocabulary is padded to a multiple of this
+#define MAX_HEAD_SIZE  256
 
-__attribute__((format(printf, 3, 4)))
-static int config_error(char *err, size_t err_bytes, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static int config_error(char *err, size_t err_bytes, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(err, err_bytes, format, args);
@@ -884,25 +921,29 @@ static int config_error(char *err, size_t err_bytes, const char *format, ...) {
 
 // 0 if the kernels can run this model; else -1, and err says what is wrong. Not collective.
 int gpt2_config_check(const GPT2Config *c, char *err, size_t err_bytes) {
-    const size_t limit = (size_t)1 << 24;       // of each size; keeps every index of a row in an int
+    const size_t limit = (size_t)1 << 24;  // of each size; keeps every index of a row in an int
     if (!c->max_seq_len || !c->vocab_size || !c->num_layers || !c->num_heads || !c->channels)
         return config_error(err, err_bytes, "a model needs at least 1 layer, head, channel, word and position");
     if (c->max_seq_len > limit || c->padded_vocab_size > limit || c->num_layers > limit || c->channels > limit)
         return config_error(err, err_bytes, "no size of a model may be above %zu", limit);
     if (c->channels % c->num_heads)
-        return config_error(err, err_bytes, "%zu channels cannot be divided among %zu heads: choose a multiple of the heads",
+        return config_error(err, err_bytes,
+                            "%zu channels cannot be divided among %zu heads: choose a multiple of the heads",
                             c->channels, c->num_heads);
     const size_t head_size = c->channels / c->num_heads;
     if (head_size % PACK || head_size > MAX_HEAD_SIZE)
-        return config_error(err, err_bytes, "%zu channels in %zu heads make heads of %zu: it must be a multiple of %d, at most %d",
+        return config_error(err, err_bytes,
+                            "%zu channels in %zu heads make heads of %zu: it must be a multiple of %d, at most %d",
                             c->channels, c->num_heads, head_size, PACK, MAX_HEAD_SIZE);
     if (c->padded_vocab_size % PACK || c->padded_vocab_size < c->vocab_size)
-        return config_error(err, err_bytes, "the padded vocabulary, %zu, must be a multiple of %d and at least the vocabulary, %zu",
+        return config_error(err, err_bytes,
+                            "the padded vocabulary, %zu, must be a multiple of %d and at least the vocabulary, %zu",
                             c->padded_vocab_size, PACK, c->vocab_size);
     return 0;
 }
 
-// The number after `prefix`, if s is the prefix and a number and nothing else up to a comma or the end; *rest is what follows it.
+// The number after `prefix`, if s is the prefix and a number and nothing else up to a comma or the end; *rest is what
+// follows it.
 static int parse_number(const char *s, const char *prefix, size_t *number, const char **rest) {
     const size_t n = strlen(prefix);
     if (strncmp(s, prefix, n) || s[n] < '0' || s[n] > '9') return 0;
@@ -918,8 +959,14 @@ static int parse_number(const char *s, const char *prefix, size_t *number, const
 
 // custom:l4,h4,c128,v256,t128, in any order.
 static int parse_custom(GPT2Config *c, const char *s) {
-    const struct { const char *prefix; size_t *number; } fields[] = {
-        {"l", &c->num_layers}, {"h", &c->num_heads}, {"c", &c->channels}, {"v", &c->vocab_size}, {"t", &c->max_seq_len}};
+    const struct {
+        const char *prefix;
+        size_t *number;
+    } fields[] = { { "l", &c->num_layers },
+                   { "h", &c->num_heads },
+                   { "c", &c->channels },
+                   { "v", &c->vocab_size },
+                   { "t", &c->max_seq_len } };
     const size_t num_fields = sizeof fields / sizeof fields[0];
     unsigned seen = 0;
     for (;;) {
@@ -933,33 +980,40 @@ static int parse_custom(GPT2Config *c, const char *s) {
     }
 }
 
-// "d12", "gpt2:d12", "gpt3:c768", "custom:l4,h4,c128,v256,t128" (layers, heads, channels, vocabulary, longest sequence).
-// Returns 0, or -1 with a message in err. Not collective.
+// "d12", "gpt2:d12", "gpt3:c768", "custom:l4,h4,c128,v256,t128" (layers, heads, channels, vocabulary, longest
+// sequence). Returns 0, or -1 with a message in err. Not collective.
 int gpt2_config_from_descriptor(GPT2Config *c, const char *descriptor, char *err, size_t err_bytes) {
-    static const struct { size_t depth, channels, heads; } gpt2[] = {
-        {6, 384, 6}, {12, 768, 12}, {24, 1024, 16}, {36, 1280, 20}, {48, 1600, 25}, {60, 1920, 30}, {72, 2880, 30}, {84, 3456, 36}};
-    static const struct { size_t channels, layers, head_size; } gpt3[] = {
-        {384, 6, 64}, {768, 12, 64}, {1024, 24, 64}, {1536, 24, 96}, {2048, 24, 128}, {2560, 32, 80}, {4096, 32, 128},
-        {5140, 40, 128}, {12288, 96, 128}};
+    static const struct {
+        size_t depth, channels, heads;
+    } gpt2[] = { { 6, 384, 6 },    { 12, 768, 12 },  { 24, 1024, 16 }, { 36, 1280, 20 },
+                 { 48, 1600, 25 }, { 60, 1920, 30 }, { 72, 2880, 30 }, { 84, 3456, 36 } };
+    static const struct {
+        size_t channels, layers, head_size;
+    } gpt3[] = { { 384, 6, 64 },   { 768, 12, 64 },   { 1024, 24, 64 },  { 1536, 24, 96 },  { 2048, 24, 128 },
+                 { 2560, 32, 80 }, { 4096, 32, 128 }, { 5140, 40, 128 }, { 12288, 96, 128 } };
     const char *rest = "";
     size_t size = 0;
     memset(c, 0, sizeof *c);
     if ((parse_number(descriptor, "d", &size, &rest) || parse_number(descriptor, "gpt2:d", &size, &rest)) && !*rest) {
         for (const auto &m : gpt2) {
-            if (m.depth == size) *c = GPT2Config{1024, 50257, 0, m.depth, m.heads, m.channels};
+            if (m.depth == size) *c = GPT2Config{ 1024, 50257, 0, m.depth, m.heads, m.channels };
         }
         if (!c->channels)
-            return config_error(err, err_bytes, "\"%s\": depths are 6 12 24 36 48 60 72 84; for others use custom:...", descriptor);
+            return config_error(err, err_bytes, "\"%s\": depths are 6 12 24 36 48 60 72 84; for others use custom:...",
+                                descriptor);
     } else if (parse_number(descriptor, "gpt3:c", &size, &rest) && !*rest) {
         for (const auto &m : gpt3) {
-            if (m.channels == size) *c = GPT2Config{2048, 50257, 0, m.layers, m.channels / m.head_size, m.channels};
+            if (m.channels == size) *c = GPT2Config{ 2048, 50257, 0, m.layers, m.channels / m.head_size, m.channels };
         }
         if (!c->channels)
-            return config_error(err, err_bytes, "\"%s\": channels are 384 768 1024 1536 2048 2560 4096 12288; for others use custom:...",
-                                descriptor);
+            return config_error(
+                err, err_bytes,
+                "\"%s\": channels are 384 768 1024 1536 2048 2560 4096 12288; for others use custom:...", descriptor);
     } else if (strncmp(descriptor, "custom:", 7) || !parse_custom(c, descriptor + 7)) {
-        return config_error(err, err_bytes, "\"%s\" describes no model: write d12, gpt2:d12, gpt3:c768 or "
-                            "custom:l4,h4,c128,v256,t128 (layers, heads, channels, vocabulary, longest sequence)", descriptor);
+        return config_error(err, err_bytes,
+                            "\"%s\" describes no model: write d12, gpt2:d12, gpt3:c768 or "
+                            "custom:l4,h4,c128,v256,t128 (layers, heads, channels, vocabulary, longest sequence)",
+                            descriptor);
     }
     c->padded_vocab_size = ceil_div(c->vocab_size, VOCAB_MULTIPLE) * VOCAB_MULTIPLE;
     char why[256];
@@ -983,15 +1037,25 @@ typedef struct TensorKind {
 static void embedding_kinds(const GPT2Config *c, TensorKind kinds[EMBEDDING_TENSORS]) {
     const size_t C = c->channels;
     const TensorKind k[EMBEDDING_TENSORS] = {
-        {"wte", c->padded_vocab_size * C, 1}, {"wpe", c->max_seq_len * C, 1}, {"lnfw", C, 0}, {"lnfb", C, 0}};
+        { "wte", c->padded_vocab_size * C, 1 }, { "wpe", c->max_seq_len * C, 1 }, { "lnfw", C, 0 }, { "lnfb", C, 0 }
+    };
     memcpy(kinds, k, sizeof k);
 }
 
 static void layer_kinds(const GPT2Config *c, TensorKind kinds[LAYER_TENSORS]) {
     const size_t C = c->channels;
-    const TensorKind k[LAYER_TENSORS] = {
-        {"ln1w", C, 0}, {"ln1b", C, 0}, {"qkvw", 3 * C * C, 1}, {"qkvb", 3 * C, 0}, {"attprojw", C * C, 1}, {"attprojb", C, 0},
-        {"ln2w", C, 0}, {"ln2b", C, 0}, {"fcw", 4 * C * C, 1}, {"fcb", 4 * C, 0}, {"fcprojw", 4 * C * C, 1}, {"fcprojb", C, 0}};
+    const TensorKind k[LAYER_TENSORS] = { { "ln1w", C, 0 },
+                                          { "ln1b", C, 0 },
+                                          { "qkvw", 3 * C * C, 1 },
+                                          { "qkvb", 3 * C, 0 },
+                                          { "attprojw", C * C, 1 },
+                                          { "attprojb", C, 0 },
+                                          { "ln2w", C, 0 },
+                                          { "ln2b", C, 0 },
+                                          { "fcw", 4 * C * C, 1 },
+                                          { "fcb", 4 * C, 0 },
+                                          { "fcprojw", 4 * C * C, 1 },
+                                          { "fcprojb", C, 0 } };
     memcpy(kinds, k, sizeof k);
 }
 
@@ -1003,19 +1067,20 @@ size_t gpt2_num_parameters(const GPT2Config *c) {
     return c->padded_vocab_size * C + c->max_seq_len * C + c->num_layers * (12 * C * C + 13 * C) + 2 * C;
 }
 
-// The units in the order in which a micro-batch acquires their parameters, to order (NULL: only count them). Returns their number.
+// The units in the order in which a micro-batch acquires their parameters, to order (NULL: only count them). Returns
+// their number.
 size_t gpt2_unit_order(const GPT2Config *c, size_t *order) {
     const size_t L = c->num_layers;
     for (size_t i = 0; order != NULL && i < L; i++) {
-        order[1 + i] = 1 + i;               // forward: encoder, the layers,
-        order[3 + L + i] = L - i;           // backward: head, the layers
+        order[1 + i] = 1 + i;      // forward: encoder, the layers,
+        order[3 + L + i] = L - i;  // backward: head, the layers
     }
-    if (order != NULL) order[0] = order[1 + L] = order[2 + L] = 0;      // unit 0: encoder, head; head
+    if (order != NULL) order[0] = order[1 + L] = order[2 + L] = 0;  // unit 0: encoder, head; head
     return 3 + 2 * L;
 }
 
-// Describes the tensors, unit by unit, to out[gpt2_num_tensors(c)]. `logical` is the place in llm.c's model file, where each
-// kind of layer tensor lies for all layers together, between the embeddings and the final layernorm.
+// Describes the tensors, unit by unit, to out[gpt2_num_tensors(c)]. `logical` is the place in llm.c's model file, where
+// each kind of layer tensor lies for all layers together, between the embeddings and the final layernorm.
 void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
     TensorKind embedding[EMBEDDING_TENSORS], layer[LAYER_TENSORS];
     embedding_kinds(c, embedding);
@@ -1023,14 +1088,14 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
     size_t logical = 0;
     for (size_t k = 0; k < EMBEDDING_TENSORS; k++) {
         if (k == LNFW) logical = gpt2_num_parameters(c) - 2 * c->channels;
-        out[k] = zero_tensor{embedding[k].name, embedding[k].numel, 0, logical, embedding[k].decay};
+        out[k] = zero_tensor{ embedding[k].name, embedding[k].numel, 0, logical, embedding[k].decay };
         logical += embedding[k].numel;
     }
     logical = embedding[WTE].numel + embedding[WPE].numel;
     for (size_t k = 0; k < LAYER_TENSORS; k++) {
         for (size_t l = 0; l < c->num_layers; l++) {
             zero_tensor *t = &out[EMBEDDING_TENSORS + l * LAYER_TENSORS + k];
-            *t = zero_tensor{layer[k].name, layer[k].numel, 1 + l, logical, layer[k].decay};
+            *t = zero_tensor{ layer[k].name, layer[k].numel, 1 + l, logical, layer[k].decay };
             logical += layer[k].numel;
         }
     }
@@ -1039,8 +1104,9 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The model.
 
-// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at element
-// tensor_offset[t] of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider ends the job itself.
+// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at
+// element tensor_offset[t] of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider
+// ends the job itself.
 typedef struct GPT2Units {
     void *ctx;
     void *(*acquire_params)(void *ctx, size_t unit);
@@ -1049,49 +1115,52 @@ typedef struct GPT2Units {
     void (*release_grads)(void *ctx, size_t unit);
 } GPT2Units;
 
-// All in one allocation. X: floatX, or, to ask about another build, its type. What exists per layer begins with layer 0's; strides are those of the largest R.
+// All in one allocation. X: floatX, or, to ask about another build, its type. What exists per layer begins with layer
+// 0's; strides are those of the largest R.
 template <class X> struct ActivationsOf {
-    X *residual;                    // [L + 1, R, C]: the input of each layer, and the output of the last
-    X *normed;                      // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all if recomputed
-    X *qkv, *atty;                  // [L, R, 3C], [L, R, C]
-    X *attended;                    // [L, R, C]: residual stream after the attention
-    X *fch, *fch_gelu;              // [L, R, 4C], before and after GELU; one slot of the second if recomputed
-    X *logits;                      // [R, Vp], then their gradients
-    float *mean, *rstd;             // [2 L + 1, R], as normed
-    float *lse;                     // [L, B, NH, T]
-    float *losses;                  // [R]
-    X *dresidual;                   // [R, C]
-    X *dnarrow;                     // [R, C]: the gradient of a layernorm's output, or of atty
-    X *dwide;                       // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
-    char *attention_scratch;        // attention's own, see there
-    float *partial;                 // [max_chunks(R), 4C]: sums over rows
-    int *inputs, *targets;          // [R]
-    TokenRows rows;                 // of inputs, for the encoder's backward
+    X *residual;              // [L + 1, R, C]: the input of each layer, and the output of the last
+    X *normed;                // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all
+                              // if recomputed
+    X *qkv, *atty;            // [L, R, 3C], [L, R, C]
+    X *attended;              // [L, R, C]: residual stream after the attention
+    X *fch, *fch_gelu;        // [L, R, 4C], before and after GELU; one slot of the second if recomputed
+    X *logits;                // [R, Vp], then their gradients
+    float *mean, *rstd;       // [2 L + 1, R], as normed
+    float *lse;               // [L, B, NH, T]
+    float *losses;            // [R]
+    X *dresidual;             // [R, C]
+    X *dnarrow;               // [R, C]: the gradient of a layernorm's output, or of atty
+    X *dwide;                 // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
+    char *attention_scratch;  // attention's own, see there
+    float *partial;           // [max_chunks(R), 4C]: sums over rows
+    int *inputs, *targets;    // [R]
+    TokenRows rows;           // of inputs, for the encoder's backward
 };
 typedef ActivationsOf<floatX> Activations;
 
 typedef struct GPT2 {
     GPT2Config config;
-    size_t B, T;                    // of the last forward
-    size_t max_B, max_T;            // of gpt2_create
+    size_t B, T;          // of the last forward
+    size_t max_B, max_T;  // of gpt2_create
     int recompute;
-    int gelu_fusion;                // GELU is done by the matrix product: 0 never (gpt2_create's choice), 1 forward, 2 and backward
+    int gelu_fusion;  // GELU is done by the matrix product: 0 never (gpt2_create's choice), 1 forward, 2
+                      // and backward
     GPT2Units units;
     zero_mesh mesh;
     zero_memory *memory;
     cudaStream_t stream;
-    size_t first_layer, last_layer;                     // [first, last) of this stage of the pipeline
-    size_t embedding_offset[EMBEDDING_TENSORS];         // of the tensors in unit 0, in elements
-    size_t layer_offset[LAYER_TENSORS];                 // of the tensors in a layer's unit
+    size_t first_layer, last_layer;              // [first, last) of this stage of the pipeline
+    size_t embedding_offset[EMBEDDING_TENSORS];  // of the tensors in unit 0, in elements
+    size_t layer_offset[LAYER_TENSORS];          // of the tensors in a layer's unit
     Activations acts;
-    void *arena;                    // where acts point to
+    void *arena;  // where acts point to
     size_t arena_bytes;
-    floatX *logits;                 // [B * T, Vp], device; after a forward with train they are gradients
-    float *host_losses;             // [R], pinned
-    int *host_tokens;               // [5 R + 1], pinned: inputs, targets, TokenRows, on their way to the device
-    cudaEvent_t uploaded;           // they have arrived
-    int *host_counts;               // [V + 1]
-    size_t distinct;                // tokens in the last inputs
+    floatX *logits;        // [B * T, Vp], device; after a forward with train they are gradients
+    float *host_losses;    // [R], pinned
+    int *host_tokens;      // [5 R + 1], pinned: inputs, targets, TokenRows, on their way to the device
+    cudaEvent_t uploaded;  // they have arrived
+    int *host_counts;      // [V + 1]
+    size_t distinct;       // tokens in the last inputs
 } GPT2;
 
 // Takes count elements from the arena, or, with arena NULL, only counts their bytes. 256: CUDA's own alignment.
@@ -1102,7 +1171,8 @@ template <class T> static void take(T **ptr, size_t count, void *arena, size_t *
 
 // Lays the activations out in the arena and returns its bytes.
 template <class X>
-static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t B, size_t T, int recompute, void *arena) {
+static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t B, size_t T, int recompute,
+                                void *arena) {
     const size_t R = B * T, L = c->num_layers, C = c->channels, norms = 2 * L + 1;
     size_t used = 0;
     take(&a->residual, (L + 1) * R * C, arena, &used);
@@ -1131,7 +1201,8 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
 }
 
 // What gpt2_create books under ZERO_MEM_ACTIVATIONS, in a build of that precision.
-size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, enum zero_dtype precision = FLOATX) {
+size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute,
+                             enum zero_dtype precision = FLOATX) {
     ActivationsOf<bf16> half;
     ActivationsOf<float> single;
     if (precision == ZERO_BF16) return place_activations(&half, c, B, T, recompute, NULL);
@@ -1172,19 +1243,20 @@ static void *pinned(size_t bytes) {
     return NULL;
 }
 
-// For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2 layernorms
-// too; the results are the same bits. (On a GPU with gelu_fusion they are not: its forward takes the GELU of a sum that is not yet
-// rounded.) units and mesh are copied; memory must outlive the model. All work is queued on stream.
-// Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
-int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units, const zero_mesh *mesh,
-                zero_memory *memory, cudaStream_t stream, char *err, size_t err_bytes) {
+// For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2
+// layernorms too; the results are the same bits. (On a GPU with gelu_fusion they are not: its forward takes the GELU of
+// a sum that is not yet rounded.) units and mesh are copied; memory must outlive the model. All work is queued on
+// stream. Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
+int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units,
+                const zero_mesh *mesh, zero_memory *memory, cudaStream_t stream, char *err, size_t err_bytes) {
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
     if (!B || !T || B > (1u << 30) / T)
         return config_error(err, err_bytes, "-b %zu -t %zu: both must be at least 1, their product at most 2^30", B, T);
     if (T > c->max_seq_len)
-        return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T, c->max_seq_len);
+        return config_error(err, err_bytes, "-t %zu: the model has only %zu positions; use a smaller -t", T,
+                            c->max_seq_len);
     if (recompute < 0 || recompute > 2)
         return config_error(err, err_bytes, "-r %d: must be 0, 1 (GELU) or 2 (GELU and layernorms)", recompute);
     if constexpr (ATTENTION_CUDNN) {
@@ -1213,7 +1285,8 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
         const double mib = (double)m->arena_bytes / (1 << 20);
         gpt2_destroy(m);
-        return config_error(err, err_bytes, "no memory for %.0f MiB of activations: use a smaller -b or -t, or -r 2", mib);
+        return config_error(err, err_bytes, "no memory for %.0f MiB of activations: use a smaller -b or -t, or -r 2",
+                            mib);
     }
     place_activations(&m->acts, c, B, T, recompute, m->arena);
     m->logits = m->acts.logits;
@@ -1260,7 +1333,7 @@ static FinalActivations final_activations(const GPT2 *m) {
     const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = m->config.num_layers;
     const Activations *a = &m->acts;
     floatX *out = a->normed + (m->recompute < 2 ? 2 * L * RC : 0);
-    return FinalActivations{a->residual + L * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R};
+    return FinalActivations{ a->residual + L * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R };
 }
 
 static floatX *acquire_params(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_params(m->units.ctx, unit); }
@@ -1271,7 +1344,8 @@ static void release_grads(GPT2 *m, size_t unit) { m->units.release_grads(m->unit
 static void check_tokens(const GPT2 *m, const int *tokens, size_t n, const char *what) {
     for (size_t i = 0; i < n; i++) {
         if (tokens[i] < 0 || (size_t)tokens[i] >= m->config.vocab_size)
-            fatal(__FILE__, __LINE__, "%s: token %d is not in the vocabulary of %zu: are the data files for another model?", what,
+            fatal(__FILE__, __LINE__,
+                  "%s: token %d is not in the vocabulary of %zu: are the data files for another model?", what,
                   tokens[i], m->config.vocab_size);
     }
 }
@@ -1316,7 +1390,7 @@ static void layer_forward(GPT2 *m, size_t l) {
     const size_t *offset = m->layer_offset;
     const LayerActivations x = layer_activations(m, l);
     cudaStream_t s = m->stream;
-    floatX *branch = m->acts.dnarrow;       // free until the backward
+    floatX *branch = m->acts.dnarrow;  // free until the backward
     const floatX *p = acquire_params(m, 1 + l);
 
     layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
@@ -1329,29 +1403,31 @@ static void layer_forward(GPT2 *m, size_t l) {
 
     layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
     zeroCheck(zero_tp_copy(&m->mesh, x.ln2, FLOATX, R * C, s));
-    linear_gelu_forward(x.fch_gelu, x.fch, x.ln2, p + offset[FCW], p + offset[FCB], R, C, 4 * C, m->gelu_fusion >= 1, s);
+    linear_gelu_forward(x.fch_gelu, x.fch, x.ln2, p + offset[FCW], p + offset[FCB], R, C, 4 * C, m->gelu_fusion >= 1,
+                        s);
     linear_forward(branch, x.fch_gelu, p + offset[FCPROJW], bias_once(m, p + offset[FCPROJB]), R, 4 * C, C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
     residual(x.out, x.attended, branch, R * C, s);
     release_params(m, 1 + l);
 }
 
-// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share the units
-// must call. targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are computed, for
-// gpt2_loss; and if train, the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow.
+// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share
+// the units must call. targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are
+// computed, for gpt2_loss; and if train, the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward
+// may follow.
 void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
     const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = B * T;
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
     if (!B || !T || B > m->max_B || T > m->max_T || (train && !targets))
-        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T, train,
-              m->max_B, m->max_T);
+        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T,
+              train, m->max_B, m->max_T);
     check_tokens(m, inputs, R, "inputs");
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
     m->T = T;
-    cudaCheck(cudaEventSynchronize(m->uploaded));       // the last micro-batch's have left: it has begun
+    cudaCheck(cudaEventSynchronize(m->uploaded));  // the last micro-batch's have left: it has begun
     upload_tokens(m, a->inputs, inputs, m->host_tokens);
     if (targets) upload_tokens(m, a->targets, targets, m->host_tokens + R);
     if (train) upload_token_rows(m, inputs);
@@ -1373,7 +1449,8 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
 
     zero_range_begin("head", 0);
     p = acquire_params(m, 0);
-    layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C, s);
+    layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C,
+                      s);
     linear_forward(m->logits, f.out, p + m->embedding_offset[WTE], NULL, R, C, Vp, s);
     release_params(m, 0);
     if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
@@ -1417,17 +1494,19 @@ static void layer_backward(GPT2 *m, size_t l) {
                          p + offset[FCPROJW], R, 4 * C, C, m->gelu_fusion >= 2, s);
     if (m->recompute >= 2)
         layernorm_forward(x.ln2, x.ln2_mean, x.ln2_rstd, x.attended, p + offset[LN2W], p + offset[LN2B], R, C, s);
-    linear_backward(dnarrow, g + offset[FCW], g + offset[FCB], a->partial, dwide, x.ln2, p + offset[FCW], R, C, 4 * C, s);
+    linear_backward(dnarrow, g + offset[FCW], g + offset[FCB], a->partial, dwide, x.ln2, p + offset[FCW], R, C, 4 * C,
+                    s);
     zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
     layernorm_backward(dresidual, g + offset[LN2W], g + offset[LN2B], a->partial, dnarrow, x.attended, p + offset[LN2W],
                        x.ln2_mean, x.ln2_rstd, R, C, s);
 
-    linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty, p + offset[ATTPROJW], R,
-                    C, C, s);
+    linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty,
+                    p + offset[ATTPROJW], R, C, C, s);
     attention_backward(dwide, a->attention_scratch, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
     if (m->recompute >= 2)
         layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
-    linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C, 3 * C, s);
+    linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C,
+                    3 * C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
     layernorm_backward(dresidual, g + offset[LN1W], g + offset[LN1B], a->partial, dnarrow, x.residual, p + offset[LN1W],
                        x.ln1_mean, x.ln1_rstd, R, C, s);
@@ -1435,8 +1514,8 @@ static void layer_backward(GPT2 *m, size_t l) {
     release_params(m, 1 + l);
 }
 
-// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so the
-// gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call.
+// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so
+// the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call.
 void gpt2_backward(GPT2 *m) {
     const size_t B = m->B, T = m->T, C = m->config.channels, R = B * T;
     const size_t *offset = m->embedding_offset;
@@ -1450,8 +1529,8 @@ void gpt2_backward(GPT2 *m) {
     linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C,
                     m->config.padded_vocab_size, s);
     cudaCheck(cudaMemsetAsync(a->dresidual, 0, R * C * sizeof(floatX), s));
-    layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp, p + offset[LNFW], f.mean,
-                       f.rstd, R, C, s);
+    layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp,
+                       p + offset[LNFW], f.mean, f.rstd, R, C, s);
     release_params(m, 0);
     zero_range_end();
 
@@ -1472,9 +1551,9 @@ void gpt2_backward(GPT2 *m) {
 // =====================================================================================================================
 // The model ends here; what follows trains it.
 // ---------------------------------------------------------------------------------------------------------------------
-// The training run. From here on everything is about ranks, files and the command line. All ranks execute the same calls in
-// the same order, with the same numbers to decide on: what is measured on one rank (a loss, an error) is gathered before
-// anybody acts on it. Only rank 0 prints.
+// The training run. From here on everything is about ranks, files and the command line. All ranks execute the same
+// calls in the same order, with the same numbers to decide on: what is measured on one rank (a loss, an error) is
+// gathered before anybody acts on it. Only rank 0 prints.
 
 #ifndef TESTING
 #include <errno.h>
@@ -1484,58 +1563,59 @@ void gpt2_backward(GPT2 *m) {
 #include <time.h>
 #include <unistd.h>
 
-#include "data/dataloader.h"    // micro-batches by their number
-#include "data/random.h"        // initial weights, sampling
-#include "data/tokenizer.h"     // tokens to text
-#include "gpt2/model_file.h"          // llm.c's model files
-#include "trainer/options.h"            // the command line
-#include "trainer/planner.h"               // what a run would need
+#include "data/dataloader.h"           // micro-batches by their number
+#include "data/random.h"               // initial weights, sampling
+#include "data/tokenizer.h"            // tokens to text
+#include "gpt2/model_file.h"           // llm.c's model files
+#include "trainer/options.h"           // the command line
+#include "trainer/planner.h"           // what a run would need
 #include "device/process.h"            // the memory of the process
-#include "trainer/log.h"           // learning rate, z-scores, the step line, main.log
-#include "zero/comm/mpi/comm_mpi.h"          // the transport
-#include "zero/comm/nccl/comm_nccl.h"         // another one, for GPUs
-#include "zero/zero.h"              // the engine
+#include "trainer/log.h"               // learning rate, z-scores, the step line, main.log
+#include "zero/comm/mpi/comm_mpi.h"    // the transport
+#include "zero/comm/nccl/comm_nccl.h"  // another one, for GPUs
+#include "zero/zero.h"                 // the engine
 
 #define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
-#define BUILTIN_TEXT "dev/data/text/default.txt"
-#define LLMC_MODEL (FLOATX == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin")
-#define LLMC_TRAIN "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
-#define LLMC_VAL "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+#define BUILTIN_TEXT  "dev/data/text/default.txt"
+#define LLMC_MODEL    (FLOATX == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin")
+#define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
 #define SAMPLING_SEED 1337
-#define ERR_BYTES 5120              // a message with a path in it
-#define MAX_ROWS 24                 // of a report
+#define ERR_BYTES     5120  // a message with a path in it
+#define MAX_ROWS      24    // of a report
 
 typedef struct Run {
     Options options;
-    int rank, ranks, local_rank, local_ranks;       // "local": on this host
-    int gpus;                                       // different ones, of all ranks
-    int sharers;                                    // ranks that use this rank's GPU, this one included
-    size_t process_start;                           // bytes that the process took before the model
+    int rank, ranks, local_rank, local_ranks;  // "local": on this host
+    int gpus;                                  // different ones, of all ranks
+    int sharers;                               // ranks that use this rank's GPU, this one included
+    size_t process_start;                      // bytes that the process took before the model
     cudaDeviceProp device;
     cudaStream_t stream;
-    Profile *profile;                               // --profile, rank 0
+    Profile *profile;  // --profile, rank 0
     GPT2Config config;
     zero_tensor *tensors;
-    ModelFile file;                                 // that the model comes from; fd -1: random weights
-    char choice[512];                               // which defaults were chosen, and why
+    ModelFile file;    // that the model comes from; fd -1: random weights
+    char choice[512];  // which defaults were chosen, and why
 
     zero_mesh mesh;
     zero_memory memory;
-    char transport_note[64];                        // why it is not NCCL
-    zero_comm *comm;                                // all ranks
-    zero_comm *shard_comm, *replica_comm;           // those that shard among them; those of other groups with the same shard
+    char transport_note[64];               // why it is not NCCL
+    zero_comm *comm;                       // all ranks
+    zero_comm *shard_comm, *replica_comm;  // those that shard among them; those of other groups with the same
+                                           // shard
     zero *z;
     GPT2 model;
-    Loader *train, *val;                            // val NULL: no validation
-    Tokenizer *tokenizer;                           // NULL: numbers are printed
+    Loader *train, *val;   // val NULL: no validation
+    Tokenizer *tokenizer;  // NULL: numbers are printed
 
-    size_t B, T, G, M, steps;                       // M = G * ranks micro-batches in a step
-    int *inputs, *targets;                          // B * T each
-    float *host_losses;                             // G * B * T, pinned: of this rank's micro-batches in a step
-    double *losses, *all_losses;                    // their means: of this rank, of all
+    size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
+    int *inputs, *targets;        // B * T each
+    float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
+    double *losses, *all_losses;  // their means: of this rank, of all
     Outliers loss_outliers, norm_outliers;
     TrainLog log;
-    zero_row wire[MAX_ROWS];                        // of the last step that was taken
+    zero_row wire[MAX_ROWS];  // of the last step that was taken
     size_t wire_rows;
 } Run;
 
@@ -1545,11 +1625,11 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Ends all ranks. Whether all have the fault turns out when they meet here: for a second each waits for the others. If all come, rank 0
-// tells it, once, and the job ends in good order. Otherwise not all have it, or somebody is dead or stopped: whoever is here says
-// so and aborts the rest, the lowest rank first, so that the others are gone before they repeat it.
-__attribute__((format(printf, 1, 2), noreturn))
-static void die(const char *format, ...) {
+// Ends all ranks. Whether all have the fault turns out when they meet here: for a second each waits for the others. If
+// all come, rank 0 tells it, once, and the job ends in good order. Otherwise not all have it, or somebody is dead or
+// stopped: whoever is here says so and aborts the rest, the lowest rank first, so that the others are gone before they
+// repeat it.
+__attribute__((format(printf, 1, 2), noreturn)) static void die(const char *format, ...) {
     const int rank = launch()->rank;
     char message[ERR_BYTES];
     va_list args;
@@ -1558,17 +1638,20 @@ static void die(const char *format, ...) {
     va_end(args);
     fflush(stdout);
 
-    char missing[1200];         // NCCL does not know who keeps it waiting
+    char missing[1200];  // NCCL does not know who keeps it waiting
     const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
     const char *asked = missing[0] != '\0' ? "; asked who is left: " : "";
-    if (rank == 0) fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
-    else if (!together && strncmp(message, "rank ", 5) == 0) fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
-    else if (!together) fprintf(stderr, "error: rank %d: %s%s%s\n", rank, message, asked, missing);
+    if (rank == 0)
+        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
+    else if (!together && strncmp(message, "rank ", 5) == 0)
+        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
+    else if (!together)
+        fprintf(stderr, "error: rank %d: %s%s%s\n", rank, message, asked, missing);
     fflush(stderr);
     if (!together) launch_abort();
     launch_end();
     fflush(NULL);
-    _exit(EXIT_FAILURE);       // not exit: a transport's watchdog may still use what a library's destructor takes away
+    _exit(EXIT_FAILURE);  // not exit: a transport's watchdog may still use what a library's destructor takes away
 }
 
 static void must(const Run *r, int status, const char *doing) {
@@ -1583,7 +1666,9 @@ static void gather(const Run *r, const void *mine, size_t bytes, void *all) {
 
 static void *allocate(size_t bytes) {
     void *p = calloc(1, bytes);
-    if (p == NULL) die("the host's memory is exhausted: %zu bytes were wanted: use fewer ranks on this host, or smaller -b or -t", bytes);
+    if (p == NULL)
+        die("the host's memory is exhausted: %zu bytes were wanted: use fewer ranks on this host, or smaller -b or -t",
+            bytes);
     return p;
 }
 
@@ -1599,8 +1684,7 @@ static void agree(const Run *r, const char *err, const char *remove) {
     free(all);
 }
 
-__attribute__((format(printf, 2, 3)))
-static void say(const Run *r, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void say(const Run *r, const char *format, ...) {
     if (r->rank != 0) return;
     va_list args;
     va_start(args, format);
@@ -1613,8 +1697,10 @@ static void say(const Run *r, const char *format, ...) {
 
 static void time_engine(void *ctx, const char *work, int begin, cudaStream_t on) {
     (void)ctx;
-    if (begin) profile_begin(profile, work, on);
-    else profile_end(profile);
+    if (begin)
+        profile_begin(profile, work, on);
+    else
+        profile_end(profile);
 }
 
 static void *unit_params(void *ctx, size_t unit) {
@@ -1649,18 +1735,19 @@ static void unit_grads_done(void *ctx, size_t unit) {
 typedef struct Init {
     const Run *run;
     Mt19937 generator;
-    size_t next;                    // the first tensor whose numbers are not behind the generator
+    size_t next;  // the first tensor whose numbers are not behind the generator
 } Init;
 
 // Numbers that are drawn for a tensor, and their deviation. The names of tensors, in order, are in gpt2_tensors.
 static size_t init_draws(const Run *r, size_t tensor, float *std) {
-    static const char *const NORMAL[] = {"wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw"};
+    static const char *const NORMAL[] = { "wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw" };
     const char *name = r->tensors[tensor].name;
     const int residual = !strcmp(name, "attprojw") || !strcmp(name, "fcprojw");
     *std = residual ? 0.02f * (1.0f / sqrtf(2.0f * (float)r->config.num_layers)) : 0.02f;
     for (size_t i = 0; i < sizeof NORMAL / sizeof NORMAL[0]; i++) {
         // the rows that pad the vocabulary are zero
-        if (!strcmp(name, NORMAL[i])) return i == 0 ? r->config.vocab_size * r->config.channels : r->tensors[tensor].numel;
+        if (!strcmp(name, NORMAL[i]))
+            return i == 0 ? r->config.vocab_size * r->config.channels : r->tensors[tensor].numel;
     }
     return 0;
 }
@@ -1678,7 +1765,7 @@ static int init_fill(void *ctx, size_t tensor, size_t begin, size_t count, float
     const int is_scale = !strcmp(name, "ln1w") || !strcmp(name, "ln2w") || !strcmp(name, "lnfw");
     const size_t drawn = begin < draws ? (count < draws - begin ? count : draws - begin) : 0;
     if (drawn > 0) {
-        Mt19937 copy = s->generator;        // another range of this tensor may be asked for
+        Mt19937 copy = s->generator;  // another range of this tensor may be asked for
         mt_normal(&copy, out, begin, drawn, draws, 0, std);
     }
     for (size_t i = drawn; i < count; i++) out[i] = is_scale ? 1.0f : 0.0f;
@@ -1733,14 +1820,15 @@ static void write_model(const Run *r, size_t step) {
     access.file = &file;
 
     if (r->rank == 0) {
-        const ModelShape shape = {r->config.max_seq_len, r->config.vocab_size, r->config.num_layers, r->config.num_heads,
-                                  r->config.channels, r->config.padded_vocab_size};
+        const ModelShape shape = { r->config.max_seq_len, r->config.vocab_size, r->config.num_layers,
+                                   r->config.num_heads,   r->config.channels,   r->config.padded_vocab_size };
         modelfile_create(temporary, &shape, FLOATX == ZERO_BF16, access.err, sizeof access.err);
     }
     agree(r, access.err, NULL);
     if (modelfile_begin(&file, temporary, access.err, sizeof access.err) == 0) {
         const int status = zero_visit(r->z, ZERO_STATE_PARAMS, file_visit, &access);
-        if (status != ZERO_OK && access.err[0] == '\0') snprintf(access.err, sizeof access.err, "%s: %s", path, zero_error(r->z));
+        if (status != ZERO_OK && access.err[0] == '\0')
+            snprintf(access.err, sizeof access.err, "%s: %s", path, zero_error(r->z));
         if (access.err[0] == '\0') modelfile_finish(&file, access.err, sizeof access.err);
         modelfile_close(&file);
     }
@@ -1752,12 +1840,13 @@ static void write_model(const Run *r, size_t step) {
     const size_t every = (size_t)o->checkpoint_every;
     const size_t keep = (size_t)o->checkpoints_keep;
     const size_t major = (size_t)o->major_checkpoint_every;
-    const size_t last = step > 0 ? (step - 1) / every * every : 0;     // the model before this one
+    const size_t last = step > 0 ? (step - 1) / every * every : 0;  // the model before this one
     if (keep == 0 || last <= (keep - 1) * every) return;
     const size_t old = last - (keep - 1) * every;
     if (r->rank != 0 || (major > 0 && old % major == 0)) return;
     snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, old);
-    if (unlink(path) != 0 && errno != ENOENT) fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
+    if (unlink(path) != 0 && errno != ENOENT)
+        fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1800,18 +1889,22 @@ static void choose_model_and_data(Run *r) {
         const int llmc = llmc_data && r->config.vocab_size >= 50257;
         o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
         o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan) die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the directory of the Makefile", BUILTIN_TEXT);
+        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan)
+            die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the "
+                "directory of the Makefile",
+                BUILTIN_TEXT);
     }
     if (o->val_files == NULL) o->val_files = o->train_files;
     if (no_model || (no_data && !o->plan)) {
         const int llmc = !strcmp(o->model, LLMC_MODEL) || !strcmp(o->train_files, LLMC_TRAIN);
-        snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)", no_model ? "-e " : "",
-                 no_model ? o->model : "", no_model && no_data ? " and " : "", no_data ? "-i " : "", no_data ? o->train_files : "",
+        snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)",
+                 no_model ? "-e " : "", no_model ? o->model : "", no_model && no_data ? " and " : "",
+                 no_data ? "-i " : "", no_data ? o->train_files : "",
                  llmc ? "are here" : "are not here, or do not fit");
     }
 
-    // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4 and 8 ranks
-    // compute the same bits.
+    // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4
+    // and 8 ranks compute the same bits.
     if (no_model && !strcmp(o->model, BUILTIN_MODEL)) {
         const size_t total = 8 * r->config.max_seq_len;
         set_number(o, "b", 1);
@@ -1825,9 +1918,11 @@ static void choose_model_and_data(Run *r) {
         set_number(o, "s", 1000000);
         set_number(o, "g", 256);
         const size_t length = strlen(r->choice);
-        snprintf(r->choice + length, sizeof r->choice - length, "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %lld -x %lld -v %lld -g %lld",
-                 (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->lr, o->final_lr_fraction, (long long)o->warmup,
-                 (long long)o->max_steps, (long long)o->val_every, (long long)o->sample_tokens);
+        snprintf(r->choice + length, sizeof r->choice - length,
+                 "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %lld -x %lld -v %lld -g %lld",
+                 (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->lr,
+                 o->final_lr_fraction, (long long)o->warmup, (long long)o->max_steps, (long long)o->val_every,
+                 (long long)o->sample_tokens);
     }
     if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
 }
@@ -1848,7 +1943,8 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
     char err[512];
     if (loader_open(&loader, &c, err) != 0) die("%s", err);
     if (loader_info(loader).is_text && c.vocab < 256) {
-        die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)", files, c.vocab);
+        die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)",
+            files, c.vocab);
     }
     return loader;
 }
@@ -1857,24 +1953,27 @@ static void open_data(Run *r) {
     const Options *o = &r->options;
     r->train = open_loader(r, o->train_files, 0);
     if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
-    if (o->val_every == 0) {                        // a wrong -j is a mistake also where it is not used
+    if (o->val_every == 0) {  // a wrong -j is a mistake also where it is not used
         loader_close(r->val);
         r->val = NULL;
     }
     const size_t epoch = loader_num_samples(r->train) / r->M;
     r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
     if (o->profile > 0 && (size_t)o->profile >= r->steps) {
-        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more", (long long)o->profile, r->steps,
-            (long long)o->profile + 1);
+        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more",
+            (long long)o->profile, r->steps, (long long)o->profile + 1);
     }
     if (r->steps == 0 && o->max_steps < 0) {
-        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of steps with -x",
+        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of "
+            "steps with -x",
             o->train_files, loader_num_samples(r->train), r->M);
     }
 
     const int text = loader_info(r->train).is_text;
     char err[512];
-    if ((text || exists("gpt2_tokenizer.bin")) && tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0) die("%s", err);
+    if ((text || exists("gpt2_tokenizer.bin")) &&
+        tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0)
+        die("%s", err);
 }
 
 // GPUs are told apart by their ids, not by their numbers: a scheduler may show each rank one GPU only, number 0.
@@ -1883,7 +1982,8 @@ static void count_gpus(Run *r) {
     zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
     if (boot == NULL) die("%s", err);
     cudaUUID_t *all = (cudaUUID_t *)allocate((size_t)r->ranks * sizeof *all);
-    if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
+    if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK)
+        die("%s", zero_bootstrap_error(boot));
     for (int i = 0; i < r->ranks; i++) {
         int first = 0;
         while (memcmp(&all[first], &all[i], sizeof *all) != 0) first++;
@@ -1893,13 +1993,15 @@ static void count_gpus(Run *r) {
     free(all);
 }
 
-// Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among them.
+// Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among
+// them.
 static void choose_device(Run *r) {
     char err[ERR_BYTES];
     int devices = 0;
     const cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices < 1) {
-        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu", cudaGetErrorString(error));
+        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu",
+            cudaGetErrorString(error));
     }
     if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
     r->local_rank = launch()->local_rank;
@@ -1920,27 +2022,59 @@ static void choose_device(Run *r) {
 static const struct {
     enum zero_master kind;
     const char *name;
-} MASTER_WEIGHTS[] = {{ZERO_MASTER_NONE, "BF16, no master weights, rounding by chance"},
-                      {ZERO_MASTER_FP32, "BF16, fp32 master weights"},
-                      {ZERO_MASTER_SPLIT, "BF16, fp32 master weights in two halves"}};
+} MASTER_WEIGHTS[] = { { ZERO_MASTER_NONE, "BF16, no master weights, rounding by chance" },
+                       { ZERO_MASTER_FP32, "BF16, fp32 master weights" },
+                       { ZERO_MASTER_SPLIT, "BF16, fp32 master weights in two halves" } };
 
-// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each other for ever, or train a
-// mixture.
+// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each
+// other for ever, or train a mixture.
 static void check_same_run(const Run *r) {
     const Options *o = &r->options;
     const GPT2Config *c = &r->config;
-    const double mine[] = {(double)r->B, (double)r->T, (double)r->G, (double)r->steps, (double)loader_num_samples(r->train),
-                           r->val != NULL ? (double)loader_num_samples(r->val) : 0, (double)c->max_seq_len, (double)c->vocab_size,
-                           (double)c->num_layers, (double)c->num_heads, (double)c->channels, (double)o->stage, (double)o->seed, o->lr,
-                           (double)o->lr_schedule, (double)o->warmup, o->final_lr_fraction, o->weight_decay, o->beta1, o->beta2, o->eps,
-                           o->grad_clip, o->skip_loss_z, o->skip_norm_z, (double)o->shuffle, (double)o->overfit, (double)o->val_every,
-                           (double)o->val_batches, (double)o->sample_every, (double)o->sample_tokens, (double)o->checkpoint_every, (double)o->master_weights,
-                           (double)o->prefetch, (double)o->reduce, (double)o->debug, (double)o->hash, (double)(r->file.fd != -1)};
+    const double mine[] = { (double)r->B,
+                            (double)r->T,
+                            (double)r->G,
+                            (double)r->steps,
+                            (double)loader_num_samples(r->train),
+                            r->val != NULL ? (double)loader_num_samples(r->val) : 0,
+                            (double)c->max_seq_len,
+                            (double)c->vocab_size,
+                            (double)c->num_layers,
+                            (double)c->num_heads,
+                            (double)c->channels,
+                            (double)o->stage,
+                            (double)o->seed,
+                            o->lr,
+                            (double)o->lr_schedule,
+                            (double)o->warmup,
+                            o->final_lr_fraction,
+                            o->weight_decay,
+                            o->beta1,
+                            o->beta2,
+                            o->eps,
+                            o->grad_clip,
+                            o->skip_loss_z,
+                            o->skip_norm_z,
+                            (double)o->shuffle,
+                            (double)o->overfit,
+                            (double)o->val_every,
+                            (double)o->val_batches,
+                            (double)o->sample_every,
+                            (double)o->sample_tokens,
+                            (double)o->checkpoint_every,
+                            (double)o->master_weights,
+                            (double)o->prefetch,
+                            (double)o->reduce,
+                            (double)o->debug,
+                            (double)o->hash,
+                            (double)(r->file.fd != -1) };
     char *all = (char *)allocate((size_t)r->ranks * sizeof mine);
     gather(r, mine, sizeof mine, all);
     for (int i = 1; i < r->ranks; i++) {
         if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
-            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the same on all hosts?", i);
+            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the "
+                "same on all hosts?",
+                i);
         }
     }
     free(all);
@@ -1949,21 +2083,25 @@ static void check_same_run(const Run *r) {
 // NCCL wants a GPU for each rank. All ranks must come to the same answer, and the table at the start says it.
 static int use_nccl(Run *r, zero_bootstrap *boot) {
     if (r->options.transport != OPTION_TRANSPORT_AUTO) return r->options.transport == OPTION_TRANSPORT_NCCL;
-    if (!launch()->mpi) return 1;       // nobody else could carry anything
+    if (!launch()->mpi) return 1;  // nobody else could carry anything
 #ifdef CUDA_ON_CPU
     (void)boot;
     return 0;
 #else
     char words[ERR_BYTES];
-    const int mine[2] = {r->sharers, r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words)};
+    const int mine[2] = { r->sharers,
+                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words) };
     int *all = (int *)allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     int without = 0;
     for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
         const int *his = all + 2 * i;
         without = his[0] > 1 || his[1];
-        if (his[0] > 1) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", his[0]);
-        else if (without) snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: rank %d has none (--transport nccl says why)", i);
+        if (his[0] > 1)
+            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", his[0]);
+        else if (without)
+            snprintf(r->transport_note, sizeof r->transport_note,
+                     "not NCCL: rank %d has none (--transport nccl says why)", i);
     }
     free(all);
     return !without;
@@ -1980,14 +2118,16 @@ static void create_transport(Run *r) {
         zero_comm_nccl_config nccl = {};
         nccl.timeout_s = o->timeout;
         nccl.register_buffers = (int)o->nccl_register;
-        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err);
+        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err,
+                                 sizeof err);
     } else {
         zero_comm_mpi_config mpi = {};
         mpi.timeout_s = o->timeout;
-        mpi.no_shared_memory = o->debug % 4 == 1;       // --debug: another way for the bytes with each seed
+        mpi.no_shared_memory = o->debug % 4 == 1;  // --debug: another way for the bytes with each seed
         mpi.staged = o->debug % 4 == 2;
         mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
-        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err, sizeof err);
+        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm,
+                                err, sizeof err);
     }
     if (e != ZERO_OK) die("transport: %s", err);
 }
@@ -1995,7 +2135,8 @@ static void create_transport(Run *r) {
 static void create_model(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
-    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->shard_group, err, sizeof err) != ZERO_OK ||
+    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->shard_group, err, sizeof err) !=
+            ZERO_OK ||
         zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
         die("%s", err);
     }
@@ -2027,7 +2168,8 @@ static void create_model(Run *r) {
         r->profile = profile_create();
         if (r->profile == NULL) die("the host's memory is exhausted");
     }
-    if (zero_create(&r->z, &c) != ZERO_OK) die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
+    if (zero_create(&r->z, &c) != ZERO_OK)
+        die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
 
     free(order);
 
@@ -2037,7 +2179,8 @@ static void create_model(Run *r) {
     units.release_params = unit_params_done;
     units.acquire_grads = unit_grads;
     units.release_grads = unit_grads_done;
-    if (gpt2_create(&r->model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err, sizeof err) != 0) {
+    if (gpt2_create(&r->model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err,
+                    sizeof err) != 0) {
         die("-b %zu -t %zu: %s", r->B, r->T, err);
     }
     r->model.gelu_fusion = (int)o->gelu_fusion;
@@ -2058,8 +2201,7 @@ static void open_log(Run *r) {
 
 #define RULE "+-----------------------+----------------------------------------------------+\n"
 
-__attribute__((format(printf, 3, 4)))
-static void print_row(const Run *r, const char *name, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const char *name, const char *format, ...) {
     char value[ERR_BYTES];
     va_list args;
     va_start(args, format);
@@ -2069,17 +2211,20 @@ static void print_row(const Run *r, const char *name, const char *format, ...) {
 }
 
 static void print_header(const Run *r) {
-    static const char *const SCHEDULES[] = {"cosine", "linear", "constant", "wsd"};
-    static const char *const STAGES[] = {"0 (nothing sharded)", "1 (optimizer state)", "2 (optimizer state, gradients)",
-                                         "3 (optimizer state, gradients, parameters)"};
+    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
+    static const char *const STAGES[] = { "0 (nothing sharded)", "1 (optimizer state)",
+                                          "2 (optimizer state, gradients)",
+                                          "3 (optimizer state, gradients, parameters)" };
     const Options *o = &r->options;
     const zero_layout *l = zero_get_layout(r->z);
     const LoaderInfo train = loader_info(r->train);
     say(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
     print_row(r, "device", "%s", r->device.name);
-    print_row(r, "precision", "%s", FLOATX == ZERO_BF16 ? MASTER_WEIGHTS[o->master_weights].name : (o->tf32 ? "TF32" : "FP32"));
+    print_row(r, "precision", "%s",
+              FLOATX == ZERO_BF16 ? MASTER_WEIGHTS[o->master_weights].name : (o->tf32 ? "TF32" : "FP32"));
     if constexpr (ATTENTION_CUDNN) {
-        print_row(r, "attention", "%s, scratch %zu bytes", attention_cudnn_name(), attention_scratch<floatX>(r->B, r->T, r->config.num_heads));
+        print_row(r, "attention", "%s, scratch %zu bytes", attention_cudnn_name(),
+                  attention_scratch<floatX>(r->B, r->T, r->config.num_heads));
     } else {
         print_row(r, "attention", "own kernels");
     }
@@ -2089,13 +2234,17 @@ static void print_header(const Run *r) {
     print_row(r, "threads of a rank", "%d", omp_get_max_threads());
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
-    print_row(r, "sum of gradients", "%s", o->reduce != OPTION_REDUCE_EXACT ? "library" : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in all stages, on 1 2 4 ... ranks"
-              : "exact: same bits in all stages, on as many ranks");
+    print_row(r, "sum of gradients", "%s",
+              o->reduce != OPTION_REDUCE_EXACT   ? "library"
+              : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in all stages, on 1 2 4 ... ranks"
+                                                 : "exact: same bits in all stages, on as many ranks");
     if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in all stages, on any ranks");
     say(r, RULE);
     print_row(r, "train data pattern", "%s", o->train_files);
-    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples, o->shuffle ? ", shuffled" : "");
-    print_row(r, "val data pattern", "%s%s", o->val_files, strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
+    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples,
+              o->shuffle ? ", shuffled" : "");
+    print_row(r, "val data pattern", "%s%s", o->val_files,
+              strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
     print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
     say(r, RULE);
     print_row(r, "model", "%s", o->model);
@@ -2110,9 +2259,8 @@ static void print_header(const Run *r) {
     print_row(r, "micro-steps G", "%zu", r->G);
     print_row(r, "tokens of a step", "%zu", r->B * r->T * r->M);
     print_row(r, "steps", "%zu", r->steps);
-    print_row(r, "learning rate", "%.2e, %s, warmup %lld%s, final %.2e", o->lr, SCHEDULES[o->lr_schedule], (long long)o->warmup,
-              (size_t)o->warmup > r->steps ? " > steps" : "",
-              o->lr * o->final_lr_fraction);
+    print_row(r, "learning rate", "%.2e, %s, warmup %lld%s, final %.2e", o->lr, SCHEDULES[o->lr_schedule],
+              (long long)o->warmup, (size_t)o->warmup > r->steps ? " > steps" : "", o->lr * o->final_lr_fraction);
     print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
@@ -2129,16 +2277,16 @@ static void read_batch(const Run *r, Loader *loader, size_t j) {
     if (loader_batch(loader, j, r->inputs, r->targets, err) != 0) die("%s", err);
 }
 
-// The mean of losses that the ranks computed in `rounds` rounds: the loss with number j = g * N + r is all[r * rounds + g]. Added in
-// the order of j, so that it does not matter how many ranks there are.
+// The mean of losses that the ranks computed in `rounds` rounds: the loss with number j = g * N + r is all[r * rounds +
+// g]. Added in the order of j, so that it does not matter how many ranks there are.
 static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t count) {
     double sum = 0;
     for (size_t j = 0; j < count; j++) sum += all[j % ranks * rounds + j / ranks];
     return sum / (double)count;
 }
 
-// Validation is on the first -m micro-batches, shared out among the ranks. In the last round some ranks may have none left: they
-// compute one that is not counted, for all ranks must ask for the same units.
+// Validation is on the first -m micro-batches, shared out among the ranks. In the last round some ranks may have none
+// left: they compute one that is not counted, for all ranks must ask for the same units.
 static double validate(Run *r) {
     const size_t samples = loader_num_samples(r->val);
     const int64_t limit = r->options.val_batches;
@@ -2195,8 +2343,8 @@ static void sample(Run *r) {
     text[0] = eot;
     say(r, "generating:\n---\n");
     for (size_t n = 1; n <= tokens; n++) {
-        // The last T tokens are the context. What follows them in the model's input does not matter; few different lengths do, for
-        // which libraries make plans.
+        // The last T tokens are the context. What follows them in the model's input does not matter; few different
+        // lengths do, for which libraries make plans.
         const size_t context = n < r->T ? n : r->T;
         size_t length = 32;
         while (length < context) length *= 2;
@@ -2208,8 +2356,10 @@ static void sample(Run *r) {
         cudaCheck(cudaStreamSynchronize(r->stream));
         for (size_t i = 0; i < V; i++) logits[i] = to_float(row[i]);
         text[n] = choose_token(logits, V, xorshift_f32(&random));
-        if (r->tokenizer != NULL) say(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
-        else say(r, "%d ", text[n]);
+        if (r->tokenizer != NULL)
+            say(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
+        else
+            say(r, "%d ", text[n]);
         if (r->rank == 0) fflush(stdout);
     }
     say(r, "\n---\n");
@@ -2222,28 +2372,33 @@ static void sample(Run *r) {
 static int skip_update(const Run *r, size_t step, double loss, double loss_z, double norm, double norm_z) {
     const Options *o = &r->options;
     if (!isfinite(loss) || !isfinite(norm)) {
-        say(r, "step %zu: loss %f, gradient norm %f: not finite: all ranks skip the update, nothing is changed\n", step + 1, loss, norm);
+        say(r, "step %zu: loss %f, gradient norm %f: not finite: all ranks skip the update, nothing is changed\n",
+            step + 1, loss, norm);
         return 1;
     }
     if (o->skip_loss_z > 0 && loss_z > o->skip_loss_z) {
-        say(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step + 1, loss_z, o->skip_loss_z);
+        say(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step + 1, loss_z,
+            o->skip_loss_z);
         return 1;
     }
     if (o->skip_norm_z > 0 && norm_z > o->skip_norm_z) {
-        say(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step + 1, norm_z, o->skip_norm_z);
+        say(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step + 1, norm_z,
+            o->skip_norm_z);
         return 1;
     }
     return 0;
 }
 
-// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that its transport gathered between
-// the first gradient and the update, but its formula knows only its own: the losses are ours (with groups, they take another transport).
+// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that its transport
+// gathered between the first gradient and the update, but its formula knows only its own: the losses are ours (with
+// groups, they take another transport).
 static void note_wire(Run *r) {
     r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
     if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
 }
 
-// One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about these.
+// One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about
+// these.
 static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
     const Options *o = &r->options;
     must(r, zero_begin_step(r->z), "beginning of a step");
@@ -2257,7 +2412,8 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
     }
 
     StepLine s = {};
-    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");       // the first time in a step that the host waits: to decide what follows
+    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // the first time in a step that the host waits: to
+                                                              // decide what follows
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
     gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
     s.step = step;
@@ -2281,7 +2437,8 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
         must(r, zero_step(r->z, &a), "update");
         note_wire(r);
     }
-    if (zero_comm_synchronize(r->shard_comm, r->stream) != ZERO_OK) die("%s (end of a step)", zero_comm_error(r->shard_comm));
+    if (zero_comm_synchronize(r->shard_comm, r->stream) != ZERO_OK)
+        die("%s (end of a step)", zero_comm_error(r->shard_comm));
     return s;
 }
 
@@ -2294,11 +2451,12 @@ static void train(Run *r) {
     schedule.steps = r->steps;
     schedule.final_fraction = o->final_lr_fraction;
     const size_t tokens = r->B * r->T * r->M;
-    const double flops = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T, tokens);
+    const double flops = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T,
+                                        tokens);
     const double peak = gpu_peak_flops(r->device.name) * r->gpus;
     uint64_t updates = 0;
-    double total_ms = 0;            // of all steps but the first
-    double speed = 0;               // moving average of tokens per second; the first step is slow, and forgotten
+    double total_ms = 0;  // of all steps but the first
+    double speed = 0;     // moving average of tokens per second; the first step is slow, and forgotten
     char err[ERR_BYTES];
 
     for (size_t step = 0; step <= r->steps; step++) {
@@ -2321,7 +2479,7 @@ static void train(Run *r) {
 
         zero_comm_phase(r->comm, "training", 0);
         const double begin = seconds();
-        if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;      // the first step is slow
+        if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule, &updates);
         s.ms = 1000 * (seconds() - begin);
         if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
@@ -2341,14 +2499,17 @@ static void train(Run *r) {
             say(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
         }
     }
-    if (r->steps > 0) say(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
+    if (r->steps > 0)
+        say(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reports: what the formula says beside what was measured, on the rank with the least and on the one with the most.
 
 static void report(const Run *r, const char *title, const zero_row *rows, size_t n) {
-    typedef struct Pair { uint64_t expected, measured; } Pair;
+    typedef struct Pair {
+        uint64_t expected, measured;
+    } Pair;
     Pair mine[MAX_ROWS] = {};
     for (size_t i = 0; i < n; i++) {
         mine[i].expected = rows[i].expected;
@@ -2369,16 +2530,18 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
         }
         say(r, "%-26s %-40s %15llu %15llu %15llu", rows[i].what, rows[i].formula, (unsigned long long)rows[i].expected,
             (unsigned long long)least, (unsigned long long)most);
-        if (differs == -1) say(r, "\n");
-        else say(r, "  rank %d differs from the formula\n", differs);
+        if (differs == -1)
+            say(r, "\n");
+        else
+            say(r, "  rank %d differs from the formula\n", differs);
     }
     free(all);
 }
 
-// Is that all? What the process takes, beside the sum of the rows and what it took before there was a model (libraries). More than that
-// are buffers of MPI and of matrix products, and the last pages of everything.
+// Is that all? What the process takes, beside the sum of the rows and what it took before there was a model
+// (libraries). More than that are buffers of MPI and of matrix products, and the last pages of everything.
 static void report_process(const Run *r, const zero_row *rows, size_t n) {
-    size_t mine[2] = {r->process_start, process_memory((size_t)r->sharers)};       // start, peak
+    size_t mine[2] = { r->process_start, process_memory((size_t)r->sharers) };  // start, peak
     for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
     size_t *all = (size_t *)allocate((size_t)r->ranks * sizeof mine);
     gather(r, mine, sizeof mine, all);
@@ -2396,8 +2559,8 @@ static void report_process(const Run *r, const zero_row *rows, size_t n) {
     char formula[64];
     snprintf(formula, sizeof formula, "the memory above, %zu before it", r->process_start);
     if (least > 0) {
-        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f, measured to formula %+.1f%%\n", "process, bytes", formula, expected, least, most, measured,
-            100 * (measured - expected) / expected);
+        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f, measured to formula %+.1f%%\n", "process, bytes", formula,
+            expected, least, most, measured, 100 * (measured - expected) / expected);
     }
 }
 
@@ -2445,7 +2608,8 @@ static void print_profile(const Run *r) {
     profile_print(stdout, r->profile, &run, r->device.name);
 }
 
-// --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is allocated.
+// --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is
+// allocated.
 static void print_plan(const Run *r) {
     const Options *o = &r->options;
     PlanInput in = {};
@@ -2465,7 +2629,8 @@ static void print_plan(const Run *r) {
     in.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
     in.recompute = (int)o->recompute;
     in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.dtype);
-    in.flops_per_token = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T, 1);
+    in.flops_per_token = training_flops(gpt2_num_parameters(&r->config), r->config.num_layers, r->config.channels, r->T,
+                                        1);
     in.B = r->B;
     in.T = r->T;
     in.total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
@@ -2480,7 +2645,7 @@ static void print_plan(const Run *r) {
 #endif
     in.device_bytes = o->device_memory * 1e9;
     in.link_bytes_per_second = o->link_gbs * 1e9;
-    const double peak = in.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;       // an H100's
+    const double peak = in.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // an H100's
     in.peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : peak) * 1e12;
     in.efficiency = o->efficiency;
     Plan plan;
@@ -2489,12 +2654,14 @@ static void print_plan(const Run *r) {
     (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
 #ifdef CUDA_ON_CPU
     if (o->plan == OPTION_PLAN_TEXT && (in.dtype == ZERO_F32 || !in.nccl)) {
-        printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 --transport nccl\n",
+        printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
+               "--transport nccl\n",
                in.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
     }
 #endif
     if (ATTENTION_CUDNN && in.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
-        printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
+        printf("of the activations, scratch of cuDNN's attention: %zu bytes\n",
+               attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
     }
     free(tensors);
     free(order);
@@ -2502,10 +2669,12 @@ static void print_plan(const Run *r) {
 
 static Run run;
 
-// A transport that has given up on another rank may leave the device in disorder. It knows which rank, and in which phase.
+// A transport that has given up on another rank may leave the device in disorder. It knows which rank, and in which
+// phase.
 static void ask_transport(void) {
     device_has_failed = NULL;
-    if (run.comm != NULL && zero_comm_synchronize(run.comm, run.stream) == ZERO_ERR_COMM) die("%s", zero_comm_error(run.comm));
+    if (run.comm != NULL && zero_comm_synchronize(run.comm, run.stream) == ZERO_ERR_COMM)
+        die("%s", zero_comm_error(run.comm));
 }
 
 int main(int argc, char **argv) {
@@ -2520,7 +2689,7 @@ int main(int argc, char **argv) {
     build.bf16 = FLOATX == ZERO_BF16;
     char err[ERR_BYTES];
     const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
-    const int first = launch_begin(&r->options, parsed, &argc, &argv);     // the first rank whose command line is wrong
+    const int first = launch_begin(&r->options, parsed, &argc, &argv);  // the first rank whose command line is wrong
     r->rank = launch()->rank;
     r->ranks = launch()->ranks;
     if (parsed != 0 || first < r->ranks) {
@@ -2535,7 +2704,8 @@ int main(int argc, char **argv) {
     choose_model_and_data(r);
     r->B = (size_t)r->options.batch_size;
     r->T = (size_t)r->options.seq_len;
-    if (options_check_batch(&r->options, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
+    if (options_check_batch(&r->options, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0)
+        die("%s", err);
     r->M = r->G * (size_t)r->ranks;
     if (r->options.plan) {
         if (r->rank == 0) print_plan(r);
@@ -2562,10 +2732,12 @@ int main(int argc, char **argv) {
     if (r->options.hash) {
         uint64_t params, optimizer;
         must(r, zero_hash(r->z, &params, &optimizer), "hash");
-        say(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params, (unsigned long long)optimizer);
+        say(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params,
+            (unsigned long long)optimizer);
     }
 
-    if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout))) die("standard output could not be written: %s", strerror(errno));
+    if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        die("standard output could not be written: %s", strerror(errno));
     trainlog_close(&r->log);
     gpt2_destroy(&r->model);
     zero_destroy(r->z);

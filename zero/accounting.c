@@ -1,33 +1,31 @@
-/* memory.c: the accounted allocator. The books count what was asked for, not what the runtime rounds it up to, so that they
-   can be compared with a formula to the byte. */
+// memory.c: the accounted allocator. The books count what was asked for, not what the runtime rounds it up to, so that
+// they can be compared with a formula to the byte.
 #include "zero/accounting.h"
 #include <cuda_runtime_api.h>
 
-const char *zero_category_name(enum zero_category c)
-{
-    static const char *const names[ZERO_MEM_CATEGORIES] = {
-        "parameters", "gradients", "gradient shards", "master weights", "AdamW m", "AdamW v", "unit buffers", "activations", "transport"
-    };
+const char *zero_category_name(enum zero_category c) {
+    static const char *const names[ZERO_MEM_CATEGORIES] = { "parameters",     "gradients",   "gradient shards",
+                                                            "master weights", "AdamW m",     "AdamW v",
+                                                            "unit buffers",   "activations", "transport" };
     return names[c];
 }
 
-void zero_memory_book(zero_memory *m, enum zero_category c, size_t added, size_t removed)
-{
+void zero_memory_book(zero_memory *m, enum zero_category c, size_t added, size_t removed) {
     m->live[c] += added - removed;
     m->total_live += added - removed;
     if (m->live[c] > m->peak[c]) m->peak[c] = m->live[c];
     if (m->total_live > m->total_peak) m->total_peak = m->total_live;
 }
 
-void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes)
-{
+void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes) {
     void *p = NULL;
     const size_t size = bytes ? bytes : 1;
     if (cudaMalloc(&p, size) != cudaSuccess) {
-        (void)cudaGetLastError();      /* out of memory is reported by the NULL; later calls must not see it again */
+        (void)cudaGetLastError();  // out of memory is reported by the NULL; later calls must not see it again
         return NULL;
     }
-    if (cudaMemset(p, 0, size) != cudaSuccess || cudaStreamSynchronize(NULL) != cudaSuccess) {      /* zero for all streams, not only for those that wait for the default one */
+    // zero for all streams, not only for those that wait for the default one
+    if (cudaMemset(p, 0, size) != cudaSuccess || cudaStreamSynchronize(NULL) != cudaSuccess) {
         (void)cudaFree(p);
         return NULL;
     }
@@ -35,8 +33,7 @@ void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes)
     return p;
 }
 
-void zero_memory_free(zero_memory *m, enum zero_category c, void *ptr, size_t bytes)
-{
+void zero_memory_free(zero_memory *m, enum zero_category c, void *ptr, size_t bytes) {
     if (!ptr) return;
     (void)cudaFree(ptr);
     zero_memory_book(m, c, 0, bytes);

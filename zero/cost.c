@@ -1,29 +1,31 @@
-/* plan.c: the formulas of plan.h. Whoever changes what the engine allocates or sends changes it here too: test_engine
-   compares the two, to the byte, in every stage, precision and way of moving bytes.
-
-   Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
-   optimizer state from 1, gradients from 2, parameters in 3. What is not resident passes through pools of unit buffers: for
-   each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 + prefetch of parameters (none for a single rank,
-   whose shard is the unit). The fp32 sums of G micro-batches are a binary counter's ones: floor(log2(G + 1)) at most at a
-   time; the library's reduction needs one for its result too.
-
-   Wire. A rank receives the N - 1 other pieces of what is exchanged: its own gradient shard of each micro-batch from each
-   rank, the updated parameters of the others' shards once a step (stages 1, 2) or whenever the cache of units asks for them
-   (3), or fp32 sums of gradients instead of parameters (0). With R groups of ranks that shard the same, the fp32 sums of a
-   shard are exchanged and gathered among the R ranks that hold it. */
+// plan.c: the formulas of plan.h. Whoever changes what the engine allocates or sends changes it here too: test_engine
+// compares the two, to the byte, in every stage, precision and way of moving bytes.
+//
+// Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
+// optimizer state from 1, gradients from 2, parameters in 3. What is not resident passes through pools of unit buffers:
+// for each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 + prefetch of parameters (none for a
+// single rank, whose shard is the unit). The fp32 sums of G micro-batches are a binary counter's ones: floor(log2(G +
+// 1)) at most at a time; the library's reduction needs one for its result too.
+//
+// Wire. A rank receives the N - 1 other pieces of what is exchanged: its own gradient shard of each micro-batch from
+// each rank, the updated parameters of the others' shards once a step (stages 1, 2) or whenever the cache of units asks
+// for them (3), or fp32 sums of gradients instead of parameters (0). With R groups of ranks that shard the same, the
+// fp32 sums of a shard are exchanged and gathered among the R ranks that hold it.
 #include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include "zero/param_cache.h"
 #include "zero/kernels.h"
 
-struct table { zero_row *rows; size_t max, n; };
+struct table {
+    zero_row *rows;
+    size_t max, n;
+};
 
 #define MEMORY(category) (category), zero_category_name(category)
 
-__attribute__((format(printf, 5, 6)))
-static void add(struct table *t, int kind, const char *what, uint64_t bytes, const char *format, ...)
-{
+__attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind, const char *what, uint64_t bytes,
+                                                      const char *format, ...) {
     if (t->n == t->max) return;
     zero_row *r = &t->rows[t->n++];
     *r = (zero_row){ .kind = kind, .what = what, .expected = bytes };
@@ -33,8 +35,7 @@ static void add(struct table *t, int kind, const char *what, uint64_t bytes, con
     va_end(args);
 }
 
-size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank)
-{
+size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++) {
         const size_t numel = zero_layout_unit_numel(l, u), shard = numel / l->ranks;
@@ -48,25 +49,23 @@ size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank)
     return n;
 }
 
-/* Elements of the pools of unit buffers, stages 2 and 3. */
-static size_t pooled(const zero_layout *l, size_t param_depth)
-{
+// Elements of the pools of unit buffers, stages 2 and 3.
+static size_t pooled(const zero_layout *l, size_t param_depth) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++)
-        n += (size_t)(zero_pool_has(l, u, ZERO_POOL_DEPTH) + zero_pool_has(l, u, param_depth)) * zero_layout_unit_numel(l, u);
+        n += (size_t)(zero_pool_has(l, u, ZERO_POOL_DEPTH) + zero_pool_has(l, u, param_depth)) *
+             zero_layout_unit_numel(l, u);
     return n;
 }
 
-/* Fp32 shards that the sums of a step of G micro-batches take at most. */
-static size_t partial_sums(size_t G, int library)
-{
+// Fp32 shards that the sums of a step of G micro-batches take at most.
+static size_t partial_sums(size_t G, int library) {
     size_t n = 0;
     while (((size_t)2 << n) <= (library ? G : G + 1)) n++;
     return library && G ? n + 1 : n;
 }
 
-size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max)
-{
+size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const int library = p->reduction == ZERO_REDUCE_LIBRARY, stage = p->stage;
     const size_t b = zero_dtype_bytes(p->dtype), psi = l->numel_padded, shard = psi / l->ranks;
@@ -74,13 +73,17 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
     const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
     const char *over = stage == 0 ? "" : "/N";
     add(&t, MEMORY(ZERO_MEM_PARAMS), (stage == 3 ? shard : psi) * b, "%zu Psi%s", b, stage == 3 ? "/N" : "");
-    if (stage >= 2) add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
-    else add(&t, MEMORY(ZERO_MEM_GRADS), psi * b, "%zu Psi", b);
+    if (stage >= 2)
+        add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
+    else
+        add(&t, MEMORY(ZERO_MEM_GRADS), psi * b, "%zu Psi", b);
     const size_t sums = partial_sums(p->max_micro_batches, library);
     add(&t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * shard * sizeof(float),
         library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", sums);
-    if (master) add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
-    else add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
+    if (master)
+        add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
+    else
+        add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
     add(&t, MEMORY(ZERO_MEM_M), state, "4 Psi%s", over);
     add(&t, MEMORY(ZERO_MEM_V), state, "4 Psi%s", over);
 
@@ -89,15 +92,16 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
     const size_t between = p->groups > 1 ? zero_layout_group_buffer(l, p->groups) * sizeof(float) : 0;
     const char *for_groups = between ? " + 8 x largest shard" : "";
     if (stage >= 2)
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * between, "%zu x (up to %zu units of each size)%s", b,
-            ZERO_POOL_DEPTH + param_depth, for_groups);
+        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * between,
+            "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, for_groups);
     else
         add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), (gathers_sums ? largest * sizeof(float) : 0) + 2 * between, "%s%s",
             gathers_sums ? "4 x largest unit" : "0", for_groups);
 
     const size_t norm = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
     const size_t tables = zero_plan_tiles(l, stage, p->rank) * sizeof(zero_tile) + norm;
-    const size_t exchanged = library ? 0 : largest * b, gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
+    const size_t exchanged = library ? 0 : largest * b,
+                 gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
     const size_t scratch = zero_comm_scratch_bytes(&p->transport, exchanged, gathered, library ? largest : 0);
     const size_t window = stage == 3 ? zero_comm_window_scratch_bytes(&p->transport, shard * b, largest * b) : 0;
     const size_t groups = between ? zero_comm_scratch_bytes(&p->between, between, between, 0) + sizeof(void *) : 0;
@@ -105,13 +109,14 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
     return t.n;
 }
 
-size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max)
-{
+size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, b = zero_dtype_bytes(p->dtype);
-    const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->transport, p->dtype) : b, G = p->micro_batches;
+    const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->transport, p->dtype) : b,
+                 G = p->micro_batches;
     if (p->stage == 0) {
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * reduced + sizeof(float)), "(%zu G + 4) Psi (N-1)/N, G = %zu", reduced, G);
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * reduced + sizeof(float)),
+            "(%zu G + 4) Psi (N-1)/N, G = %zu", reduced, G);
         add(&t, ZERO_WIRE_PARAMS, "parameters", 0, "0");
     } else {
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * reduced, "%zu G Psi (N-1)/N, G = %zu", reduced, G);
@@ -124,7 +129,8 @@ size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, 
     }
     size_t pieces = 0;
     for (size_t u = 0; u < l->num_units && p->groups > 1; u++) pieces += zero_layout_group_piece(l, u, p->groups);
-    add(&t, ZERO_WIRE_GROUPS, "sums between groups", p->groups > 1 ? 2 * (p->groups - 1) * pieces * sizeof(float) * G : 0,
+    add(&t, ZERO_WIRE_GROUPS, "sums between groups",
+        p->groups > 1 ? 2 * (p->groups - 1) * pieces * sizeof(float) * G : 0,
         p->groups > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->groups);
     const size_t norm = ZERO_WIDE_WORDS * sizeof(uint64_t);
     add(&t, ZERO_WIRE_SCALARS, "numbers", others * norm, "%zu (N-1) for the norm", norm);

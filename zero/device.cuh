@@ -1,16 +1,16 @@
-/*
- * The one header that kernels include: it makes a GPU, a CPU and an emulated GPU look alike.
- *
- * A thread works on packs of PACK = 8 consecutive elements: `fvec x = ld(p + i); ... st(q + i, x)`. A pack is 8 floats in registers,
- * whatever the type in memory (float or bf16), so a kernel is written once, as a template over that type, and computes in fp32.
- * On a GPU ld and st are 16-byte accesses, and p + i must be aligned to 16 bytes. On the CPU a pack is one vector register of
- * 8 floats, and a kernel of one-thread blocks is a vectorised loop. (With `float x[8]` compilers vectorise fp32, but not bf16.)
- *
- * A kernel may use: + - * / and unary minus between packs and floats, x[k] for element k, the functions below, and
- * threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __shared__ and shuffles. It must be right for blockDim.x = 1, WARP = 1 (the CPU)
- * and blockDim.x a multiple of 32, WARP = 32 (a GPU): launch it with block_threads(n) threads, and step by blockDim.x * PACK.
- * Sums are in an order fixed by the code, never by the scheduler: the same input gives the same bits, for any number of CPU threads.
- */
+// The one header that kernels include: it makes a GPU, a CPU and an emulated GPU look alike.
+//
+// A thread works on packs of PACK = 8 consecutive elements: `fvec x = ld(p + i); ... st(q + i, x)`. A pack is 8 floats
+// in registers, whatever the type in memory (float or bf16), so a kernel is written once, as a template over that type,
+// and computes in fp32. On a GPU ld and st are 16-byte accesses, and p + i must be aligned to 16 bytes. On the CPU a
+// pack is one vector register of 8 floats, and a kernel of one-thread blocks is a vectorised loop. (With `float x[8]`
+// compilers vectorise fp32, but not bf16.)
+//
+// A kernel may use: + - * / and unary minus between packs and floats, x[k] for element k, the functions below, and
+// threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __shared__ and shuffles. It must be right for blockDim.x =
+// 1, WARP = 1 (the CPU) and blockDim.x a multiple of 32, WARP = 32 (a GPU): launch it with block_threads(n) threads,
+// and step by blockDim.x * PACK. Sums are in an order fixed by the code, never by the scheduler: the same input gives
+// the same bits, for any number of CPU threads.
 #ifndef ZERO_DEVICE_CUH
 #define ZERO_DEVICE_CUH
 
@@ -38,7 +38,7 @@ constexpr int WARP = CUDA_ON_CPU_WARP;
 #define DYNAMIC_SHARED(T, name) T *name = static_cast<T *>(cuda_on_cpu_dynamic_shared())
 #else
 constexpr int WARP = 32;
-#define DYNAMIC_SHARED(T, name) \
+#define DYNAMIC_SHARED(T, name)                                          \
     extern __shared__ __align__(16) unsigned char zero_dynamic_shared[]; \
     T *name = reinterpret_cast<T *>(zero_dynamic_shared)
 #endif
@@ -77,8 +77,8 @@ DEV void st(bf16 *p, fvec x) {
     memcpy(p, &h, sizeof h);
 }
 
-// Packs of words: the bits of an fvec, or eight 16-bit words in memory (to store, only the low halves of the pack count).
-// each(f, x, ...) is f of each word; f is called with whole vectors here, and word by word on a GPU.
+// Packs of words: the bits of an fvec, or eight 16-bit words in memory (to store, only the low halves of the pack
+// count). each(f, x, ...) is f of each word; f is called with whole vectors here, and word by word on a GPU.
 DEV uvec bits(fvec x) { return (uvec)x; }
 DEV fvec from_bits(uvec u) { return (fvec)u; }
 
@@ -106,9 +106,9 @@ DEV fvec vmax(fvec a, fvec b) { return b > a ? b : a; }
 // 0 below -87 and infinity above 88, a little before float ends; NaN stays NaN.
 DEV fvec vexp(fvec x) {
     const fvec zero = {}, infinity = zero + INFINITY;
-    const fvec magic = zero + 12582912.0f;      // 1.5 * 2^23: adding it rounds to an integer
+    const fvec magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     const fvec n = (x * 1.44269504088896341f + magic) - magic;
-    fvec r = x - n * 0.693145751953125f;        // ln 2 in two parts: the first is exact in few bits
+    fvec r = x - n * 0.693145751953125f;  // ln 2 in two parts: the first is exact in few bits
     r = r - n * 1.42860682030941723212e-6f;
     fvec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -133,32 +133,33 @@ struct fvec {
     __device__ __forceinline__ const float &operator[](int k) const { return v[k]; }
 };
 
-#define EACH(expression) \
-    { \
-        fvec r; \
+#define EACH(expression)                                             \
+    {                                                                \
+        fvec r;                                                      \
         UNROLL for (int k = 0; k < PACK; k++) r.v[k] = (expression); \
-        return r; \
+        return r;                                                    \
     }
-#define OPERATOR(op) \
-    DEV fvec operator op(const fvec &a, const fvec &b) EACH(a.v[k] op b.v[k]) \
-    DEV fvec operator op(const fvec &a, float b) EACH(a.v[k] op b) \
-    DEV fvec operator op(float a, const fvec &b) EACH(a op b.v[k]) \
-    DEV fvec &operator op##=(fvec &a, const fvec &b) { return a = a op b; } \
+#define OPERATOR(op)                                                                                \
+    DEV fvec operator op(const fvec &a, const fvec &b) EACH(a.v[k] op b.v[k]) DEV fvec operator op( \
+        const fvec &a, float b) EACH(a.v[k] op b) DEV fvec                                          \
+    operator op(float a, const fvec &b) EACH(a op b.v[k]) DEV fvec &                                \
+    operator op##=(fvec &a, const fvec &b) {                                                        \
+        return a = a op b;                                                                          \
+    }                                                                                               \
     DEV fvec &operator op##=(fvec &a, float b) { return a = a op b; }
 OPERATOR(+)
 OPERATOR(-)
 OPERATOR(*)
 OPERATOR(/)
-DEV fvec operator-(const fvec &a) EACH(-a.v[k])
-DEV fvec vsqrt(const fvec &a) EACH(sqrtf(a.v[k]))
-DEV fvec vexp(const fvec &a) EACH(expf(a.v[k]))
-DEV fvec vmax(const fvec &a, const fvec &b) EACH(b.v[k] > a.v[k] ? b.v[k] : a.v[k])
+DEV fvec operator-(const fvec &a) EACH(-a.v[k]) DEV fvec vsqrt(const fvec &a) EACH(sqrtf(a.v[k])) DEV fvec
+    vexp(const fvec &a) EACH(expf(a.v[k])) DEV fvec vmax(const fvec &a, const fvec &b)
+        EACH(b.v[k] > a.v[k] ? b.v[k] : a.v[k])
 
 #ifdef CUDA_ON_CPU
 #define CHECK_ALIGNED(p) cuda_on_cpu_check_aligned(p, 16)
-// Element by element, so that AddressSanitizer names the one that is out of bounds.
+    // Element by element, so that AddressSanitizer names the one that is out of bounds.
 
-DEV fvec ld(const float *p) {
+    DEV fvec ld(const float *p) {
     cuda_on_cpu_check_aligned(p, 16);
     EACH(p[k])
 }
@@ -181,15 +182,15 @@ DEV void st(bf16 *p, const fvec &x) {
 #else
 #define CHECK_ALIGNED(p)
 
-DEV fvec ld(const float *p) {
+            DEV fvec ld(const float *p) {
     const float4 a = reinterpret_cast<const float4 *>(p)[0];
     const float4 b = reinterpret_cast<const float4 *>(p)[1];
-    return fvec{{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+    return fvec{ { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w } };
 }
 
 DEV fvec ld(const bf16 *p) {
     const uint4 u = *reinterpret_cast<const uint4 *>(p);
-    const unsigned w[PACK / 2] = {u.x, u.y, u.z, u.w};
+    const unsigned w[PACK / 2] = { u.x, u.y, u.z, u.w };
     EACH(__uint_as_float(k % 2 ? w[k / 2] & 0xffff0000u : w[k / 2] << 16))
 }
 
@@ -298,7 +299,7 @@ DEV float block_sum(float v) {
     __syncthreads();
     float sum = 0;
     for (int w = 0; w < warps; w++) sum += part[w];
-    __syncthreads();        // the next call writes part[] again
+    __syncthreads();  // the next call writes part[] again
     return sum;
 }
 

@@ -1,4 +1,4 @@
-/* layout.c: the layout's arithmetic (layout.h says the rules). */
+// layout.c: the layout's arithmetic (layout.h says the rules).
 #include "zero/layout.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -6,8 +6,7 @@
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-void zero_layout_destroy(zero_layout *l)
-{
+void zero_layout_destroy(zero_layout *l) {
     free(l->tensors);
     free(l->tensor_offset);
     free(l->unit_first);
@@ -15,15 +14,13 @@ void zero_layout_destroy(zero_layout *l)
     memset(l, 0, sizeof *l);
 }
 
-static int fail(zero_layout *l, const char **why, const char *message)
-{
+static int fail(zero_layout *l, const char **why, const char *message) {
     zero_layout_destroy(l);
     *why = message;
     return -1;
 }
 
-int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why)
-{
+int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why) {
     memset(l, 0, sizeof *l);
     if (!num_tensors || !ranks) return fail(l, why, "a layout needs at least one tensor and one rank");
     if (ranks > SIZE_MAX / ZERO_ALIGN / 2) return fail(l, why, "too many ranks");
@@ -39,23 +36,26 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     l->tensor_offset = malloc(num_tensors * sizeof *l->tensor_offset);
     l->unit_first = malloc((l->num_units + 1) * sizeof *l->unit_first);
     l->unit_offset = malloc((l->num_units + 1) * sizeof *l->unit_offset);
-    if (!l->tensors || !l->tensor_offset || !l->unit_first || !l->unit_offset) return fail(l, why, "out of host memory for the layout's tables");
+    if (!l->tensors || !l->tensor_offset || !l->unit_first || !l->unit_offset)
+        return fail(l, why, "out of host memory for the layout's tables");
     memcpy(l->tensors, tensors, num_tensors * sizeof *l->tensors);
 
-    const size_t limit = SIZE_MAX / 2;      /* nothing below can overflow if no sum passes it */
+    const size_t limit = SIZE_MAX / 2;  // nothing below can overflow if no sum passes it
     size_t t = 0, physical = 0;
     for (size_t u = 0; u < l->num_units; u++) {
         size_t in_unit = 0;
         l->unit_first[u] = t;
         l->unit_offset[u] = physical;
         for (; t < num_tensors && tensors[t].unit == u; t++) {
-            if (in_unit > limit - ZERO_ALIGN || tensors[t].numel > limit - ZERO_ALIGN - in_unit) return fail(l, why, "the sizes of the tensors overflow size_t");
+            if (in_unit > limit - ZERO_ALIGN || tensors[t].numel > limit - ZERO_ALIGN - in_unit)
+                return fail(l, why, "the sizes of the tensors overflow size_t");
             l->tensor_offset[t] = in_unit;
             l->numel += tensors[t].numel;
             in_unit = round_up(in_unit + tensors[t].numel, ZERO_ALIGN);
         }
-        const size_t with_padding = in_unit + ZERO_ALIGN * ranks;       /* both are at most limit: this cannot wrap */
-        if (with_padding > limit || physical > limit - with_padding) return fail(l, why, "the sizes of the tensors overflow size_t");
+        const size_t with_padding = in_unit + ZERO_ALIGN * ranks;  // both are at most limit: this cannot wrap
+        if (with_padding > limit || physical > limit - with_padding)
+            return fail(l, why, "the sizes of the tensors overflow size_t");
         physical += round_up(in_unit, ZERO_ALIGN * ranks);
     }
     l->unit_first[l->num_units] = num_tensors;
@@ -64,38 +64,40 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     return 0;
 }
 
-size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) { return l->unit_offset[unit + 1] - l->unit_offset[unit]; }
+size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) {
+    return l->unit_offset[unit + 1] - l->unit_offset[unit];
+}
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit) { return zero_layout_unit_numel(l, unit) / l->ranks; }
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit) { return l->unit_offset[unit] / l->ranks; }
 
-size_t zero_layout_largest_unit(const zero_layout *l)
-{
+size_t zero_layout_largest_unit(const zero_layout *l) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++)
         if (zero_layout_unit_numel(l, u) > n) n = zero_layout_unit_numel(l, u);
     return n;
 }
 
-size_t zero_layout_group_piece(const zero_layout *l, size_t unit, size_t groups)
-{
+size_t zero_layout_group_piece(const zero_layout *l, size_t unit, size_t groups) {
     return round_up(zero_layout_shard_numel(l, unit), ZERO_ALIGN * groups) / groups;
 }
 
-size_t zero_layout_group_buffer(const zero_layout *l, size_t groups)
-{
+size_t zero_layout_group_buffer(const zero_layout *l, size_t groups) {
     size_t numel = 0;
     for (size_t u = 0; u < l->num_units; u++)
-        if (zero_layout_group_piece(l, u, groups) * groups > numel) numel = zero_layout_group_piece(l, u, groups) * groups;
+        if (zero_layout_group_piece(l, u, groups) * groups > numel)
+            numel = zero_layout_group_piece(l, u, groups) * groups;
     return numel;
 }
 
-int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor, zero_segment *out)
-{
+int zero_layout_next_segment(const zero_layout *l, size_t unit, size_t begin, size_t end, size_t *cursor,
+                             zero_segment *out) {
     for (size_t t = l->unit_first[unit] + *cursor; t < l->unit_first[unit + 1]; t++) {
         const size_t tensor_begin = l->tensor_offset[t], tensor_end = tensor_begin + l->tensors[t].numel;
         const size_t from = begin > tensor_begin ? begin : tensor_begin, to = end < tensor_end ? end : tensor_end;
         if (from >= to) continue;
-        *out = (zero_segment){ .tensor = t, .tensor_begin = from - tensor_begin, .count = to - from, .unit_begin = from };
+        *out = (zero_segment){
+            .tensor = t, .tensor_begin = from - tensor_begin, .count = to - from, .unit_begin = from
+        };
         *cursor = t + 1 - l->unit_first[unit];
         return 1;
     }

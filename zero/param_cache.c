@@ -1,17 +1,15 @@
-/* cache.c: the policy of the parameter buffers (cache.h). */
+// cache.c: the policy of the parameter buffers (cache.h).
 #include "zero/param_cache.h"
 #include <stdlib.h>
 #include <string.h>
 
-int zero_pool_has(const zero_layout *l, size_t u, size_t depth)
-{
+int zero_pool_has(const zero_layout *l, size_t u, size_t depth) {
     size_t same_before = 0;
     for (size_t w = 0; w < u; w++) same_before += zero_layout_unit_numel(l, w) == zero_layout_unit_numel(l, u);
     return same_before < depth;
 }
 
-int zero_cache_create(zero_cache *c, const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch)
-{
+int zero_cache_create(zero_cache *c, const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch) {
     *c = (zero_cache){ .prefetch = prefetch, .order_length = order_length };
     c->slots = calloc(l->num_units, sizeof *c->slots);
     c->order = malloc((order_length + 1) * sizeof *c->order);
@@ -21,26 +19,24 @@ int zero_cache_create(zero_cache *c, const zero_layout *l, const size_t *order, 
         c->order[i] = order[i];
     }
     for (size_t u = 0; u < l->num_units; u++)
-        if (zero_pool_has(l, u, 1 + prefetch)) c->slots[c->num_slots++] = (zero_cache_slot){ .numel = zero_layout_unit_numel(l, u), .unit = ZERO_NO_UNIT };
+        if (zero_pool_has(l, u, 1 + prefetch))
+            c->slots[c->num_slots++] = (zero_cache_slot){ .numel = zero_layout_unit_numel(l, u), .unit = ZERO_NO_UNIT };
     return 0;
 }
 
-void zero_cache_destroy(zero_cache *c)
-{
+void zero_cache_destroy(zero_cache *c) {
     free(c->slots);
     free(c->order);
     memset(c, 0, sizeof *c);
 }
 
-zero_cache_slot *zero_cache_find(zero_cache *c, size_t unit)
-{
+zero_cache_slot *zero_cache_find(zero_cache *c, size_t unit) {
     for (size_t i = 0; i < c->num_slots; i++)
         if (c->slots[i].unit == unit) return &c->slots[i];
     return NULL;
 }
 
-zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel)
-{
+zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel) {
     zero_cache_slot *best = NULL;
     for (size_t i = 0; i < c->num_slots; i++) {
         zero_cache_slot *s = &c->slots[i];
@@ -53,8 +49,7 @@ zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel)
     return best;
 }
 
-void zero_cache_acquired(zero_cache *c, zero_cache_slot *s)
-{
+void zero_cache_acquired(zero_cache *c, zero_cache_slot *s) {
     s->users++;
     s->used = ++c->clock;
     for (size_t i = 0; i < c->order_length; i++) {
@@ -65,26 +60,23 @@ void zero_cache_acquired(zero_cache *c, zero_cache_slot *s)
     }
 }
 
-int zero_cache_released(zero_cache *c, zero_cache_slot *s)
-{
+int zero_cache_released(zero_cache *c, zero_cache_slot *s) {
     const int dropped = --s->users == 0 && c->drop;
     if (dropped) s->unit = ZERO_NO_UNIT;
     return dropped;
 }
 
-size_t zero_cache_ahead(const zero_cache *c, size_t i)
-{
+size_t zero_cache_ahead(const zero_cache *c, size_t i) {
     return i < c->order_length ? c->order[(c->order_at + i) % c->order_length] : ZERO_NO_UNIT;
 }
 
-void zero_cache_forget(zero_cache *c)
-{
+void zero_cache_forget(zero_cache *c) {
     for (size_t i = 0; i < c->num_slots; i++) c->slots[i].unit = ZERO_NO_UNIT;
     c->order_at = 0;
 }
 
-size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, int drop, size_t micro_batches)
-{
+size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, int drop,
+                          size_t micro_batches) {
     zero_cache c;
     size_t fetched = 0;
     if (zero_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;

@@ -1,16 +1,16 @@
-/* master.h: the bits of a bf16 parameter and of its fp32 master weight, for the kernels, the host, and the tests.
-
-   A parameter is its master weight rounded to nearest, ties away from zero. Not ties to even: an even bf16 would have 65537
-   nearest floats (both ties are its own), one more than 16 bits can tell apart. With ties away every bf16 has 65536 of them,
-   and parameter and low half together *are* the master weight: master = (param << 16) + the low half as a signed number. So
-   the split master (ZERO_MASTER_SPLIT) costs 2 bytes beside the parameter and loses nothing: all 2^32 words come back, but for
-   signalling NaNs, which no arithmetic produces, and which come back quiet. A tie is one value in 65536, and in both modes the
-   parameter is the same.
-
-   Without a master weight (ZERO_MASTER_NONE) an update smaller than half a bf16 step would always be rounded away. So the new
-   value is rounded up or down by chance, up with the probability (low half / 65536) that makes the mean exact. The chance is
-   Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): a function of a
-   counter and a key, so an element's random number does not depend on who computes it. */
+// master.h: the bits of a bf16 parameter and of its fp32 master weight, for the kernels, the host, and the tests.
+//
+// A parameter is its master weight rounded to nearest, ties away from zero. Not ties to even: an even bf16 would have
+// 65537 nearest floats (both ties are its own), one more than 16 bits can tell apart. With ties away every bf16 has
+// 65536 of them, and parameter and low half together *are* the master weight: master = (param << 16) + the low half as
+// a signed number. So the split master (ZERO_MASTER_SPLIT) costs 2 bytes beside the parameter and loses nothing: all
+// 2^32 words come back, but for signalling NaNs, which no arithmetic produces, and which come back quiet. A tie is one
+// value in 65536, and in both modes the parameter is the same.
+//
+// Without a master weight (ZERO_MASTER_NONE) an update smaller than half a bf16 step would always be rounded away. So
+// the new value is rounded up or down by chance, up with the probability (low half / 65536) that makes the mean exact.
+// The chance is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): a
+// function of a counter and a key, so an element's random number does not depend on who computes it.
 #ifndef ZERO_MASTER_H
 #define ZERO_MASTER_H
 #include <stdint.h>
@@ -20,30 +20,27 @@
 #define ZERO_BITS static inline
 #endif
 
-/* W is a word of 32 bits; in C++ also a vector of them. Parameters and low halves are words below 65536. */
+// W is a word of 32 bits; in C++ also a vector of them. Parameters and low halves are words below 65536.
 #ifdef __cplusplus
 #define ZERO_WORDS template <class W> ZERO_BITS
 #else
 #define ZERO_WORDS ZERO_BITS
-#define W uint32_t
+#define W          uint32_t
 #endif
 
-/* The parameter of a master weight. Beyond the largest bf16 it is infinity; NaN stays NaN. */
-ZERO_WORDS W zero_master_round(W word)
-{
+// The parameter of a master weight. Beyond the largest bf16 it is infinity; NaN stays NaN.
+ZERO_WORDS W zero_master_round(W word) {
     return ((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : word + 0x8000) >> 16;
 }
 
-/* The master weight of a parameter and a low half. (A signed low half borrows from the upper one.) */
-ZERO_WORDS W zero_master_join(W param, W low)
-{
+// The master weight of a parameter and a low half. (A signed low half borrows from the upper one.)
+ZERO_WORDS W zero_master_join(W param, W low) {
     const W word = param << 16;
     return (word & 0x7fffffff) > 0x7f800000 ? word | low : word + low - ((low & 0x8000) << 1);
 }
 
-/* The parameter of a new value, rounded by chance: random is uniform in [0, 65536). */
-ZERO_WORDS W zero_master_round_by_chance(W word, W random)
-{
+// The parameter of a new value, rounded by chance: random is uniform in [0, 65536).
+ZERO_WORDS W zero_master_round_by_chance(W word, W random) {
     return ((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : word + random) >> 16;
 }
 
@@ -52,9 +49,8 @@ ZERO_WORDS W zero_master_round_by_chance(W word, W random)
 #endif
 #undef ZERO_WORDS
 
-/* 16 random bits for each of the 8 elements from logical index `logical` on, in step t. */
-ZERO_BITS void zero_master_random(uint16_t random[8], uint64_t seed, uint64_t t, uint64_t logical)
-{
+// 16 random bits for each of the 8 elements from logical index `logical` on, in step t.
+ZERO_BITS void zero_master_random(uint16_t random[8], uint64_t seed, uint64_t t, uint64_t logical) {
     uint32_t x0 = (uint32_t)logical, x1 = (uint32_t)(logical >> 32), x2 = (uint32_t)t, x3 = (uint32_t)(t >> 32);
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {

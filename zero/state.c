@@ -1,17 +1,18 @@
-/* state.c: reading and writing the engine's state element by element, its hash, and the reports: plan (plan.h) beside measurement.
-
-   Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already. */
+// state.c: reading and writing the engine's state element by element, its hash, and the reports: plan (plan.h) beside
+// measurement.
+//
+// Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already.
 #include "zero/internal.h"
 #include "zero/split_master.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-/* ---- reading and writing state ---------------------------------------------------------------------------------------- */
+// ---- reading and writing state
+// ----------------------------------------------------------------------------------------
 
-/* Between n fp32 values and bf16 parameters with the low halves of master weights; low NULL: the parameters alone. */
-static void split(const float *x, uint16_t *params, uint16_t *low, size_t n)
-{
+// Between n fp32 values and bf16 parameters with the low halves of master weights; low NULL: the parameters alone.
+static void split(const float *x, uint16_t *params, uint16_t *low, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint32_t word;
         memcpy(&word, x + i, sizeof word);
@@ -20,41 +21,42 @@ static void split(const float *x, uint16_t *params, uint16_t *low, size_t n)
     }
 }
 
-static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n)
-{
+static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t word = zero_master_join(params[i], low ? low[i] : 0);
         memcpy(x + i, &word, sizeof word);
     }
 }
 
-static int copy_in(zero *z, void *device, const void *host, size_t bytes)
-{
-    int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream), "writing state");
+static int copy_in(zero *z, void *device, const void *host, size_t bytes) {
+    int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream),
+                              "writing state");
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
 }
 
-static int copy_out(zero *z, void *host, const void *device, size_t bytes)
-{
-    int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream), "reading state");
+static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
+    int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream),
+                              "reading state");
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
 }
 
-/* The parameters whose optimizer state this rank has: what zero_fill writes. */
-static char *written_params(zero *z, size_t u)
-{
+// The parameters whose optimizer state this rank has: what zero_fill writes.
+static char *written_params(zero *z, size_t u) {
     return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
 }
 
-/* The master weights of a unit, from this rank's element `at` of its state on. */
-static char *master_at(zero *z, size_t u, size_t at) { return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z); }
+// The master weights of a unit, from this rank's element `at` of its state on.
+static char *master_at(zero *z, size_t u, size_t at) {
+    return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z);
+}
 
-/* One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters. */
-static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin, size_t unit_begin, size_t n)
-{
+// One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters.
+static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin,
+                      size_t unit_begin, size_t n) {
     const size_t at = unit_begin - state_begin(z, u);
     const int bf16 = z->config.dtype == ZERO_BF16;
-    if (fn(ctx, tensor, tensor_begin, n, z->host)) return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
+    if (fn(ctx, tensor, tensor_begin, n, z->host))
+        return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
     const void *master = z->config.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
@@ -63,39 +65,43 @@ static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tens
     return e;
 }
 
-int zero_fill(zero *z, zero_fill_fn fn, void *ctx)
-{
-    int e = zero_device_check(z, cudaMemsetAsync(z->m, 0, state_total(z) * sizeof(float), z->config.stream), "clearing m");
-    if (!e) e = zero_device_check(z, cudaMemsetAsync(z->v, 0, state_total(z) * sizeof(float), z->config.stream), "clearing v");
+int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
+    int e = zero_device_check(z, cudaMemsetAsync(z->m, 0, state_total(z) * sizeof(float), z->config.stream),
+                              "clearing m");
+    if (!e)
+        e = zero_device_check(z, cudaMemsetAsync(z->v, 0, state_total(z) * sizeof(float), z->config.stream),
+                              "clearing v");
     if (!e) e = zero_params_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         size_t cursor = 0;
         zero_segment s;
-        while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u), &cursor, &s))
+        while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u),
+                                              &cursor, &s))
             for (size_t at = 0; at < s.count && !e; at += CHUNK)
-                e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at, s.count - at < CHUNK ? s.count - at : CHUNK);
+                e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at,
+                               s.count - at < CHUNK ? s.count - at : CHUNK);
         if (!e) e = zero_params_written(z, u);
     }
     if (!e) e = zero_params_end(z);
     return e;
 }
 
-/* n elements of a state from element `in_unit` of unit u on, which this rank owns, as fp32 in z->host. */
-static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n)
-{
+// n elements of a state from element `in_unit` of unit u on, which this rank owns, as fp32 in z->host.
+static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n) {
     const size_t at = in_unit - state_begin(z, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
     if (state == ZERO_STATE_M || state == ZERO_STATE_V)
         return copy_out(z, z->host, (state == ZERO_STATE_M ? z->m : z->v) + state_offset(z, u) + at, n * sizeof(float));
-    const int low = state == ZERO_STATE_MASTER && z->config.master == ZERO_MASTER_SPLIT, bf16 = z->config.dtype == ZERO_BF16;
-    if (state == ZERO_STATE_MASTER && z->master && !low) return copy_out(z, z->host, master_at(z, u, at), n * sizeof(float));
+    const int low = state == ZERO_STATE_MASTER && z->config.master == ZERO_MASTER_SPLIT,
+              bf16 = z->config.dtype == ZERO_BF16;
+    if (state == ZERO_STATE_MASTER && z->master && !low)
+        return copy_out(z, z->host, master_at(z, u, at), n * sizeof(float));
     int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
     if (!e && low) e = copy_out(z, z->host_low, master_at(z, u, at), n * master_bytes(z));
     if (!e && bf16) join(z->host, z->host_params, low ? z->host_low : NULL, n);
     return e;
 }
 
-static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
-{
+static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
@@ -105,34 +111,37 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
             for (size_t at = 0; at < s.count && !e; at += CHUNK) {
                 const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK;
                 e = read_chunk(z, state, u, s.unit_begin + at, n);
-                if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host)) e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off", z->layout.tensors[s.tensor].name);
+                if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
+                    e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off",
+                                  z->layout.tensors[s.tensor].name);
             }
     }
     return e;
 }
 
-int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx)
-{
+int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
     return z->groups > 1 && zero_comm_rank(z->config.replicas) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
 }
 
-/* A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share cuts
-   a block, and sums have no order. */
-struct hash_visit { const zero_layout *layout; uint64_t sum, salt; };
+// A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share
+// cuts a block, and sums have no order.
+struct hash_visit {
+    const zero_layout *layout;
+    uint64_t sum, salt;
+};
 
-static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, const float *values)
-{
+static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
     struct hash_visit *h = ctx;
     for (size_t at = 0; at < count; at += ZERO_ALIGN) {
         const size_t n = count - at < ZERO_ALIGN ? count - at : ZERO_ALIGN;
-        h->sum += XXH3_64bits_withSeed(values + at, n * sizeof(float), (h->layout->tensors[tensor].logical + begin + at) * 4 + h->salt);
+        h->sum += XXH3_64bits_withSeed(values + at, n * sizeof(float),
+                                       (h->layout->tensors[tensor].logical + begin + at) * 4 + h->salt);
     }
     return 0;
 }
 
-/* Before stage 3 every rank holds all parameters: do they hold the same? */
-static int check_replicas(zero *z)
-{
+// Before stage 3 every rank holds all parameters: do they hold the same?
+static int check_replicas(zero *z) {
     if (sharded_params(z)) return ZERO_OK;
     const size_t bytes = z->layout.numel_padded * z->elem, chunk = CHUNK * sizeof(float);
     uint64_t mine = 0, *all = malloc((size_t)z->ranks * sizeof *all);
@@ -144,26 +153,28 @@ static int check_replicas(zero *z)
     }
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, &mine, sizeof mine, all));
     for (int r = 0; r < z->ranks && !e; r++)
-        if (all[r] != mine) e = zero_fail(z, ZERO_ERR_COMM, "its parameters differ from those of rank %d: the replicas have drifted apart", r);
+        if (all[r] != mine)
+            e = zero_fail(z, ZERO_ERR_COMM,
+                          "its parameters differ from those of rank %d: the replicas have drifted apart", r);
     free(all);
     return e;
 }
 
-/* Every group has the same state: does it? */
-static int check_groups(zero *z, uint64_t params, uint64_t optimizer)
-{
+// Every group has the same state: does it?
+static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
     if (z->groups == 1) return ZERO_OK;
     uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->groups * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicas, mine, sizeof mine, all));
     for (int g = 0; g < z->groups && !e; g++)
-        if (memcmp(all + 2 * g, mine, sizeof mine)) e = zero_fail(z, ZERO_ERR_COMM, "its group's state differs from that of group %d: the replicas have drifted apart", g);
+        if (memcmp(all + 2 * g, mine, sizeof mine))
+            e = zero_fail(z, ZERO_ERR_COMM,
+                          "its group's state differs from that of group %d: the replicas have drifted apart", g);
     free(all);
     return e;
 }
 
-int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
-{
+int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     const enum zero_state states[] = { ZERO_STATE_PARAMS, ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
     uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
@@ -184,29 +195,37 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer)
     return e ? e : check_replicas(z);
 }
 
-/* ---- reports ---------------------------------------------------------------------------------------------------------- */
+// ---- reports
+// ----------------------------------------------------------------------------------------------------------
 
-static zero_plan plan_of(const zero *z)
-{
+static zero_plan plan_of(const zero *z) {
     const zero_config *c = &z->config;
     return (zero_plan){
-        .stage = c->stage, .dtype = c->dtype, .master = c->master, .reduction = c->reduction, .rank = (size_t)z->rank, .transport = zero_comm_get_shape(c->comm),
-        .order = z->cache.order, .order_length = z->cache.order_length, .prefetch = (size_t)c->prefetch, .drop = z->cache.drop,
-        .groups = (size_t)z->groups, .between = z->groups > 1 ? zero_comm_get_shape(c->replicas) : (zero_comm_shape){ 0 },
-        .max_micro_batches = z->max_micro, .micro_batches = z->last_micro,
+        .stage = c->stage,
+        .dtype = c->dtype,
+        .master = c->master,
+        .reduction = c->reduction,
+        .rank = (size_t)z->rank,
+        .transport = zero_comm_get_shape(c->comm),
+        .order = z->cache.order,
+        .order_length = z->cache.order_length,
+        .prefetch = (size_t)c->prefetch,
+        .drop = z->cache.drop,
+        .groups = (size_t)z->groups,
+        .between = z->groups > 1 ? zero_comm_get_shape(c->replicas) : (zero_comm_shape){ 0 },
+        .max_micro_batches = z->max_micro,
+        .micro_batches = z->last_micro,
     };
 }
 
-size_t zero_report_memory(const zero *z, zero_row *rows, size_t max)
-{
+size_t zero_report_memory(const zero *z, zero_row *rows, size_t max) {
     const zero_plan p = plan_of(z);
     const size_t n = zero_plan_memory(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->config.memory->peak[rows[i].kind];
     return n;
 }
 
-size_t zero_report_wire(const zero *z, zero_row *rows, size_t max)
-{
+size_t zero_report_wire(const zero *z, zero_row *rows, size_t max) {
     const zero_plan p = plan_of(z);
     const size_t n = zero_plan_wire(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->wire_step[rows[i].kind];

@@ -1,28 +1,30 @@
-/* zero.c: the engine. zero.h says what it does for its caller; this is how.
-
-   Buffers. Parameters are one symmetric flat buffer. Gradients of the micro-batch at hand are another one (stages 0, 1), or a
-   few unit-sized buffers that are taken from a pool and given back (stages 2, 3). Parameters of stage 3: params.c. Optimizer state and
-   gradient sums are this rank's shard (optimizer state in stage 0: everything).
-
-   Reduction. Releasing a unit's gradients begins an exchange. It is finished later, in the order of release: when a
-   buffer is needed, or at the end of the micro-batch. Finishing adds the N pieces as a balanced tree, and the result to the
-   partial sums that wait for it. These are kept as a binary counter keeps its ones: micro-step g merges with as many partial
-   sums as g has trailing ones, so partial sums always cover 2^k micro-steps and popcount(g) slots are live. What is left at the
-   end of the step is added from the newest to the oldest. With N a power of two the whole is the balanced tree over the global
-   micro-batch index g * N + r, whatever N.
-
-   Groups. With several groups that shard the same (hierarchical sharding), a unit's sum in a group is summed over the groups, again as a
-   tree and before it meets other micro-steps: groups are contiguous ranks, so that is the same balanced tree.
-
-   Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the unit's
-   parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are gathered and every
-   rank updates everything (stage 0).
-
-   Overlap. A transport with a stream of its own (NCCL) makes no call here wait: a reduction is queued whole when its unit is released,
-   sums included, on that stream (sum_stream), and goes on under the backward of the next units; the caller's stream waits for all of them
-   where sums are read (zero_follow), and for one where its buffer is acquired again. Gathered parameters are waited for unit by unit, in the
-   next forward. So the host waits once in a step, in zero_grad_norm: whether all ranks take the step is decided by that number. A transport
-   without one (MPI) waits on the host, as late as it may. test_overlap shows what runs beside what. */
+// zero.c: the engine. zero.h says what it does for its caller; this is how.
+//
+// Buffers. Parameters are one symmetric flat buffer. Gradients of the micro-batch at hand are another one (stages 0,
+// 1), or a few unit-sized buffers that are taken from a pool and given back (stages 2, 3). Parameters of stage 3:
+// params.c. Optimizer state and gradient sums are this rank's shard (optimizer state in stage 0: everything).
+//
+// Reduction. Releasing a unit's gradients begins an exchange. It is finished later, in the order of release: when a
+// buffer is needed, or at the end of the micro-batch. Finishing adds the N pieces as a balanced tree, and the result to
+// the partial sums that wait for it. These are kept as a binary counter keeps its ones: micro-step g merges with as
+// many partial sums as g has trailing ones, so partial sums always cover 2^k micro-steps and popcount(g) slots are
+// live. What is left at the end of the step is added from the newest to the oldest. With N a power of two the whole is
+// the balanced tree over the global micro-batch index g * N + r, whatever N.
+//
+// Groups. With several groups that shard the same (hierarchical sharding), a unit's sum in a group is summed over the
+// groups, again as a tree and before it meets other micro-steps: groups are contiguous ranks, so that is the same
+// balanced tree.
+//
+// Step. Norm: exact integer sums of shards, so no order matters. AdamW: one launch a unit, on the shard, then the
+// unit's parameters are gathered (stages 1, 2; in stage 3 they are just exposed again); or the unit's gradient sums are
+// gathered and every rank updates everything (stage 0).
+//
+// Overlap. A transport with a stream of its own (NCCL) makes no call here wait: a reduction is queued whole when its
+// unit is released, sums included, on that stream (sum_stream), and goes on under the backward of the next units; the
+// caller's stream waits for all of them where sums are read (zero_follow), and for one where its buffer is acquired
+// again. Gathered parameters are waited for unit by unit, in the next forward. So the host waits once in a step, in
+// zero_grad_norm: whether all ranks take the step is decided by that number. A transport without one (MPI) waits on the
+// host, as late as it may. test_overlap shows what runs beside what.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <math.h>
@@ -31,10 +33,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- small things ---------------------------------------------------------------------------------------------------- */
+// ---- small things
+// ----------------------------------------------------------------------------------------------------
 
-int zero_fail(zero *z, int code, const char *format, ...)
-{
+int zero_fail(zero *z, int code, const char *format, ...) {
     va_list args;
     const int n = snprintf(z->error, sizeof z->error, "rank %d of %d: ", z->rank, z->ranks);
     va_start(args, format);
@@ -43,43 +45,40 @@ int zero_fail(zero *z, int code, const char *format, ...)
     return code;
 }
 
-int zero_comm_check(zero *z, int e)
-{
-    const char *words = zero_comm_error(z->config.comm);       /* empty if it was not this transport */
-    if (e) snprintf(z->error, sizeof z->error, "%s", *words || z->groups == 1 ? words : zero_comm_error(z->config.replicas));
+int zero_comm_check(zero *z, int e) {
+    const char *words = zero_comm_error(z->config.comm);  // empty if it was not this transport
+    if (e)
+        snprintf(z->error, sizeof z->error, "%s",
+                 *words || z->groups == 1 ? words : zero_comm_error(z->config.replicas));
     return e;
 }
 
-int zero_device_check(zero *z, cudaError_t e, const char *what)
-{
+int zero_device_check(zero *z, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return ZERO_OK;
-    /* The echo of a transport that has given up on another rank? That says more. */
-    if (zero_comm_synchronize(z->config.comm, z->config.stream) == ZERO_ERR_COMM) return zero_comm_check(z, ZERO_ERR_COMM);
+    // The echo of a transport that has given up on another rank? That says more.
+    if (zero_comm_synchronize(z->config.comm, z->config.stream) == ZERO_ERR_COMM)
+        return zero_comm_check(z, ZERO_ERR_COMM);
     return zero_fail(z, ZERO_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
 }
 
-int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader)
-{
+int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader) {
     if (follower == leader) return ZERO_OK;
     int e = zero_device_check(z, cudaEventRecord(z->event, leader), "recording an event");
     return e ? e : zero_device_check(z, cudaStreamWaitEvent(follower, z->event, 0), "waiting for an event");
 }
 
-cudaStream_t zero_transport_stream(const zero *z)
-{
+cudaStream_t zero_transport_stream(const zero *z) {
     const cudaStream_t own = zero_comm_stream(z->config.comm);
     return own ? own : z->config.stream;
 }
 
-void zero_time_begin(zero *z, const char *work, cudaStream_t on)
-{
+void zero_time_begin(zero *z, const char *work, cudaStream_t on) {
     if (!z->config.timing) return;
-    if (on != z->config.stream) (void)zero_follow(z, on, z->config.stream);     /* an error would be the next call's too */
+    if (on != z->config.stream) (void)zero_follow(z, on, z->config.stream);  // an error would be the next call's too
     z->config.timing(z->config.timing_ctx, work, 1, on);
 }
 
-void zero_time_end(zero *z, const char *work, cudaStream_t on)
-{
+void zero_time_end(zero *z, const char *work, cudaStream_t on) {
     if (z->config.timing) z->config.timing(z->config.timing_ctx, work, 0, on);
 }
 
@@ -87,31 +86,33 @@ const char *zero_error(const zero *z) { return z->error; }
 const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
 
-int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out)
-{
+int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out) {
     void *p = zero_memory_alloc(z->config.memory, c, bytes);
     memcpy(out, &p, sizeof p);
-    return p ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use a higher ZeRO stage, more ranks or a smaller model", bytes, zero_category_name(c));
+    return p ? ZERO_OK
+             : zero_fail(z, ZERO_ERR_MEMORY,
+                         "no memory for %zu bytes of %s: use a higher ZeRO stage, more ranks or a smaller model", bytes,
+                         zero_category_name(c));
 }
 
-/* Debugging: whoever reads on what was given back sees NaN. */
-int zero_poison(zero *z, void *p, size_t bytes)
-{
-    return z->config.debug && p ? zero_device_check(z, cudaMemsetAsync(p, 0xff, bytes, z->config.stream), "poisoning a buffer") : ZERO_OK;
+// Debugging: whoever reads on what was given back sees NaN.
+int zero_poison(zero *z, void *p, size_t bytes) {
+    return z->config.debug && p
+               ? zero_device_check(z, cudaMemsetAsync(p, 0xff, bytes, z->config.stream), "poisoning a buffer")
+               : ZERO_OK;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------------ */
+// ---- life
+// ------------------------------------------------------------------------------------------------------------
 
-int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out)
-{
+int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out) {
     void *p = NULL;
     const int e = zero_comm_check(z, zero_comm_alloc(z->config.comm, z->config.memory, category, &p, numel * elem));
     memcpy(out, &p, sizeof p);
     return e;
 }
 
-static int create_grads(zero *z)
-{
+static int create_grads(zero *z) {
     const zero_layout *l = &z->layout;
     int e = ZERO_OK;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
@@ -127,16 +128,17 @@ static int create_grads(zero *z)
     }
     e = zero_create_buffer(z, ZERO_MEM_GRADS, l->numel_padded, z->elem, &z->grads);
     for (size_t u = 0; u < l->num_units && !e; u++) {
-        z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem, .numel = unit_numel(z, u) };
+        z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem,
+                                              .numel = unit_numel(z, u) };
         z->units[u].buffer = &z->buffers[u];
     }
     z->num_buffers = l->num_units;
     return e;
 }
 
-/* The tiles of AdamW: pieces of at most ZERO_TILE elements of one tensor, its padding included. zero_plan_tiles counts the same. */
-static int create_tiles(zero *z)
-{
+// The tiles of AdamW: pieces of at most ZERO_TILE elements of one tensor, its padding included. zero_plan_tiles counts
+// the same.
+static int create_tiles(zero *z) {
     const zero_layout *l = &z->layout;
     size_t n = 0;
     zero_tile *tiles = malloc((1 + zero_plan_tiles(l, z->config.stage, (size_t)z->rank)) * sizeof *tiles);
@@ -158,41 +160,53 @@ static int create_tiles(zero *z)
                     .state = state_offset(z, u) + from - begin,
                     .grad = whole_state(z) && z->ranks > 1 ? from : shard_offset(z, u) + from - begin,
                     .logical = l->tensors[t].logical + from - l->tensor_offset[t],
-                    .count = (uint32_t)(to - from < ZERO_TILE ? to - from : ZERO_TILE), .decay = l->tensors[t].decay,
+                    .count = (uint32_t)(to - from < ZERO_TILE ? to - from : ZERO_TILE),
+                    .decay = l->tensors[t].decay,
                 };
         }
     }
     z->unit_tiles[l->num_units] = n;
     int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *tiles, &z->tiles);
-    if (!e && n) e = zero_device_check(z, cudaMemcpy(z->tiles, tiles, n * sizeof *tiles, cudaMemcpyHostToDevice), "copying the optimizer's tiles");
+    if (!e && n)
+        e = zero_device_check(z, cudaMemcpy(z->tiles, tiles, n * sizeof *tiles, cudaMemcpyHostToDevice),
+                              "copying the optimizer's tiles");
     free(tiles);
     return e;
 }
 
-static int create_group_sums(zero *z)
-{
+static int create_group_sums(zero *z) {
     const size_t numel = zero_layout_group_buffer(&z->layout, (size_t)z->groups);
     void *p[2] = { NULL, NULL };
     int e = ZERO_OK;
     for (int i = 0; i < 2 && !e; i++)
-        e = zero_comm_check(z, zero_comm_alloc(z->config.replicas, z->config.memory, ZERO_MEM_UNIT_BUFFERS, &p[i], numel * sizeof(float)));
+        e = zero_comm_check(z, zero_comm_alloc(z->config.replicas, z->config.memory, ZERO_MEM_UNIT_BUFFERS, &p[i],
+                                               numel * sizeof(float)));
     z->group_sum = p[0];
     z->all_sum = p[1];
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->all_sum_piece, &z->all_sum_piece);
-    return e ? e : zero_device_check(z, cudaMemcpy(z->all_sum_piece, &z->all_sum, sizeof z->all_sum, cudaMemcpyHostToDevice), "copying a pointer");
+    return e ? e
+             : zero_device_check(z,
+                                 cudaMemcpy(z->all_sum_piece, &z->all_sum, sizeof z->all_sum, cudaMemcpyHostToDevice),
+                                 "copying a pointer");
 }
 
-static int create(zero *z)
-{
+static int create(zero *z) {
     const zero_config *c = &z->config;
     const char *why = NULL;
-    if (c->stage < 0 || c->stage > 3) return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->stage);
-    if (z->groups > 1 && c->stage == 0) return zero_fail(z, ZERO_ERR_ARG, "stage 0 shards nothing: groups of ranks that shard need stage 1, 2 or 3");
-    if (z->groups > 1 && c->reduction == ZERO_REDUCE_LIBRARY) return zero_fail(z, ZERO_ERR_ARG, "the library's reduction works on one group of ranks only");
-    if (c->prefetch < 0 || c->prefetch > 2) return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
-    if (c->master < ZERO_MASTER_FP32 || c->master > ZERO_MASTER_NONE) return zero_fail(z, ZERO_ERR_ARG, "there is no kind %d of master weights", (int)c->master);
-    if (c->dtype == ZERO_F32 && c->master != ZERO_MASTER_FP32) return zero_fail(z, ZERO_ERR_ARG, "fp32 parameters are their own master weights: use ZERO_MASTER_FP32");
-    if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why)) return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
+    if (c->stage < 0 || c->stage > 3)
+        return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->stage);
+    if (z->groups > 1 && c->stage == 0)
+        return zero_fail(z, ZERO_ERR_ARG, "stage 0 shards nothing: groups of ranks that shard need stage 1, 2 or 3");
+    if (z->groups > 1 && c->reduction == ZERO_REDUCE_LIBRARY)
+        return zero_fail(z, ZERO_ERR_ARG, "the library's reduction works on one group of ranks only");
+    if (c->prefetch < 0 || c->prefetch > 2)
+        return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
+    if (c->master < ZERO_MASTER_FP32 || c->master > ZERO_MASTER_NONE)
+        return zero_fail(z, ZERO_ERR_ARG, "there is no kind %d of master weights", (int)c->master);
+    if (c->dtype == ZERO_F32 && c->master != ZERO_MASTER_FP32)
+        return zero_fail(z, ZERO_ERR_ARG, "fp32 parameters are their own master weights: use ZERO_MASTER_FP32");
+    if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why))
+        return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
     z->config.tensors = z->layout.tensors;
     const zero_layout *l = &z->layout;
     z->units = calloc(l->num_units, sizeof *z->units);
@@ -200,13 +214,15 @@ static int create(zero *z)
     z->host = malloc(CHUNK * sizeof *z->host);
     z->host_params = malloc(CHUNK * sizeof *z->host_params);
     z->host_low = malloc(CHUNK * sizeof *z->host_low);
-    if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low)
+        return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     z->sum_stream = zero_comm_stream(c->comm) ? zero_comm_stream(c->comm) : c->stream;
     int e = zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
     if (!e) e = zero_params_create(z);
     if (!e) e = create_grads(z);
     if (!e && z->groups > 1) e = create_group_sums(z);
-    if (!e && whole_state(z) && z->ranks > 1) e = zero_create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
+    if (!e && whole_state(z) && z->ranks > 1)
+        e = zero_create_buffer(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(l), sizeof(float), &z->unit_sum);
     if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
     if (!e) e = zero_alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
     if (!e) e = zero_alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
@@ -214,8 +230,7 @@ static int create(zero *z)
     return e ? e : create_tiles(z);
 }
 
-int zero_create(zero **out, const zero_config *config)
-{
+int zero_create(zero **out, const zero_config *config) {
     zero *z = calloc(1, sizeof *z);
     *out = z;
     if (!z) return ZERO_ERR_MEMORY;
@@ -230,15 +245,15 @@ int zero_create(zero **out, const zero_config *config)
     return create(z);
 }
 
-void zero_destroy(zero *z)
-{
+void zero_destroy(zero *z) {
     if (!z) return;
     zero_memory *mem = z->config.memory;
     if (z->layout.num_units) {
         const size_t state_bytes = state_total(z) * sizeof(float);
         zero_params_destroy(z);
         zero_comm_free(z->config.comm, z->grads);
-        for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++) zero_comm_free(z->config.comm, z->buffers[i].ptr);
+        for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++)
+            zero_comm_free(z->config.comm, z->buffers[i].ptr);
         zero_comm_free(z->config.comm, z->unit_sum);
         if (z->groups > 1) {
             zero_comm_free(z->config.replicas, z->group_sum);
@@ -249,8 +264,10 @@ void zero_destroy(zero *z)
         zero_memory_free(mem, ZERO_MEM_M, z->m, state_bytes);
         zero_memory_free(mem, ZERO_MEM_V, z->v, state_bytes);
         zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t));
-        if (z->unit_tiles) zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
-        for (int s = 0; s < ZERO_MAX_SLOTS; s++) zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
+        if (z->unit_tiles)
+            zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
+        for (int s = 0; s < ZERO_MAX_SLOTS; s++)
+            zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
     }
     if (z->event) (void)cudaEventDestroy(z->event);
     zero_layout_destroy(&z->layout);
@@ -264,25 +281,23 @@ void zero_destroy(zero *z)
     free(z);
 }
 
-/* ---- brackets --------------------------------------------------------------------------------------------------------- */
+// ---- brackets
+// ---------------------------------------------------------------------------------------------------------
 
-static int ensure_slot(zero *z, int s)
-{
+static int ensure_slot(zero *z, int s) {
     if (s >= ZERO_MAX_SLOTS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
     return z->slots[s] ? ZERO_OK : zero_alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->slots[s]);
 }
 
-/* The partial sums of a unit in slots [first, first + count). */
-static zero_slots slots_of(const zero *z, int first, int count, size_t offset)
-{
+// The partial sums of a unit in slots [first, first + count).
+static zero_slots slots_of(const zero *z, int first, int count, size_t offset) {
     zero_slots s = { .count = count };
     for (int i = 0; i < count; i++) s.slot[i] = z->slots[first + i] + offset;
     return s;
 }
 
-/* The sum of a unit over the ranks of all groups, from the exchanged pieces of this one, to all_sum. */
-static int sum_over_groups(zero *z, size_t u, const void *const *pieces)
-{
+// The sum of a unit over the ranks of all groups, from the exchanged pieces of this one, to all_sum.
+static int sum_over_groups(zero *z, size_t u, const void *const *pieces) {
     const size_t n = zero_layout_group_piece(&z->layout, u, (size_t)z->groups), bytes = n * sizeof(float);
     const cudaStream_t stream = z->sum_stream;
     const zero_slots none = { .count = 0 };
@@ -290,20 +305,26 @@ static int sum_over_groups(zero *z, size_t u, const void *const *pieces)
     const void *const *sums = NULL;
     zero_comm_phase(replicas, "sum over groups", u);
     int e = zero_comm_reusable(replicas, z->group_sum_ticket, stream);
-    if (!e) e = zero_device_check(z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream), "ordered sum");
+    if (!e)
+        e = zero_device_check(
+            z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream),
+            "ordered sum");
     if (!e) e = zero_comm_exchange_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
     if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket, stream);
     if (!e) e = zero_comm_exchange_finish(replicas, z->group_sum_ticket, stream, &sums);
-    if (!e) e = zero_device_check(z, zero_kernel_sum(z->all_sum + (size_t)zero_comm_rank(replicas) * n, sums, z->groups, ZERO_F32, none, n, stream), "ordered sum");
+    if (!e)
+        e = zero_device_check(z,
+                              zero_kernel_sum(z->all_sum + (size_t)zero_comm_rank(replicas) * n, sums, z->groups,
+                                              ZERO_F32, none, n, stream),
+                              "ordered sum");
     if (!e) e = zero_comm_exchange_done(replicas, z->group_sum_ticket, stream);
     if (!e) e = zero_comm_allgather_begin(replicas, z->all_sum, bytes, ZERO_WIRE_GRADS, stream, &z->all_sum_ticket);
     if (!e) e = zero_comm_allgather_finish(replicas, z->all_sum_ticket, stream);
     return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
 }
 
-/* Add the exchanged gradients of a unit to its sums: micro-step g merges with the partial sums of g's trailing ones. */
-static int reduce_unit(zero *z, size_t u)
-{
+// Add the exchanged gradients of a unit to its sums: micro-step g merges with the partial sums of g's trailing ones.
+static int reduce_unit(zero *z, size_t u) {
     const size_t g = z->units[u].micro, offset = shard_offset(z, u), n = shard_numel(z, u);
     const int live = __builtin_popcountll(g), merge = __builtin_ctzll(~g);
     const cudaStream_t stream = z->sum_stream;
@@ -315,8 +336,14 @@ static int reduce_unit(zero *z, size_t u)
     if (z->config.reduction == ZERO_REDUCE_LIBRARY) {
         if (!e) e = ensure_slot(z, live);
         if (!e) e = zero_follow(z, stream, z->config.stream);
-        if (!e) e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.dtype, n, z->slots[live] + offset, stream, &b->ticket));
-        if (!e && merge) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, NULL, 0, ZERO_F32, slots_of(z, live - merge, merge + 1, offset), n, stream), "ordered sum");
+        if (!e)
+            e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.dtype, n, z->slots[live] + offset,
+                                                            stream, &b->ticket));
+        if (!e && merge)
+            e = zero_device_check(z,
+                                  zero_kernel_sum(z->slots[live - merge] + offset, NULL, 0, ZERO_F32,
+                                                  slots_of(z, live - merge, merge + 1, offset), n, stream),
+                                  "ordered sum");
     } else {
         if (!e) e = zero_comm_check(z, zero_comm_exchange_finish(comm, b->ticket, stream, &pieces));
         int count = z->ranks;
@@ -327,7 +354,11 @@ static int reduce_unit(zero *z, size_t u)
             count = 1;
             dtype = ZERO_F32;
         }
-        if (!e) e = zero_device_check(z, zero_kernel_sum(z->slots[live - merge] + offset, pieces, count, dtype, slots_of(z, live - merge, merge, offset), n, stream), "ordered sum");
+        if (!e)
+            e = zero_device_check(z,
+                                  zero_kernel_sum(z->slots[live - merge] + offset, pieces, count, dtype,
+                                                  slots_of(z, live - merge, merge, offset), n, stream),
+                                  "ordered sum");
         if (!e) e = zero_comm_check(z, zero_comm_exchange_done(comm, b->ticket, stream));
     }
     if (e) return e;
@@ -338,9 +369,8 @@ static int reduce_unit(zero *z, size_t u)
     return ZERO_OK;
 }
 
-/* The same, named. */
-static int reduce(zero *z, size_t u)
-{
+// The same, named.
+static int reduce(zero *z, size_t u) {
     zero_range_begin("reduce", u);
     zero_time_begin(z, "reduce", z->sum_stream);
     const int e = reduce_unit(z, u);
@@ -349,17 +379,15 @@ static int reduce(zero *z, size_t u)
     return e;
 }
 
-static int reduce_oldest(zero *z)
-{
+static int reduce_oldest(zero *z) {
     const size_t u = z->pending[z->pending_first];
     z->pending_first = (z->pending_first + 1) % z->layout.num_units;
     z->pending_count--;
     return reduce(z, u);
 }
 
-/* A free buffer of the pool for this unit: of its size, the one whose last exchange is the oldest. */
-static struct grad_buffer *free_buffer(zero *z, size_t numel)
-{
+// A free buffer of the pool for this unit: of its size, the one whose last exchange is the oldest.
+static struct grad_buffer *free_buffer(zero *z, size_t numel) {
     struct grad_buffer *best = NULL;
     for (size_t i = 0; i < z->num_buffers; i++) {
         struct grad_buffer *b = &z->buffers[i];
@@ -368,17 +396,22 @@ static struct grad_buffer *free_buffer(zero *z, size_t numel)
     return best;
 }
 
-static int acquire_grads(zero *z, size_t u)
-{
+static int acquire_grads(zero *z, size_t u) {
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
     struct unit *unit = &z->units[u];
     int e = ZERO_OK;
     if (unit->state != UNIT_FREE || unit->micro != z->micro)
-        return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
-    if (z->merged) return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
+        return zero_fail(
+            z, ZERO_ERR_ARG,
+            "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
+    if (z->merged)
+        return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
     if (z->config.stage >= 2) {
         while (!e && !(unit->buffer = free_buffer(z, unit_numel(z, u)))) {
-            if (!z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "more than %d units of one size hold gradients at a time: release them sooner", ZERO_POOL_DEPTH);
+            if (!z->pending_count)
+                return zero_fail(z, ZERO_ERR_ARG,
+                                 "more than %d units of one size hold gradients at a time: release them sooner",
+                                 ZERO_POOL_DEPTH);
             e = reduce_oldest(z);
         }
         if (e) return e;
@@ -387,7 +420,8 @@ static int acquire_grads(zero *z, size_t u)
     zero_comm_phase(z->config.comm, "acquiring a gradient buffer", u);
     e = zero_comm_check(z, zero_comm_reusable(z->config.comm, b->ticket, z->config.stream));
     zero_time_begin(z, "zero gradients", z->config.stream);
-    if (!e) e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
+    if (!e)
+        e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
     zero_time_end(z, "zero gradients", z->config.stream);
     if (e) return e;
     b->busy = 1;
@@ -395,27 +429,27 @@ static int acquire_grads(zero *z, size_t u)
     return ZERO_OK;
 }
 
-void *zero_acquire_grads(zero *z, size_t unit)
-{
+void *zero_acquire_grads(zero *z, size_t unit) {
     return acquire_grads(z, unit) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
 }
 
-static int begin_reduction(zero *z, size_t u)
-{
+static int begin_reduction(zero *z, size_t u) {
     if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
     zero_comm_phase(z->config.comm, "reduction of gradients", u);
     zero_time_begin(z, "exchange", z->sum_stream);
-    const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, z->units[u].buffer->ptr, shard_numel(z, u) * z->elem, z->config.stream, &z->units[u].buffer->ticket));
+    const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, z->units[u].buffer->ptr,
+                                                              shard_numel(z, u) * z->elem, z->config.stream,
+                                                              &z->units[u].buffer->ticket));
     zero_time_end(z, "exchange", z->sum_stream);
     if (e) return e;
-    if (zero_comm_stream(z->config.comm)) return reduce(z, u);      /* the host waits for nothing there */
+    if (zero_comm_stream(z->config.comm)) return reduce(z, u);  // the host waits for nothing there
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
 }
 
-int zero_release_grads(zero *z, size_t u)
-{
-    if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED) return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
+int zero_release_grads(zero *z, size_t u) {
+    if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED)
+        return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
     z->units[u].state = UNIT_REDUCING;
     zero_range_begin("reduce", u);
     const int e = begin_reduction(z, u);
@@ -423,27 +457,26 @@ int zero_release_grads(zero *z, size_t u)
     return e;
 }
 
-/* Between groups, gradients are all that the other transport carries. */
-static uint64_t received(const zero *z, enum zero_wire kind)
-{
+// Between groups, gradients are all that the other transport carries.
+static uint64_t received(const zero *z, enum zero_wire kind) {
     if (kind != ZERO_WIRE_GROUPS) return zero_comm_received(z->config.comm, kind);
     return z->groups > 1 ? zero_comm_received(z->config.replicas, ZERO_WIRE_GRADS) : 0;
 }
 
-int zero_begin_step(zero *z)
-{
-    const int e = sharded_params(z) ? zero_params_forget(z) : ZERO_OK;       /* first: it receives what was fetched ahead of something else */
+int zero_begin_step(zero *z) {
+    // first: it receives what was fetched ahead of something else
+    const int e = sharded_params(z) ? zero_params_forget(z) : ZERO_OK;
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
     return e;
 }
 
-int zero_finish_backward(zero *z)
-{
+int zero_finish_backward(zero *z) {
     int e = ZERO_OK;
     while (z->pending_count && !e) e = reduce_oldest(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
-        if (z->units[u].micro != z->micro + 1) e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
-    /* Not each time: this waits for the last reader, and who never runs ahead meets no race. */
+        if (z->units[u].micro != z->micro + 1)
+            e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
+    // Not each time: this waits for the last reader, and who never runs ahead meets no race.
     for (size_t i = 0; i < z->num_buffers && z->config.debug && z->micro % 2 && !e; i++) {
         e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket, z->config.stream));
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
@@ -454,31 +487,32 @@ int zero_finish_backward(zero *z)
     return ZERO_OK;
 }
 
-/* ---- norm and step ---------------------------------------------------------------------------------------------------- */
+// ---- norm and step
+// ----------------------------------------------------------------------------------------------------
 
-/* Add what is left of the binary counter into slot 0. */
-static int merge_slots(zero *z)
-{
-    if (z->pending_count || !z->micro) return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
+// Add what is left of the binary counter into slot 0.
+static int merge_slots(zero *z) {
+    if (z->pending_count || !z->micro)
+        return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
     const int live = __builtin_popcountll(z->micro), e = zero_follow(z, z->config.stream, z->sum_stream);
     z->merged = 1;
     if (live == 1 || e) return e;
-    return zero_device_check(z, zero_kernel_sum(z->slots[0], NULL, 0, ZERO_F32, slots_of(z, 0, live, 0), shard_total(z), z->config.stream), "sum of micro-batches");
+    return zero_device_check(
+        z, zero_kernel_sum(z->slots[0], NULL, 0, ZERO_F32, slots_of(z, 0, live, 0), shard_total(z), z->config.stream),
+        "sum of micro-batches");
 }
 
-/* Let carries run, so that every digit is below 2^32 and many wide integers can be added. */
-static void wide_normalize(uint64_t *wide)
-{
+// Let carries run, so that every digit is below 2^32 and many wide integers can be added.
+static void wide_normalize(uint64_t *wide) {
     for (int d = 0; d + 1 < ZERO_WIDE_DIGITS; d++) {
         wide[d + 1] += wide[d] >> 32;
         wide[d] &= 0xffffffff;
     }
 }
 
-/* The nearest double: the top 64 bits, with a sticky last bit for what is below, rounded once by the conversion. */
-static double wide_to_double(uint64_t *wide)
-{
+// The nearest double: the top 64 bits, with a sticky last bit for what is below, rounded once by the conversion.
+static double wide_to_double(uint64_t *wide) {
     wide_normalize(wide);
     int top = ZERO_WIDE_DIGITS - 1;
     while (top > 1 && !wide[top]) top--;
@@ -493,16 +527,21 @@ static double wide_to_double(uint64_t *wide)
     return ldexp((double)high, 32 * (top - 1) - shift - ZERO_WIDE_BIAS);
 }
 
-int zero_grad_norm(zero *z, double *norm)
-{
+int zero_grad_norm(zero *z, double *norm) {
     uint64_t *parts = malloc(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof *parts);
     uint64_t mine[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = parts && all ? merge_slots(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.comm, "gradient norm", 0);
     zero_time_begin(z, "norm", z->config.stream);
-    if (!e) e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->slots[0], shard_total(z), z->config.stream), "sum of squares");
+    if (!e)
+        e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->slots[0], shard_total(z), z->config.stream),
+                              "sum of squares");
     zero_time_end(z, "norm", z->config.stream);
-    if (!e) e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, ZERO_SQUARE_PARTS * sizeof mine, cudaMemcpyDeviceToHost, z->config.stream), "reading the norm");
+    if (!e)
+        e = zero_device_check(z,
+                              cudaMemcpyAsync(parts, z->squares, ZERO_SQUARE_PARTS * sizeof mine,
+                                              cudaMemcpyDeviceToHost, z->config.stream),
+                              "reading the norm");
     if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
     if (!e) {
         for (int p = 0; p < ZERO_SQUARE_PARTS; p++)
@@ -522,20 +561,25 @@ int zero_grad_norm(zero *z, double *norm)
     return e;
 }
 
-/* Stage 0: every rank needs the whole unit's gradient sums, in fp32 (rounding them would be another update). */
-static int gather_unit_sum(zero *z, size_t u)
-{
+// Stage 0: every rank needs the whole unit's gradient sums, in fp32 (rounding them would be another update).
+static int gather_unit_sum(zero *z, size_t u) {
     const size_t bytes = shard_numel(z, u) * sizeof(float);
     zero_ticket *t = &z->unit_sum_ticket;
     zero_comm_phase(z->config.comm, "gathering gradient sums", u);
     int e = zero_comm_check(z, zero_comm_reusable(z->config.comm, *t, z->config.stream));
-    if (!e) e = zero_device_check(z, cudaMemcpyAsync((char *)z->unit_sum + (size_t)z->rank * bytes, z->slots[0] + shard_offset(z, u), bytes, cudaMemcpyDeviceToDevice, z->config.stream), "copying gradient sums");
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->unit_sum, bytes, ZERO_WIRE_GRADS, z->config.stream, t));
+    if (!e)
+        e = zero_device_check(z,
+                              cudaMemcpyAsync((char *)z->unit_sum + (size_t)z->rank * bytes,
+                                              z->slots[0] + shard_offset(z, u), bytes, cudaMemcpyDeviceToDevice,
+                                              z->config.stream),
+                              "copying gradient sums");
+    if (!e)
+        e = zero_comm_check(
+            z, zero_comm_allgather_begin(z->config.comm, z->unit_sum, bytes, ZERO_WIRE_GRADS, z->config.stream, t));
     return e ? e : zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, *t, z->config.stream));
 }
 
-static int forget_gradients(zero *z)
-{
+static int forget_gradients(zero *z) {
     int e = ZERO_OK;
     for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
@@ -550,13 +594,19 @@ static int forget_gradients(zero *z)
     return e;
 }
 
-int zero_step(zero *z, const zero_adamw *a)
-{
+int zero_step(zero *z, const zero_adamw *a) {
     int e = merge_slots(z);
     const zero_adamw_args args = {
-        .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
-        .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)), .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
-        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)), .seed = z->config.seed, .t = a->t,
+        .lr = a->lr,
+        .beta1 = a->beta1,
+        .beta2 = a->beta2,
+        .eps = a->eps,
+        .weight_decay = a->weight_decay,
+        .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)),
+        .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
+        .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)),
+        .seed = z->config.seed,
+        .t = a->t,
     };
     char *params = sharded_params(z) ? zero_comm_window_shard(z->window) : z->params;
     if (!e) e = zero_params_begin(z);
@@ -571,8 +621,12 @@ int zero_step(zero *z, const zero_adamw *a)
         zero_comm_dawdle(z->config.comm);
         zero_range_begin("AdamW", u);
         zero_time_begin(z, "AdamW", z->config.stream);
-        if (!e) e = zero_device_check(z, zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v, grads, z->tiles + z->unit_tiles[u],
-                                                           z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream), "AdamW");
+        if (!e)
+            e = zero_device_check(z,
+                                  zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v,
+                                                    grads, z->tiles + z->unit_tiles[u],
+                                                    z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream),
+                                  "AdamW");
         zero_time_end(z, "AdamW", z->config.stream);
         zero_range_end();
         if (!e) e = zero_params_written(z, u);
@@ -581,9 +635,11 @@ int zero_step(zero *z, const zero_adamw *a)
     return e ? e : forget_gradients(z);
 }
 
-int zero_discard(zero *z)
-{
-    if (z->pending_count) return zero_fail(z, ZERO_ERR_ARG, "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
-    const int e = zero_follow(z, z->config.stream, z->sum_stream);      /* they are still being summed, if nobody asked for the norm */
+int zero_discard(zero *z) {
+    if (z->pending_count)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
+    const int e = zero_follow(z, z->config.stream, z->sum_stream);  // they are still being summed, if nobody asked
+                                                                    // for the norm
     return e ? e : forget_gradients(z);
 }

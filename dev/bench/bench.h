@@ -1,24 +1,23 @@
-/* bench.h: rounds in which all candidates take turns, and the medians of their times and ratios. These machines are shared: only
-   what ran side by side is compared. */
+// bench.h: rounds in which all candidates take turns, and the medians of their times and ratios. These machines are
+// shared: only what ran side by side is compared.
 #ifndef BENCH_H
 #define BENCH_H
 #include <stdlib.h>
 #include <time.h>
 
-static inline double bench_now(void)    /* seconds */
+static inline double bench_now(void)  // seconds
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static int bench_order(const void *a, const void *b)
-{
+static int bench_order(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static inline double bench_median(double *x, size_t n)      /* sorts x */
+static inline double bench_median(double *x, size_t n)  // sorts x
 {
     qsort(x, n, sizeof *x, bench_order);
     return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);

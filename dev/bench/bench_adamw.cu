@@ -1,6 +1,7 @@
-/* bench_adamw.cu: the bandwidth of the fused AdamW, beside that of STREAM's triad a = b + s * c (McCalpin 1995) on arrays of the same
-   size. Bytes as the algorithms need them: AdamW fp32 reads p, g, m, v and writes p, m, v (28 a parameter), bf16 reads master, g, m, v
-   and writes master, m, v, p (30), with a split master 28, with none 24; triad reads b, c and writes a (12). The sum of squares too. An argument is the number of parameters. */
+// bench_adamw.cu: the bandwidth of the fused AdamW, beside that of STREAM's triad a = b + s * c (McCalpin 1995) on
+// arrays of the same size. Bytes as the algorithms need them: AdamW fp32 reads p, g, m, v and writes p, m, v (28 a
+// parameter), bf16 reads master, g, m, v and writes master, m, v, p (30), with a split master 28, with none 24; triad
+// reads b, c and writes a (12). The sum of squares too. An argument is the number of parameters.
 #include <stdio.h>
 #include "bench/bench.h"
 #include "zero/device.cuh"
@@ -9,15 +10,14 @@
 enum { TRIAD, ADAMW_F32, ADAMW_BF16, ADAMW_SPLIT, ADAMW_NONE, SQUARES, CANDIDATES, ROUNDS = 7 };
 static size_t N = (size_t)48 << 20;
 
-__global__ void __launch_bounds__(256) triad_kernel(float *a, const float *b, const float *c, float s, size_t n)
-{
+__global__ void __launch_bounds__(256) triad_kernel(float *a, const float *b, const float *c, float s, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
-    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(a + i, ld(b + i) + s * ld(c + i));
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK)
+        st(a + i, ld(b + i) + s * ld(c + i));
 }
 
-static float *array(size_t bytes)
-{
+static float *array(size_t bytes) {
     void *p = NULL;
     cudaError_t e = cudaMalloc(&p, bytes);
     if (e == cudaSuccess) e = cudaMemset(p, 0, bytes);
@@ -28,18 +28,23 @@ static float *array(size_t bytes)
     return (float *)p;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc > 1) N = (strtoull(argv[1], NULL, 10) + ZERO_TILE - 1) / ZERO_TILE * ZERO_TILE;
-    static const char *const names[CANDIDATES] = {"STREAM triad", "AdamW, fp32", "AdamW, bf16, fp32 master", "AdamW, bf16, split master", "AdamW, bf16, no master", "sum of squares"};
-    static const double bytes[CANDIDATES] = {12, 28, 30, 28, 24, 4};
+    static const char *const names[CANDIDATES] = {
+        "STREAM triad",           "AdamW, fp32",   "AdamW, bf16, fp32 master", "AdamW, bf16, split master",
+        "AdamW, bf16, no master", "sum of squares"
+    };
+    static const double bytes[CANDIDATES] = { 12, 28, 30, 28, 24, 4 };
     double seconds[CANDIDATES][ROUNDS], ratio[CANDIDATES][ROUNDS];
     const size_t num_tiles = N / ZERO_TILE;
-    float *p = array(N * 4), *g = array(N * 4), *m = array(N * 4), *v = array(N * 4), *half = array(N * 2), *squares = array(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * 8);
-    zero_tile *host = (zero_tile *)malloc(num_tiles * sizeof *host), *tiles = (zero_tile *)array(num_tiles * sizeof *host);
-    for (size_t t = 0; t < num_tiles; t++) host[t] = zero_tile{t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, ZERO_TILE, 1};
+    float *p = array(N * 4), *g = array(N * 4), *m = array(N * 4), *v = array(N * 4), *half = array(N * 2),
+          *squares = array(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * 8);
+    zero_tile *host = (zero_tile *)malloc(num_tiles * sizeof *host),
+              *tiles = (zero_tile *)array(num_tiles * sizeof *host);
+    for (size_t t = 0; t < num_tiles; t++)
+        host[t] = zero_tile{ t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, ZERO_TILE, 1 };
     if (cudaMemcpy(tiles, host, num_tiles * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
-    const zero_adamw_args a = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1};
+    const zero_adamw_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < CANDIDATES; k++) {
             const double begin = bench_now();
@@ -52,8 +57,11 @@ int main(int argc, char **argv)
             } else if (k == SQUARES) {
                 e = zero_kernel_square_sum((uint64_t *)squares, g, N, 0);
             } else {
-                const enum zero_master mode = k == ADAMW_SPLIT ? ZERO_MASTER_SPLIT : k == ADAMW_NONE ? ZERO_MASTER_NONE : ZERO_MASTER_FP32;
-                e = zero_kernel_adamw(k == ADAMW_F32 ? p : half, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, p, m, v, g, tiles, num_tiles, a, 0);
+                const enum zero_master mode = k == ADAMW_SPLIT  ? ZERO_MASTER_SPLIT
+                                              : k == ADAMW_NONE ? ZERO_MASTER_NONE
+                                                                : ZERO_MASTER_FP32;
+                e = zero_kernel_adamw(k == ADAMW_F32 ? p : half, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, p, m, v,
+                                      g, tiles, num_tiles, a, 0);
             }
             if (e == cudaSuccess) e = cudaDeviceSynchronize();
             if (e != cudaSuccess) {

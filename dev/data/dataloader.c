@@ -1,22 +1,20 @@
-/*
-The order of the data is a function of (seed, epoch, global micro-batch index j) and of nothing else. A rank, a stage, the number
-of ranks or a restart cannot change which tokens are in batch j: this is a precondition for the same bits on 1 and on 8 ranks,
-and makes the position in the data a number instead of a state that must be saved.
-
-A *sample* is one micro-batch: B*T tokens and one more, for the last target. Sample q of a shard starts at its token q*B*T.
-Batch j is sample number j % S of epoch j / S, S being the number of samples in all shards. Unshuffled, the shards follow one
-another. Shuffled, each epoch permutes the shards, then the samples inside each. One generator draws all permutations, one epoch
-after the other: first that of the shards (of the order that the last epoch left), then those of the samples, in the new order
-of the shards. This is what llm.c with one process does, so that its runs can be compared with ours; llm.c with several gives
-each another seed, and an order that depends on their number.
-
-The permutations of the current epoch are kept (4 bytes per sample). Another epoch is reached by drawing: forward by skipping
-whole epochs, which is fast since an epoch draws the same number of words each time (see mt_skip), backward by starting from
-the seed.
-
-A sample is read with one pread when it is asked for: the page cache is a better cache than we could write, and text or a shard
-of any size needs a few kilobytes. One file is kept open, that of the last batch.
-*/
+// The order of the data is a function of (seed, epoch, global micro-batch index j) and of nothing else. A rank, a
+// stage, the number of ranks or a restart cannot change which tokens are in batch j: this is a precondition for the
+// same bits on 1 and on 8 ranks, and makes the position in the data a number instead of a state that must be saved.
+//
+// A *sample* is one micro-batch: B*T tokens and one more, for the last target. Sample q of a shard starts at its token
+// q*B*T. Batch j is sample number j % S of epoch j / S, S being the number of samples in all shards. Unshuffled, the
+// shards follow one another. Shuffled, each epoch permutes the shards, then the samples inside each. One generator
+// draws all permutations, one epoch after the other: first that of the shards (of the order that the last epoch left),
+// then those of the samples, in the new order of the shards. This is what llm.c with one process does, so that its runs
+// can be compared with ours; llm.c with several gives each another seed, and an order that depends on their number.
+//
+// The permutations of the current epoch are kept (4 bytes per sample). Another epoch is reached by drawing: forward by
+// skipping whole epochs, which is fast since an epoch draws the same number of words each time (see mt_skip), backward
+// by starting from the seed.
+//
+// A sample is read with one pread when it is asked for: the page cache is a better cache than we could write, and text
+// or a shard of any size needs a few kilobytes. One file is kept open, that of the last batch.
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -29,16 +27,16 @@ of any size needs a few kilobytes. One file is kept open, that of the last batch
 #include "data/dataloader.h"
 #include "data/random.h"
 
-#define MAGIC 20240520
+#define MAGIC        20240520
 #define HEADER_BYTES 1024
-#define NO_EPOCH SIZE_MAX
+#define NO_EPOCH     SIZE_MAX
 
 // All messages end here. A file name is cut to its first 200 characters, so that the remedy after it is never lost.
 #define FAIL(...) (snprintf(err, 512, __VA_ARGS__), -1)
 
 typedef struct {
     const char *name;
-    size_t begin, tokens;   // the part of the file that is used, in tokens
+    size_t begin, tokens;  // the part of the file that is used, in tokens
     size_t samples;
 } Shard;
 
@@ -47,18 +45,18 @@ struct Loader {
     Shard *shards;
     size_t B, T, vocab, token_bytes;
     LoaderInfo info;
-    unsigned char *raw;     // B*T + 1 tokens as they are in the file
+    unsigned char *raw;  // B*T + 1 tokens as they are in the file
 
-    int fd;                 // of shards[fd_shard], or -1
+    int fd;  // of shards[fd_shard], or -1
     size_t fd_shard;
 
     int shuffle;
     uint32_t seed;
     Mt19937 rng;
     size_t epochs_drawn;
-    size_t epoch;           // whose permutations these are, or NO_EPOCH:
+    size_t epoch;  // whose permutations these are, or NO_EPOCH:
     uint32_t *shard_order;
-    uint32_t *sample_order; // for every position in the epoch, a sample of the shard that is due there
+    uint32_t *sample_order;  // for every position in the epoch, a sample of the shard that is due there
 };
 
 // pread of all bytes: 0, or -1 and errno (ENODATA: the file ends before).
@@ -79,7 +77,7 @@ static int read_at(int fd, void *out, size_t bytes, size_t offset) {
 // What is in the file: counts its tokens, says which kind it is.
 static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, char err[512]) {
     struct stat st;
-    int32_t header[HEADER_BYTES / 4] = {0};
+    int32_t header[HEADER_BYTES / 4] = { 0 };
     if (fstat(fd, &st) != 0) {
         return FAIL("%.200s: %s", name, strerror(errno));
     }
@@ -103,13 +101,15 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
         return 0;
     }
     if (header[1] != 1) {
-        return FAIL("%.200s is a token shard of version %d; only version 1 is known. Tokenize the data again.",
-                    name, (int)header[1]);
+        return FAIL("%.200s is a token shard of version %d; only version 1 is known. Tokenize the data again.", name,
+                    (int)header[1]);
     }
     size_t count = header[2] > 0 ? (size_t)header[2] : 0;
     if (count == 0 || size != HEADER_BYTES + 2 * count) {
-        return FAIL("%.200s has %zu bytes; its header promises %d tokens, hence %zu bytes. The file is truncated or damaged: "
-                    "copy or tokenize it again.", name, size, (int)header[2], HEADER_BYTES + 2 * count);
+        return FAIL(
+            "%.200s has %zu bytes; its header promises %d tokens, hence %zu bytes. The file is truncated or damaged: "
+            "copy or tokenize it again.",
+            name, size, (int)header[2], HEADER_BYTES + 2 * count);
     }
     *is_text = 0;
     *tokens = count;
@@ -130,8 +130,8 @@ static int add_shard(Loader *l, size_t s, const LoaderConfig *c, char err[512]) 
         return rc;
     }
     if (s > 0 && is_text != l->info.is_text) {
-        return FAIL("%.200s is %s but %.100s is not. Make the pattern match files of one kind.",
-                    name, is_text ? "text" : "a token shard", l->shards[0].name);
+        return FAIL("%.200s is %s but %.100s is not. Make the pattern match files of one kind.", name,
+                    is_text ? "text" : "a token shard", l->shards[0].name);
     }
 
     // Divided first: the product could overflow. The remainder keeps the percentage exact.
@@ -139,7 +139,8 @@ static int add_shard(Loader *l, size_t s, const LoaderConfig *c, char err[512]) 
     size_t end = count / 100 * c->end_percent + count % 100 * c->end_percent / 100;
     size_t tokens = end - begin;
     if (tokens < c->B * c->T + 1) {
-        return FAIL("%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu takes %zu. "
+        return FAIL("%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu "
+                    "takes %zu. "
                     "Use a smaller -b or -t, or a larger file.",
                     name, tokens, c->begin_percent, c->end_percent, c->B, c->T, c->B * c->T + 1);
     }
@@ -148,7 +149,7 @@ static int add_shard(Loader *l, size_t s, const LoaderConfig *c, char err[512]) 
         return FAIL("%.200s has %zu micro-batches; at most %u are possible. Use a larger -b or -t, or split the file.",
                     name, samples, UINT32_MAX);
     }
-    l->shards[s] = (Shard){.name = name, .begin = begin, .tokens = tokens, .samples = samples};
+    l->shards[s] = (Shard){ .name = name, .begin = begin, .tokens = tokens, .samples = samples };
     l->info.is_text = is_text;
     l->info.tokens += tokens;
     l->info.samples += samples;
@@ -165,11 +166,14 @@ static int open_loader(Loader *l, const LoaderConfig *c, char err[512]) {
     }
     int rc = glob(c->pattern, 0, NULL, &l->files);
     if (rc == GLOB_NOMATCH) {
-        return FAIL("no file matches %.200s. Check the path (-i, -j), quote the pattern in the shell, or prepare the data "
-                    "(see dev/data).", c->pattern);
+        return FAIL(
+            "no file matches %.200s. Check the path (-i, -j), quote the pattern in the shell, or prepare the data "
+            "(see dev/data).",
+            c->pattern);
     }
     if (rc != 0) {
-        return FAIL("%.200s: cannot list the files (%s)", c->pattern, rc == GLOB_NOSPACE ? "out of memory" : "read error");
+        return FAIL("%.200s: cannot list the files (%s)", c->pattern,
+                    rc == GLOB_NOSPACE ? "out of memory" : "read error");
     }
 
     size_t shards = l->files.gl_pathc;
@@ -189,7 +193,8 @@ static int open_loader(Loader *l, const LoaderConfig *c, char err[512]) {
     l->shard_order = malloc(shards * sizeof *l->shard_order);
     l->sample_order = c->shuffle ? malloc(l->info.samples * sizeof *l->sample_order) : NULL;
     if (!l->raw || !l->shard_order || (c->shuffle && !l->sample_order)) {
-        return FAIL("out of memory for the order of %zu micro-batches. Use a larger -b, or no shuffling.", l->info.samples);
+        return FAIL("out of memory for the order of %zu micro-batches. Use a larger -b, or no shuffling.",
+                    l->info.samples);
     }
     return 0;
 }
@@ -231,13 +236,9 @@ void loader_close(Loader *l) {
     free(l);
 }
 
-size_t loader_num_samples(const Loader *l) {
-    return l->info.samples;
-}
+size_t loader_num_samples(const Loader *l) { return l->info.samples; }
 
-LoaderInfo loader_info(const Loader *l) {
-    return l->info;
-}
+LoaderInfo loader_info(const Loader *l) { return l->info; }
 
 static void identity(uint32_t *a, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -300,8 +301,8 @@ static int switch_to(Loader *l, size_t shard, char err[512]) {
     l->fd = open(l->shards[shard].name, O_RDONLY | O_CLOEXEC);
     l->fd_shard = shard;
     if (l->fd < 0) {
-        return FAIL("%.200s: cannot open it any more (%s). Put it back and start again.",
-                    l->shards[shard].name, strerror(errno));
+        return FAIL("%.200s: cannot open it any more (%s). Put it back and start again.", l->shards[shard].name,
+                    strerror(errno));
     }
     return 0;
 }
@@ -317,15 +318,18 @@ int loader_batch(Loader *l, size_t j, int *inputs, int *targets, char err[512]) 
     size_t offset = (l->info.is_text ? 0 : HEADER_BYTES) + first * l->token_bytes;
     if (read_at(l->fd, l->raw, (n + 1) * l->token_bytes, offset) != 0) {
         return FAIL("%.200s: cannot read %zu tokens from token %zu on (%s). The file may have changed since the start: "
-                    "restore it and start again.", l->shards[s].name, n + 1, first, strerror(errno));
+                    "restore it and start again.",
+                    l->shards[s].name, n + 1, first, strerror(errno));
     }
 
     int largest = -1;
     for (size_t i = 0; i <= n; i++) {
         int token = l->info.is_text ? l->raw[i] : l->raw[2 * i] | l->raw[2 * i + 1] << 8;
         if ((size_t)token >= l->vocab) {
-            return FAIL("%.200s: token %zu is %d, but the model's vocabulary is %zu. Use data made with the model's tokenizer, "
-                        "or a model with a larger vocabulary.", l->shards[s].name, first + i, token, l->vocab);
+            return FAIL(
+                "%.200s: token %zu is %d, but the model's vocabulary is %zu. Use data made with the model's tokenizer, "
+                "or a model with a larger vocabulary.",
+                l->shards[s].name, first + i, token, l->vocab);
         }
         largest = token > largest ? token : largest;
         if (i < n) {

@@ -1,16 +1,16 @@
-/*
-Training data: micro-batches of tokens by their number. See dataloader.c for the order and the reasons.
-
-A micro-batch is B rows of T tokens, and for each token the one that follows it. Any micro-batch can be asked for, in any order, by
-any rank: batch j of a training run is the same whoever asks, so a run is resumed, on any number of ranks, by arithmetic on j.
-
-Sources, found with a glob pattern and used in the order of their names:
-- llm.c's token shards (256 int32: 20240520, 1, number of tokens, 0...; then the tokens as uint16), of equal or different sizes;
-- any other files without NUL bytes: plain text. A byte is a token; the vocabulary is 256.
-
-Functions that can fail return 0, or -1 with a message in err that names the file and the remedy. Nothing is printed, and nothing
-is kept outside the Loader. Several loaders may be open; one loader must not be used by two threads at once.
-*/
+// Training data: micro-batches of tokens by their number. See dataloader.c for the order and the reasons.
+//
+// A micro-batch is B rows of T tokens, and for each token the one that follows it. Any micro-batch can be asked for, in
+// any order, by any rank: batch j of a training run is the same whoever asks, so a run is resumed, on any number of
+// ranks, by arithmetic on j.
+//
+// Sources, found with a glob pattern and used in the order of their names: - llm.c's token shards (256 int32: 20240520,
+// 1, number of tokens, 0...; then the tokens as uint16), of equal or different sizes; - any other files without NUL
+// bytes: plain text. A byte is a token; the vocabulary is 256.
+//
+// Functions that can fail return 0, or -1 with a message in err that names the file and the remedy. Nothing is printed,
+// and nothing is kept outside the Loader. Several loaders may be open; one loader must not be used by two threads at
+// once.
 #ifndef DEV_DATA_DATALOADER_H
 #define DEV_DATA_DATALOADER_H
 
@@ -22,26 +22,28 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char *pattern;    // of file names, as in the shell
-    size_t B, T;            // rows and tokens per row in a micro-batch
-    size_t vocab;           // a token id of vocab or more is an error
-    unsigned begin_percent; // the part of every file that is used: 0 and 100 for all of it; 0 and 90, then 90 and 100, to train
-    unsigned end_percent;   // and validate with the same file. The parts share no token.
-    int shuffle;            // 0: in the order of the files
-    uint32_t seed;          // of the shuffle; llm.c's is 42
+    const char *pattern;     // of file names, as in the shell
+    size_t B, T;             // rows and tokens per row in a micro-batch
+    size_t vocab;            // a token id of vocab or more is an error
+    unsigned begin_percent;  // the part of every file that is used: 0 and 100 for all of it; 0 and 90, then 90 and 100,
+                             // to train
+    unsigned end_percent;    // and validate with the same file. The parts share no token.
+    int shuffle;             // 0: in the order of the files
+    uint32_t seed;           // of the shuffle; llm.c's is 42
 } LoaderConfig;
 
 typedef struct {
-    int is_text;            // 1: text, 0: token shards
-    size_t shards;          // files
-    size_t tokens;          // in the parts used, all files together
-    size_t samples;         // micro-batches in an epoch
-    int max_token;          // the largest token id in the batches read so far; -1 before the first
+    int is_text;     // 1: text, 0: token shards
+    size_t shards;   // files
+    size_t tokens;   // in the parts used, all files together
+    size_t samples;  // micro-batches in an epoch
+    int max_token;   // the largest token id in the batches read so far; -1 before the first
 } LoaderInfo;
 
 typedef struct Loader Loader;
 
-// Finds the files and checks every one: readable, right kind, right version, not truncated, enough tokens for a micro-batch.
+// Finds the files and checks every one: readable, right kind, right version, not truncated, enough tokens for a
+// micro-batch.
 int loader_open(Loader **loader, const LoaderConfig *config, char err[512]);
 
 // Micro-batches in an epoch: the sum over files of (tokens in its part - 1) / (B * T).

@@ -1,19 +1,20 @@
-/*
-The initial weights of a model are a sequence of normals drawn from one generator, tensor after tensor, so that a model started
-from a seed here is the model that PyTorch and llm.c start from that seed. When the weights are sharded no rank wants the whole
-sequence, yet all must agree on it, and none should pay for the others' share. Hence the range form of mt_normal: the uniform
-numbers before and after the wanted elements are skipped. Skipping a Mersenne Twister is cheap (only its state is regenerated,
-624 words at a time, in loops that vectorise), and the logarithm, sine and cosine are computed for wanted elements only: 124
-million elements take about two seconds in full, a quarter of a second for one rank of eight, 20 ms to skip (one Zen 3 core).
-
-Tensors of 16 elements or more are drawn by torch in blocks of 16 uniforms: slot k < 8 gives the radius and slot k + 8 the angle
-of a Box-Muller pair, cosine to slot k, sine to slot k + 8. If n is not a multiple of 16, the last 16 elements are drawn again,
-at the end: so a tensor costs n draws, or n + 16. Smaller tensors take another path: pairs of doubles from 53 bits each, with the
-sine kept in the generator for the next element, even if that belongs to another tensor.
-
-The arithmetic is in float where torch's is, with libm's functions. torch itself has two variants (with AVX2 it uses
-polynomials), which differ by a few 1e-7; the one here is the scalar one, bit for bit what llm.c's initial weights are.
-*/
+// The initial weights of a model are a sequence of normals drawn from one generator, tensor after tensor, so that a
+// model started from a seed here is the model that PyTorch and llm.c start from that seed. When the weights are sharded
+// no rank wants the whole sequence, yet all must agree on it, and none should pay for the others' share. Hence the
+// range form of mt_normal: the uniform numbers before and after the wanted elements are skipped. Skipping a Mersenne
+// Twister is cheap (only its state is regenerated, 624 words at a time, in loops that vectorise), and the logarithm,
+// sine and cosine are computed for wanted elements only: 124 million elements take about two seconds in full, a quarter
+// of a second for one rank of eight, 20 ms to skip (one Zen 3 core).
+//
+// Tensors of 16 elements or more are drawn by torch in blocks of 16 uniforms: slot k < 8 gives the radius and slot k +
+// 8 the angle of a Box-Muller pair, cosine to slot k, sine to slot k + 8. If n is not a multiple of 16, the last 16
+// elements are drawn again, at the end: so a tensor costs n draws, or n + 16. Smaller tensors take another path: pairs
+// of doubles from 53 bits each, with the sine kept in the generator for the next element, even if that belongs to
+// another tensor.
+//
+// The arithmetic is in float where torch's is, with libm's functions. torch itself has two variants (with AVX2 it uses
+// polynomials), which differ by a few 1e-7; the one here is the scalar one, bit for bit what llm.c's initial weights
+// are.
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -33,8 +34,8 @@ void mt_seed(Mt19937 *g, uint32_t seed) {
     g->next = MT_N;
 }
 
-// The recurrence: the top bit of one word and the rest of the next, shifted and xored into a third. As a mask instead of a table
-// lookup, so that the loops below vectorise.
+// The recurrence: the top bit of one word and the rest of the next, shifted and xored into a third. As a mask instead
+// of a table lookup, so that the loops below vectorise.
 static inline uint32_t twist(uint32_t upper, uint32_t lower, uint32_t far) {
     uint32_t y = (upper & 0x80000000u) | (lower & 0x7fffffffu);
     return far ^ (y >> 1) ^ (-(y & 1u) & 0x9908b0dfu);
@@ -119,7 +120,8 @@ void mt_normal(Mt19937 *g, float *out, size_t begin, size_t count, size_t n, flo
         return;
     }
 
-    // Elements [0, body) are from blocks at multiples of 16, the others from the block that is drawn after all of these.
+    // Elements [0, body) are from blocks at multiples of 16, the others from the block that is drawn after all of
+    // these.
     size_t body = n % 16 ? n - 16 : n;
     size_t body_end = end < body ? end : body;
     size_t drawn = begin < body_end ? begin / 16 * 16 : 0;
@@ -163,6 +165,4 @@ uint32_t xorshift_u32(uint64_t *state) {
     return (uint32_t)(x * UINT64_C(0x2545F4914F6CDD1D) >> 32);
 }
 
-float xorshift_f32(uint64_t *state) {
-    return (float)(xorshift_u32(state) >> 8) * 0x1p-24f;
-}
+float xorshift_f32(uint64_t *state) { return (float)(xorshift_u32(state) >> 8) * 0x1p-24f; }

@@ -1,13 +1,13 @@
-/*
-A GPT-2 token is a string of bytes, not of characters: a character outside ASCII may be split over tokens, and a model that is not
-trained yet emits any bytes at all, including those that clear a terminal or move its cursor, and those that make a log file
-unreadable for tools that expect UTF-8. So the decoder is a small state machine between the bytes and the printer: it passes
-ASCII except control characters, collects the bytes of a longer character until it is complete, and writes '?' for every
-sequence that cannot become one. Control characters (C0 other than newline and tab, DEL, and C1) vanish.
-
-The file: 256 uint32 (20240328, version, number of tokens, in version 2 the end-of-text token; in version 1 that is 50256), then
-for each token its length in one byte, and its bytes. It is kept in memory as it is, with the offset of each token.
-*/
+// A GPT-2 token is a string of bytes, not of characters: a character outside ASCII may be split over tokens, and a
+// model that is not trained yet emits any bytes at all, including those that clear a terminal or move its cursor, and
+// those that make a log file unreadable for tools that expect UTF-8. So the decoder is a small state machine between
+// the bytes and the printer: it passes ASCII except control characters, collects the bytes of a longer character until
+// it is complete, and writes '?' for every sequence that cannot become one. Control characters (C0 other than newline
+// and tab, DEL, and C1) vanish.
+//
+// The file: 256 uint32 (20240328, version, number of tokens, in version 2 the end-of-text token; in version 1 that is
+// 50256), then for each token its length in one byte, and its bytes. It is kept in memory as it is, with the offset of
+// each token.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,22 +16,22 @@ for each token its length in one byte, and its bytes. It is kept in memory as it
 
 #include "data/tokenizer.h"
 
-#define MAGIC 20240328
+#define MAGIC        20240328
 #define HEADER_BYTES 1024
-#define MAX_VOCAB (1 << 24)
+#define MAX_VOCAB    (1 << 24)
 
 #define FAIL(...) (snprintf(err, 512, __VA_ARGS__), -1)
 
 struct Tokenizer {
     int vocab, eot;
-    unsigned char *file;    // the tokens, as in the file; NULL: a token is a byte
-    size_t *offset;         // of each token's length byte
+    unsigned char *file;  // the tokens, as in the file; NULL: a token is a byte
+    size_t *offset;       // of each token's length byte
 
     int missing;            // bytes that the current character still needs
     uint32_t code;          // its bits so far
     unsigned char part[4];  // its bytes so far
     int part_bytes;
-    char text[262];         // a token has at most 255 bytes, and three of an earlier character may precede them
+    char text[262];  // a token has at most 255 bytes, and three of an earlier character may precede them
 };
 
 // Reads what is left in the file. The caller frees *bytes, also after a failure.
@@ -54,16 +54,19 @@ static int load(Tokenizer *t, FILE *f, const char *path, char err[512]) {
     uint32_t header[HEADER_BYTES / 4];
     size_t bytes;
     if (fread(header, 1, HEADER_BYTES, f) != HEADER_BYTES || header[0] != MAGIC) {
-        return FAIL("%.200s is not a tokenizer file (magic number %d). Use the gpt2_tokenizer.bin that llm.c distributes.",
-                    path, MAGIC);
+        return FAIL(
+            "%.200s is not a tokenizer file (magic number %d). Use the gpt2_tokenizer.bin that llm.c distributes.",
+            path, MAGIC);
     }
     if (header[1] != 1 && header[1] != 2) {
-        return FAIL("%.200s: version %u of the tokenizer format; only 1 and 2 are known. Get a current gpt2_tokenizer.bin.",
-                    path, header[1]);
+        return FAIL(
+            "%.200s: version %u of the tokenizer format; only 1 and 2 are known. Get a current gpt2_tokenizer.bin.",
+            path, header[1]);
     }
     uint32_t eot = header[1] == 1 ? 50256 : header[3];
     if (header[2] > MAX_VOCAB || eot >= header[2]) {
-        return FAIL("%.200s: %u tokens, end of text is %u: the header is damaged. Get the file again.", path, header[2], eot);
+        return FAIL("%.200s: %u tokens, end of text is %u: the header is damaged. Get the file again.", path, header[2],
+                    eot);
     }
     t->vocab = (int)header[2];
     t->eot = (int)eot;
@@ -75,8 +78,8 @@ static int load(Tokenizer *t, FILE *f, const char *path, char err[512]) {
     size_t at = 0;
     for (int i = 0; i < t->vocab; i++) {
         if (at >= bytes || t->file[at] == 0 || t->file[at] >= bytes - at) {
-            return FAIL("%.200s: token %d of %d is %s. The file is truncated or damaged: get it again.",
-                        path, i, t->vocab, at < bytes && t->file[at] == 0 ? "empty" : "missing");
+            return FAIL("%.200s: token %d of %d is %s. The file is truncated or damaged: get it again.", path, i,
+                        t->vocab, at < bytes && t->file[at] == 0 ? "empty" : "missing");
         }
         t->offset[i] = at;
         at += 1 + (size_t)t->file[at];
@@ -115,17 +118,13 @@ void tokenizer_close(Tokenizer *t) {
     }
 }
 
-int tokenizer_vocab(const Tokenizer *t) {
-    return t->vocab;
-}
+int tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
 
-int tokenizer_eot(const Tokenizer *t) {
-    return t->eot;
-}
+int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 
 // The bits of a complete character: is it one, in its shortest form, and not a control character?
 static int is_printable(uint32_t code, int bytes) {
-    static const uint32_t smallest[5] = {0, 0, 0xA0, 0x800, 0x10000};
+    static const uint32_t smallest[5] = { 0, 0, 0xA0, 0x800, 0x10000 };
     return code >= smallest[bytes] && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF);
 }
 
@@ -166,7 +165,7 @@ static char *put_byte(Tokenizer *t, unsigned char byte, char *out) {
 const char *tokenizer_decode(Tokenizer *t, int token) {
     char *out = t->text;
     if (token == t->eot) {
-        t->missing = 0;     // an unfinished character does not reach into the next text
+        t->missing = 0;  // an unfinished character does not reach into the next text
     }
     if (token < 0 || token >= t->vocab) {
         *out++ = '?';

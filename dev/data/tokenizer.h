@@ -1,9 +1,7 @@
-/*
-Tokens to text, to show what a model writes. Decoding only. See tokenizer.c.
-
-A text is decoded token by token, in order; what comes back is safe to print: complete UTF-8 characters, newline and tab.
-Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
-*/
+// Tokens to text, to show what a model writes. Decoding only. See tokenizer.c.
+//
+// A text is decoded token by token, in order; what comes back is safe to print: complete UTF-8 characters, newline and
+// tab. Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
 #ifndef DEV_DATA_TOKENIZER_H
 #define DEV_DATA_TOKENIZER_H
 
@@ -17,12 +15,13 @@ typedef struct Tokenizer Tokenizer;
 // Returns 0, or -1 and a message.
 int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]);
 
-// The text of the next token, NUL-terminated, valid until the next call. A character may come with a later token than the one that
-// begins it, hence "" is possible. '?' stands for what is not UTF-8, and for a token outside the vocabulary.
+// The text of the next token, NUL-terminated, valid until the next call. A character may come with a later token than
+// the one that begins it, hence "" is possible. '?' stands for what is not UTF-8, and for a token outside the
+// vocabulary.
 const char *tokenizer_decode(Tokenizer *t, int token);
 
-// Number of tokens, and the token that stands before and between texts, with which sampling starts: <|endoftext|>, or newline
-// when tokens are bytes.
+// Number of tokens, and the token that stands before and between texts, with which sampling starts: <|endoftext|>, or
+// newline when tokens are bytes.
 int tokenizer_vocab(const Tokenizer *t);
 int tokenizer_eot(const Tokenizer *t);
 

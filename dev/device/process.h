@@ -1,7 +1,5 @@
-/*
-How much memory a process really takes, to hold against the books (zero/accounting.h): dev/device/cpu/process.cpp where the device is the host,
-dev/device/cuda/process.cu on a GPU.
-*/
+// How much memory a process really takes, to hold against the books (zero/accounting.h): dev/device/cpu/process.cpp
+// where the device is the host, dev/device/cuda/process.cu on a GPU.
 #ifndef DEV_PROCESS_H
 #define DEV_PROCESS_H
 
@@ -11,9 +9,9 @@ dev/device/cuda/process.cu on a GPU.
 extern "C" {
 #endif
 
-// Bytes of device memory that this process takes, at its peak where that can be known; the libraries are in it. ranks_per_device:
-// processes that use the same device. 0: cannot be measured. Memory that ranks share is divided among them, so only the mean over
-// the ranks of a host is what a rank takes; measure while all of them have theirs.
+// Bytes of device memory that this process takes, at its peak where that can be known; the libraries are in it.
+// ranks_per_device: processes that use the same device. 0: cannot be measured. Memory that ranks share is divided among
+// them, so only the mean over the ranks of a host is what a rank takes; measure while all of them have theirs.
 size_t process_memory(size_t ranks_per_device);
 
 #ifdef __cplusplus

@@ -1,14 +1,16 @@
-/* How a training loop adopts zero/: a small regression, trained data-parallel with sharded optimizer state and gradients.
-
-       make examples && mpirun -n 4 build/cpu-fp32/regression 2          (the argument: the stage, 0 to 3)
-
-   The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that know
-   nothing of ranks. What the loop has to do to be sharded is in main(), in five steps marked [1] to [5]. It is the same for
-   a network of any size: describe the tensors, fill them, bracket each unit's use with acquire and release, step.
-
-   The promise to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. It holds
-   because the work of a step is cut into M = 8 micro-batches however many ranks there are, and because the data of a
-   micro-batch depend on its number j alone, never on the rank that happens to take it. */
+// How a training loop adopts zero/: a small regression, trained data-parallel with sharded optimizer state and
+// gradients.
+//
+//     make examples && mpirun -n 4 build/cpu-fp32/regression 2          (the argument: the stage, 0 to 3)
+//
+// The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that
+// know nothing of ranks. What the loop has to do to be sharded is in main(), in five steps marked [1] to [5]. It is the
+// same for a network of any size: describe the tensors, fill them, bracket each unit's use with acquire and release,
+// step.
+//
+// The promise to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. It
+// holds because the work of a step is cut into M = 8 micro-batches however many ranks there are, and because the data
+// of a micro-batch depend on its number j alone, never on the rank that happens to take it.
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -19,17 +21,17 @@
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };
 
-/* [1] The tensors, unit by unit. A unit is what is gathered and reduced together: here a layer. `logical` is the tensor's
-   place in a file; weight decay applies to the matrices. */
+// [1] The tensors, unit by unit. A unit is what is gathered and reduced together: here a layer. `logical` is the
+// tensor's place in a file; weight decay applies to the matrices.
 enum { W1, B1, W2, B2, TENSORS };
 static const zero_tensor tensors[TENSORS] = {
-    {"W1", HIDDEN * IN, 0, 0, 1},
-    {"b1", HIDDEN, 0, HIDDEN * IN, 0},
-    {"W2", OUT * HIDDEN, 1, HIDDEN * IN + HIDDEN, 1},
-    {"b2", OUT, 1, HIDDEN * IN + HIDDEN + OUT * HIDDEN, 0},
+    { "W1", HIDDEN *IN, 0, 0, 1 },
+    { "b1", HIDDEN, 0, HIDDEN *IN, 0 },
+    { "W2", OUT *HIDDEN, 1, HIDDEN *IN + HIDDEN, 1 },
+    { "b2", OUT, 1, HIDDEN *IN + HIDDEN + OUT *HIDDEN, 0 },
 };
 
-static double uniform(unsigned long long n)                     /* counter-based: a number in [-1, 1) that belongs to n */
+static double uniform(unsigned long long n)  // counter-based: a number in [-1, 1) that belongs to n
 {
     n = (n + 1) * 0x9e3779b97f4a7c15u;
     n = (n ^ (n >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -37,19 +39,17 @@ static double uniform(unsigned long long n)                     /* counter-based
     return (double)(n >> 11) * 0x1p-52 - 1.0;
 }
 
-static void sample(unsigned long long n, float x[IN], float y[OUT])
-{
+static void sample(unsigned long long n, float x[IN], float y[OUT]) {
     for (int i = 0; i < IN; i++) x[i] = (float)uniform(n * IN + (unsigned long long)i);
     y[0] = x[0] * x[1] + 0.5f * x[2];
     y[1] = sinf(2.0f * x[3]) - x[0];
 }
 
-/* The mean loss of one micro-batch, and its gradient, added into dw. w and dw point to the tensors, in host memory. */
-static double forward_backward(float *const w[TENSORS], float *const dw[TENSORS], unsigned long long first_sample)
-{
+// The mean loss of one micro-batch, and its gradient, added into dw. w and dw point to the tensors, in host memory.
+static double forward_backward(float *const w[TENSORS], float *const dw[TENSORS], unsigned long long first_sample) {
     double loss = 0;
     for (int b = 0; b < BATCH; b++) {
-        float x[IN], y[OUT], h[HIDDEN], dh[HIDDEN] = {0};
+        float x[IN], y[OUT], h[HIDDEN], dh[HIDDEN] = { 0 };
         sample(first_sample + (unsigned long long)b, x, y);
         for (int k = 0; k < HIDDEN; k++) {
             float sum = w[B1][k];
@@ -76,48 +76,52 @@ static double forward_backward(float *const w[TENSORS], float *const dw[TENSORS]
     return loss;
 }
 
-/* Only what this rank owns is asked for, so a value must depend on the element, not on how many came before it. */
-static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
-{
+// Only what this rank owns is asked for, so a value must depend on the element, not on how many came before it.
+static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     (void)ctx;
     const double scale = tensor == W1 ? 0.5 : tensor == W2 ? 0.2 : 0.0;
-    for (size_t i = 0; i < count; i++) out[i] = (float)(scale * uniform((1ull << 40) + tensors[tensor].logical + begin + i));
+    for (size_t i = 0; i < count; i++)
+        out[i] = (float)(scale * uniform((1ull << 40) + tensors[tensor].logical + begin + i));
     return 0;
 }
 
-static void check(int ok, const char *what, const char *words)
-{
+static void check(int ok, const char *what, const char *words) {
     if (ok) return;
     fprintf(stderr, "regression: %s: %s\n", what, words);
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
 }
-#define CHECK(call) check((call) == ZERO_OK, #call, zero_error(z))
+#define CHECK(call)      check((call) == ZERO_OK, #call, zero_error(z))
 #define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "an error of CUDA")
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     const int stage = argc > 1 ? atoi(argv[1]) : 2;
 
-    /* [2] The ranks, the books of memory, the engine; and the initial weights. */
+    // [2] The ranks, the books of memory, the engine; and the initial weights.
     zero *z = NULL;
     zero_comm *comm = NULL;
-    zero_memory memory = {0};
-    const zero_comm_mpi_config transport = {.timeout_s = 60};
+    zero_memory memory = { 0 };
+    const zero_comm_mpi_config transport = { .timeout_s = 60 };
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
     const int joined = zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &memory);
     check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
     const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
-    const int G = (MICRO_BATCHES + N - 1) / N;                  /* micro-batches per rank and step */
-    const zero_config config = {.stage = stage, .dtype = ZERO_F32, .tensors = tensors, .num_tensors = TENSORS, .comm = comm,
-                                .memory = &memory, .stream = stream};
+    const int G = (MICRO_BATCHES + N - 1) / N;  // micro-batches per rank and step
+    const zero_config config = { .stage = stage,
+                                 .dtype = ZERO_F32,
+                                 .tensors = tensors,
+                                 .num_tensors = TENSORS,
+                                 .comm = comm,
+                                 .memory = &memory,
+                                 .stream = stream };
     const int created = zero_create(&z, &config);
     check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");
     CHECK(zero_fill(z, fill, NULL));
 
-    /* The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels uses
-       the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them. */
+    // The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with
+    // kernels uses the acquired pointers as they are, and holds a unit's parameters for as long as it computes with
+    // them.
     const zero_layout *layout = zero_get_layout(z);
     float *host_w[2], *host_dw[2], *w[TENSORS], *dw[TENSORS];
     size_t bytes[2];
@@ -136,8 +140,8 @@ int main(int argc, char **argv)
 
     for (int step = 0; step < STEPS; step++) {
         for (int g = 0; g < G; g++) {
-            /* [3] One micro-batch: its number decides its data. Parameters are acquired for reading; gradient buffers come
-               zeroed, and the padding between tensors has to stay zero. Releasing a gradient starts its reduction. */
+            // [3] One micro-batch: its number decides its data. Parameters are acquired for reading; gradient buffers
+            // come zeroed, and the padding between tensors has to stay zero. Releasing a gradient starts its reduction.
             const int j = g * N + rank;
             for (size_t u = 0; u < 2; u++) {
                 const void *p = zero_acquire_params(z, u);
@@ -147,7 +151,8 @@ int main(int argc, char **argv)
                 CHECK(zero_release_params(z, u));
                 for (size_t i = 0; i < bytes[u] / sizeof(float); i++) host_dw[u][i] = 0;
             }
-            losses[g] = forward_backward(w, dw, ((unsigned long long)step * (unsigned long long)(G * N) + (unsigned long long)j) * BATCH);
+            losses[g] = forward_backward(
+                w, dw, ((unsigned long long)step * (unsigned long long)(G * N) + (unsigned long long)j) * BATCH);
             for (size_t u = 2; u-- > 0;) {
                 void *d = zero_acquire_grads(z, u);
                 check(d != NULL, "zero_acquire_grads", zero_error(z));
@@ -158,21 +163,31 @@ int main(int argc, char **argv)
             CHECK(zero_finish_backward(z));
         }
 
-        /* [4] The step. All ranks see the same norm, so all decide alike; a gradient that is no number changes nothing. */
+        // [4] The step. All ranks see the same norm, so all decide alike; a gradient that is no number changes nothing.
         double norm, loss = 0;
         CHECK(zero_grad_norm(z, &norm));
-        const zero_adamw adamw = {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.001f,
-                                  .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f, .t = (uint64_t)step + 1};
-        if (isfinite(norm)) CHECK(zero_step(z, &adamw));
-        else CHECK(zero_discard(z));
+        const zero_adamw adamw = { .lr = 0.01f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.95f,
+                                   .eps = 1e-8f,
+                                   .weight_decay = 0.001f,
+                                   .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
+                                   .t = (uint64_t)step + 1 };
+        if (isfinite(norm))
+            CHECK(zero_step(z, &adamw));
+        else
+            CHECK(zero_discard(z));
 
-        /* The mean loss, added in the order of j, so that it too has the same bits for any N. */
-        check(zero_comm_allgather_host(comm, losses, (size_t)G * sizeof *losses, all) == ZERO_OK, "loss", zero_comm_error(comm));
+        // The mean loss, added in the order of j, so that it too has the same bits for any N.
+        check(zero_comm_allgather_host(comm, losses, (size_t)G * sizeof *losses, all) == ZERO_OK, "loss",
+              zero_comm_error(comm));
         for (int j = 0; j < G * N; j++) loss += all[j % N * G + j / N] / (G * N);
-        if (rank == 0 && (step % 20 == 0 || step == STEPS - 1)) printf("step %3d  loss %.9f  norm %.6f\n", step, loss, norm);
+        if (rank == 0 && (step % 20 == 0 || step == STEPS - 1))
+            printf("step %3d  loss %.9f  norm %.6f\n", step, loss, norm);
     }
 
-    /* [5] What is there now: a hash that does not depend on N or the stage. zero_visit() would read the elements themselves. */
+    // [5] What is there now: a hash that does not depend on N or the stage. zero_visit() would read the elements
+    // themselves.
     uint64_t params, optimizer;
     CHECK(zero_hash(z, &params, &optimizer));
     if (rank == 0) {

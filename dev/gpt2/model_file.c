@@ -1,15 +1,14 @@
-/*
-A model file is a header of 256 int32 (20240326, version, shape) and the parameters, all fp32 (version 3) or all bf16 (version 5),
-little-endian as is every machine this runs on. Nothing in it depends on how many ranks wrote it, and no rank ever holds the whole:
-each reads and writes, with pread and pwrite, the elements that it owns.
-
-A reader must never see half a file under its final name, also after a crash. So the file grows under a temporary name in the same
-directory; every rank flushes to the disk what it wrote; then, when all have succeeded, one rename makes it visible, and the
-directory is flushed so that the rename outlives a power failure. The full length is allocated before the first parameter is
-written: that the disk is full is known at once and not after minutes.
-
-A header is not trusted: sizes are bounded before they are multiplied, and the length of the file must agree with them to the byte.
-*/
+// A model file is a header of 256 int32 (20240326, version, shape) and the parameters, all fp32 (version 3) or all bf16
+// (version 5), little-endian as is every machine this runs on. Nothing in it depends on how many ranks wrote it, and no
+// rank ever holds the whole: each reads and writes, with pread and pwrite, the elements that it owns.
+//
+// A reader must never see half a file under its final name, also after a crash. So the file grows under a temporary
+// name in the same directory; every rank flushes to the disk what it wrote; then, when all have succeeded, one rename
+// makes it visible, and the directory is flushed so that the rename outlives a power failure. The full length is
+// allocated before the first parameter is written: that the disk is full is known at once and not after minutes.
+//
+// A header is not trusted: sizes are bounded before they are multiplied, and the length of the file must agree with
+// them to the byte.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -20,11 +19,11 @@ A header is not trusted: sizes are bounded before they are multiplied, and the l
 
 #include "gpt2/model_file.h"
 
-#define MAGIC 20240326
-#define VERSION_F32 3
+#define MAGIC        20240326
+#define VERSION_F32  3
 #define VERSION_BF16 5
 #define HEADER_BYTES 1024
-#define CHUNK 32768             // elements that are converted at a time
+#define CHUNK        32768  // elements that are converted at a time
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
@@ -33,13 +32,9 @@ size_t modelfile_numel(const ModelShape *s) {
     return s->padded_vocab_size * C + s->max_seq_len * C + s->num_layers * (12 * C * C + 13 * C) + 2 * C;
 }
 
-static size_t element_bytes(const ModelFile *f) {
-    return f->bf16 ? 2 : 4;
-}
+static size_t element_bytes(const ModelFile *f) { return f->bf16 ? 2 : 4; }
 
-static off_t position(const ModelFile *f, size_t element) {
-    return (off_t)(HEADER_BYTES + element * element_bytes(f));
-}
+static off_t position(const ModelFile *f, size_t element) { return (off_t)(HEADER_BYTES + element * element_bytes(f)); }
 
 // All bytes, or -1 and errno (ENODATA: the file ends before).
 static int read_all(int fd, void *out, size_t bytes, off_t offset) {
@@ -77,10 +72,12 @@ static int read_header(ModelFile *f, char *err, size_t err_bytes) {
         return FAIL("%s: cannot be read: %s: choose another model with -e", f->path, strerror(errno));
     }
     if (header[0] != MAGIC) {
-        return FAIL("%s: not a model file (it begins with %d, not %d): choose another with -e", f->path, header[0], MAGIC);
+        return FAIL("%s: not a model file (it begins with %d, not %d): choose another with -e", f->path, header[0],
+                    MAGIC);
     }
     if (header[1] != VERSION_F32 && header[1] != VERSION_BF16) {
-        return FAIL("%s: version %d of model files is not known: write it again in version 3 (fp32) or 5 (bf16)", f->path, header[1]);
+        return FAIL("%s: version %d of model files is not known: write it again in version 3 (fp32) or 5 (bf16)",
+                    f->path, header[1]);
     }
     f->bf16 = header[1] == VERSION_BF16;
 
@@ -88,15 +85,16 @@ static int read_header(ModelFile *f, char *err, size_t err_bytes) {
     static const struct {
         const char *name;
         int32_t max;
-    } WORDS[6] = {{"max_seq_len", 1 << 24}, {"vocab_size", 1 << 24}, {"num_layers", 1 << 16}, {"num_heads", 1 << 20},
-                  {"channels", 1 << 20}, {"padded_vocab_size", 1 << 24}};
+    } WORDS[6] = { { "max_seq_len", 1 << 24 }, { "vocab_size", 1 << 24 }, { "num_layers", 1 << 16 },
+                   { "num_heads", 1 << 20 },   { "channels", 1 << 20 },   { "padded_vocab_size", 1 << 24 } };
     for (int i = 0; i < 6; i++) {
         if (header[2 + i] < 1 || header[2 + i] > WORDS[i].max) {
-            return FAIL("%s: its header has %s %d: the file is damaged: get it again", f->path, WORDS[i].name, header[2 + i]);
+            return FAIL("%s: its header has %s %d: the file is damaged: get it again", f->path, WORDS[i].name,
+                        header[2 + i]);
         }
     }
-    f->shape = (ModelShape){(size_t)header[2], (size_t)header[3], (size_t)header[4],
-                            (size_t)header[5], (size_t)header[6], (size_t)header[7]};
+    f->shape = (ModelShape){ (size_t)header[2], (size_t)header[3], (size_t)header[4],
+                             (size_t)header[5], (size_t)header[6], (size_t)header[7] };
     f->numel = modelfile_numel(&f->shape);
     return 0;
 }
@@ -109,8 +107,9 @@ static int check_length(const ModelFile *f, char *err, size_t err_bytes) {
     }
     size_t expected = HEADER_BYTES + f->numel * element_bytes(f);
     if ((size_t)st.st_size != expected) {
-        return FAIL("%s: has %lld bytes, but by its header should have %zu: it was truncated or is damaged: get it again", f->path,
-                    (long long)st.st_size, expected);
+        return FAIL(
+            "%s: has %lld bytes, but by its header should have %zu: it was truncated or is damaged: get it again",
+            f->path, (long long)st.st_size, expected);
     }
     return 0;
 }
@@ -125,7 +124,8 @@ static int open_path(ModelFile *f, const char *path, int flags, char *err, size_
     f->fd = open(path, flags | O_CLOEXEC);
     if (f->fd == -1) {
         return FAIL("%s: cannot be opened: %s: %s", path, strerror(errno),
-                    flags == O_RDONLY ? "choose another model with -e" : "is the output directory (-o) the same on all hosts?");
+                    flags == O_RDONLY ? "choose another model with -e"
+                                      : "is the output directory (-o) the same on all hosts?");
     }
     if (read_header(f, err, err_bytes) != 0 || check_length(f, err, err_bytes) != 0) {
         modelfile_close(f);
@@ -190,7 +190,8 @@ int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float 
         }
         const void *from = f->bf16 ? (const void *)halves : (const void *)(values + done);
         if (write_all(f->fd, from, n * element_bytes(f), position(f, begin + done)) != 0) {
-            return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path, strerror(errno));
+            return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path,
+                        strerror(errno));
         }
         done += n;
     }
@@ -202,15 +203,21 @@ int modelfile_finish(ModelFile *f, char *err, size_t err_bytes) {
     failed |= close(f->fd);
     f->fd = -1;
     if (failed) {
-        return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path, strerror(errno));
+        return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path,
+                    strerror(errno));
     }
     return 0;
 }
 
 int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes) {
-    int32_t header[HEADER_BYTES / 4] = {MAGIC, bf16 ? VERSION_BF16 : VERSION_F32, (int32_t)s->max_seq_len, (int32_t)s->vocab_size,
-                                        (int32_t)s->num_layers, (int32_t)s->num_heads, (int32_t)s->channels,
-                                        (int32_t)s->padded_vocab_size};
+    int32_t header[HEADER_BYTES / 4] = { MAGIC,
+                                         bf16 ? VERSION_BF16 : VERSION_F32,
+                                         (int32_t)s->max_seq_len,
+                                         (int32_t)s->vocab_size,
+                                         (int32_t)s->num_layers,
+                                         (int32_t)s->num_heads,
+                                         (int32_t)s->channels,
+                                         (int32_t)s->padded_vocab_size };
     int fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd == -1) {
         return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));
@@ -225,8 +232,8 @@ int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char 
     }
     if (code != 0) {
         unlink(temporary);
-        return FAIL("%s: %lld bytes cannot be written: %s: make room, or choose another output directory with -o", temporary,
-                    (long long)bytes, strerror(code));
+        return FAIL("%s: %lld bytes cannot be written: %s: make room, or choose another output directory with -o",
+                    temporary, (long long)bytes, strerror(code));
     }
     return 0;
 }
@@ -235,7 +242,8 @@ int modelfile_publish(const char *temporary, const char *path, char *err, size_t
     if (rename(temporary, path) != 0) {
         int code = errno;
         unlink(temporary);
-        return FAIL("%s: cannot be renamed to %s: %s: choose another output directory with -o", temporary, path, strerror(code));
+        return FAIL("%s: cannot be renamed to %s: %s: choose another output directory with -o", temporary, path,
+                    strerror(code));
     }
     char dir[4096];
     const char *slash = strrchr(path, '/');
@@ -246,12 +254,10 @@ int modelfile_publish(const char *temporary, const char *path, char *err, size_t
     if (fd != -1) {
         close(fd);
     }
-    if (failed && code != EINVAL) {     // EINVAL: a file system whose directories cannot be flushed
+    if (failed && code != EINVAL) {  // EINVAL: a file system whose directories cannot be flushed
         return FAIL("%s: its directory cannot be flushed to the disk: %s", path, strerror(code));
     }
     return 0;
 }
 
-void modelfile_discard(const char *temporary) {
-    unlink(temporary);
-}
+void modelfile_discard(const char *temporary) { unlink(temporary); }

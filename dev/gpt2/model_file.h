@@ -1,10 +1,9 @@
-/*
-llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, model_00000100.bin. See modelfile.c.
-
-Elements are addressed by *logical index*: their place in the file, the 16 tensors in llm.c's order without gaps. Values are fp32 in
-memory, whatever the file has. Functions return 0, or -1 and a message in err that names the file and the remedy. No
-communication: where "all ranks" or "rank 0" call, the caller sees to it, and to a barrier between.
-*/
+// llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, model_00000100.bin. See modelfile.c.
+//
+// Elements are addressed by *logical index*: their place in the file, the 16 tensors in llm.c's order without gaps.
+// Values are fp32 in memory, whatever the file has. Functions return 0, or -1 and a message in err that names the file
+// and the remedy. No communication: where "all ranks" or "rank 0" call, the caller sees to it, and to a barrier
+// between.
 #ifndef DEV_MODELFILE_H
 #define DEV_MODELFILE_H
 
@@ -19,9 +18,9 @@ typedef struct {
 } ModelShape;
 
 typedef struct {
-    int fd;                     // -1: not open
-    int bf16;                   // 1: values are stored in bf16 (version 5), 0: in fp32 (version 3)
-    size_t numel;               // parameters, with the padding of the vocabulary
+    int fd;        // -1: not open
+    int bf16;      // 1: values are stored in bf16 (version 5), 0: in fp32 (version 3)
+    size_t numel;  // parameters, with the padding of the vocabulary
     ModelShape shape;
     char path[4096];
 } ModelFile;
@@ -33,7 +32,7 @@ size_t modelfile_numel(const ModelShape *s);
 int modelfile_open(ModelFile *f, const char *path, char *err, size_t err_bytes);
 // Reads elements [begin, begin + count) into out.
 int modelfile_read(const ModelFile *f, size_t begin, size_t count, float *out, char *err, size_t err_bytes);
-void modelfile_close(ModelFile *f);     // of a file that was read, or to give up writing one; not open is fine
+void modelfile_close(ModelFile *f);  // of a file that was read, or to give up writing one; not open is fine
 
 // Writing, by all ranks together, each its own elements:
 //     rank 0:     modelfile_create(temporary)             makes the file, in full length: a full disk is noticed here
@@ -43,7 +42,7 @@ void modelfile_close(ModelFile *f);     // of a file that was read, or to give u
 int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes);
 int modelfile_begin(ModelFile *f, const char *temporary, char *err, size_t err_bytes);
 int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float *values, char *err, size_t err_bytes);
-int modelfile_finish(ModelFile *f, char *err, size_t err_bytes);        // to the disk, and closes
+int modelfile_finish(ModelFile *f, char *err, size_t err_bytes);  // to the disk, and closes
 int modelfile_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
 void modelfile_discard(const char *temporary);
 

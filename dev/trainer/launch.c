@@ -1,19 +1,19 @@
-/*
-Three ways to start, by llm.c's flags:
-
-    -pi mpi     mpirun, or srun --mpi=pmix: MPI knows rank, ranks, and who shares a host
-    -pi tcp     anything that starts processes: -pn and -pr say who this is, -ps where rank 0 listens
-    -pi fs      the same, with a shared directory (-pf) instead of a server
-
-With tcp and fs nothing of MPI is called, not even MPI_Init: under a scheduler that was built for another MPI it would end the
-process, or make each one a rank 0 of its own. So the command line is read first, and MPI is started only if it is wanted; where the command line is
-wrong, it is searched for -pi alone, so that with mpirun the ranks can agree on who complains.
-
-Ranks of one host: -pg, as in llm.c, or those that have the same host name and the same boot. (The name alone is not enough, nor the
-boot: containers of one machine have the same boot, and may each have GPUs of their own.)
-
-A run's name, by which two runs at one port or in one directory are told apart, is that of Slurm's job and step, where there are any.
-*/
+// Three ways to start, by llm.c's flags:
+//
+//     -pi mpi     mpirun, or srun --mpi=pmix: MPI knows rank, ranks, and who shares a host
+//     -pi tcp     anything that starts processes: -pn and -pr say who this is, -ps where rank 0 listens
+//     -pi fs      the same, with a shared directory (-pf) instead of a server
+//
+// With tcp and fs nothing of MPI is called, not even MPI_Init: under a scheduler that was built for another MPI it
+// would end the process, or make each one a rank 0 of its own. So the command line is read first, and MPI is started
+// only if it is wanted; where the command line is wrong, it is searched for -pi alone, so that with mpirun the ranks
+// can agree on who complains.
+//
+// Ranks of one host: -pg, as in llm.c, or those that have the same host name and the same boot. (The name alone is not
+// enough, nor the boot: containers of one machine have the same boot, and may each have GPUs of their own.)
+//
+// A run's name, by which two runs at one port or in one directory are told apart, is that of Slurm's job and step,
+// where there are any.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,15 +24,13 @@ A run's name, by which two runs at one port or in one directory are told apart, 
 #include "trainer/launch.h"
 #include "zero/comm/bootstrap/bootstrap_mpi.h"
 
-static Launch here = {0, 1, 0, 1, 0};
+static Launch here = { 0, 1, 0, 1, 0 };
 static zero_bootstrap *bootstrap;
-static int leaving;                 // a meeting has failed: the ranks are no longer in step
+static int leaving;  // a meeting has failed: the ranks are no longer in step
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
-const Launch *launch(void) {
-    return &here;
-}
+const Launch *launch(void) { return &here; }
 
 // Of a command line that could not be parsed: is there MPI? The last -pi counts.
 static int wants_mpi(int argc, char **argv) {
@@ -42,7 +40,8 @@ static int wants_mpi(int argc, char **argv) {
         const char *value = strchr(name, '=');
         const size_t length = value != NULL ? (size_t)(value - name) : strlen(name);
         value = value != NULL ? value + 1 : i + 1 < argc ? argv[i + 1] : "";
-        if (name != argv[i] && ((length == 2 && strncmp(name, "pi", 2) == 0) || (length == 11 && strncmp(name, "init-method", 11) == 0))) {
+        if (name != argv[i] &&
+            ((length == 2 && strncmp(name, "pi", 2) == 0) || (length == 11 && strncmp(name, "init-method", 11) == 0))) {
             mpi = strcmp(value, "tcp") != 0 && strcmp(value, "fs") != 0;
         }
     }
@@ -61,7 +60,7 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv) {
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &here.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &here.ranks);
-    int first = parsed < 0 ? here.rank : here.ranks;        // mpirun may give each rank another command line
+    int first = parsed < 0 ? here.rank : here.ranks;  // mpirun may give each rank another command line
     MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     return first;
 }
@@ -119,24 +118,28 @@ int launch_connect(const Options *o, char *err, size_t err_bytes) {
     if (job != NULL) {
         snprintf(name, sizeof name, "Slurm %s.%s", job, step != NULL ? step : "");
     }
-    const zero_bootstrap_config config = {.rank = here.rank, .ranks = here.ranks, .timeout_s = o->timeout, .job = name};
+    const zero_bootstrap_config config = {
+        .rank = here.rank, .ranks = here.ranks, .timeout_s = o->timeout, .job = name
+    };
     const int status = o->init_method == OPTION_INIT_TCP ? zero_bootstrap_create_tcp(&bootstrap, o->server_ip, &config)
                                                          : zero_bootstrap_create_fs(&bootstrap, o->shared_dir, &config);
     if (status != ZERO_OK) {
-        return FAIL("-pi %s: %s", o->init_method == OPTION_INIT_TCP ? "tcp" : "fs", bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
+        return FAIL("-pi %s: %s", o->init_method == OPTION_INIT_TCP ? "tcp" : "fs",
+                    bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
     }
     if (o->gpus_per_node < 1) {
         return find_local_rank(err, err_bytes);
     }
     here.local_rank = here.rank % (int)o->gpus_per_node;
-    const int left = here.ranks - (here.rank - here.local_rank);        // the last host may have fewer
+    const int left = here.ranks - (here.rank - here.local_rank);  // the last host may have fewer
     here.local_ranks = left < (int)o->gpus_per_node ? left : (int)o->gpus_per_node;
     return 0;
 }
 
 zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes) {
     if (bootstrap == NULL && zero_bootstrap_create_mpi(&bootstrap, MPI_COMM_WORLD, timeout_s) != ZERO_OK) {
-        snprintf(err, err_bytes, "%s", bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
+        snprintf(err, err_bytes, "%s",
+                 bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
         return NULL;
     }
     zero_bootstrap_set_timeout(bootstrap, timeout_s);
@@ -156,7 +159,8 @@ int launch_together(double seconds, char *missing, size_t missing_bytes) {
         return 1;
     }
     if (bootstrap != NULL && zero_bootstrap_error(bootstrap)[0] == '\0') {
-        // A rank that is in another all-gather has another size there; so it learns of this, and does not take it for its own.
+        // A rank that is in another all-gather has another size there; so it learns of this, and does not take it for
+        // its own.
         static const char word[7] = "meeting";
         char *all = malloc(sizeof word * (size_t)here.ranks);
         zero_bootstrap_set_timeout(bootstrap, seconds);
@@ -181,7 +185,7 @@ int launch_together(double seconds, char *missing, size_t missing_bytes) {
 
 void launch_abort(void) {
     int there = 0, gone = 0;
-    MPI_Initialized(&there);        // these two may always be called
+    MPI_Initialized(&there);  // these two may always be called
     MPI_Finalized(&gone);
     if (there && !gone) {
         MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);

@@ -1,14 +1,12 @@
-/*
-The lines are llm.c's, character by character where tools read them: its scripts cut the loss out of the step line by columns and
-split main.log at spaces and colons. Where a number is not known (the peak of a GPU that is not in the table, or of a CPU) the line
-says "n/a" rather than a made-up percentage.
-
-The z-score tells whether a step is unlike the 128 before it: training can be told to skip such updates (-sl, -sg). It is computed
-from the window itself, in double, each time: 128 additions are nothing beside a step, and running sums would lose the variance of
-a loss that changes slowly to cancellation.
-
-Learning rates are a function of the step alone, so a run that is continued has the rate it would have had.
-*/
+// The lines are llm.c's, character by character where tools read them: its scripts cut the loss out of the step line by
+// columns and split main.log at spaces and colons. Where a number is not known (the peak of a GPU that is not in the
+// table, or of a CPU) the line says "n/a" rather than a made-up percentage.
+//
+// The z-score tells whether a step is unlike the 128 before it: training can be told to skip such updates (-sl, -sg).
+// It is computed from the window itself, in double, each time: 128 additions are nothing beside a step, and running
+// sums would lose the variance of a loss that changes slowly to cancellation.
+//
+// Learning rates are a function of the step alone, so a run that is continued has the rate it would have had.
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -16,7 +14,7 @@ Learning rates are a function of the step alone, so a run that is continued has 
 
 #include "trainer/log.h"
 
-#define WSD_DECAY_FROM 0.8      // of the run
+#define WSD_DECAY_FROM 0.8  // of the run
 
 double schedule_lr(const Schedule *s, size_t step) {
     if (step < s->warmup) {
@@ -24,19 +22,13 @@ double schedule_lr(const Schedule *s, size_t step) {
     }
     double start = s->kind == SCHEDULE_WSD ? WSD_DECAY_FROM * (double)s->steps : (double)s->warmup;
     double length = (double)s->steps - start;
-    double r = length > 0 ? ((double)step - start) / length : 0;    // how much of the decay is behind us
+    double r = length > 0 ? ((double)step - start) / length : 0;  // how much of the decay is behind us
     r = r < 0 ? 0 : r > 1 ? 1 : r;
     double left = 1;
     switch (s->kind) {
-    case SCHEDULE_COSINE:
-        left = 0.5 * (1 + cos(M_PI * r));
-        break;
-    case SCHEDULE_LINEAR:
-        left = 1 - r;
-        break;
-    case SCHEDULE_WSD:
-        left = 1 - sqrt(r);
-        break;
+    case SCHEDULE_COSINE: left = 0.5 * (1 + cos(M_PI * r)); break;
+    case SCHEDULE_LINEAR: left = 1 - r; break;
+    case SCHEDULE_WSD: left = 1 - sqrt(r); break;
     }
     double lowest = s->lr * s->final_fraction;
     return lowest + left * (s->lr - lowest);
@@ -59,21 +51,43 @@ double outlier_z(Outliers *o, double x) {
     return variance > 0 ? (x - mean) / sqrt(variance) : 0;
 }
 
-// NVIDIA's data sheets, dense (half of the figure "with sparsity"), bf16 with fp32 accumulation. The first match counts, so a
-// longer name stands before a shorter one that is part of it.
+// NVIDIA's data sheets, dense (half of the figure "with sparsity"), bf16 with fp32 accumulation. The first match
+// counts, so a longer name stands before a shorter one that is part of it.
 static const struct {
     const char *name;
     double tflops;
 } PEAKS[] = {
-    {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989}, {"H200 NVL", 835}, {"H200", 989}, {"H800 PCIe", 756}, {"H800", 989},
-    {"GH200", 989}, {"H20", 148}, {"B200", 2250}, {"GB200", 2500}, {"A100", 312}, {"A800", 312}, {"A30", 165},
-    {"A40", 149.7}, {"A10G", 70}, {"A10", 125}, {"L40S", 362}, {"L40", 181}, {"L4", 121}, {"RTX A6000", 154.8},
-    {"RTX 6000 Ada", 364.2}, {"RTX 5090", 209.5}, {"RTX 4090", 165.2}, {"RTX 4080 SUPER", 104.4}, {"RTX 4080", 97.5}, {"RTX 3090 Ti", 80}, {"RTX 3090", 71},
+    { "H100 PCIe", 756 },
+    { "H100 NVL", 835 },
+    { "H100", 989 },
+    { "H200 NVL", 835 },
+    { "H200", 989 },
+    { "H800 PCIe", 756 },
+    { "H800", 989 },
+    { "GH200", 989 },
+    { "H20", 148 },
+    { "B200", 2250 },
+    { "GB200", 2500 },
+    { "A100", 312 },
+    { "A800", 312 },
+    { "A30", 165 },
+    { "A40", 149.7 },
+    { "A10G", 70 },
+    { "A10", 125 },
+    { "L40S", 362 },
+    { "L40", 181 },
+    { "L4", 121 },
+    { "RTX A6000", 154.8 },
+    { "RTX 6000 Ada", 364.2 },
+    { "RTX 5090", 209.5 },
+    { "RTX 4090", 165.2 },
+    { "RTX 4080 SUPER", 104.4 },
+    { "RTX 4080", 97.5 },
+    { "RTX 3090 Ti", 80 },
+    { "RTX 3090", 71 },
 };
 
-static int is_word(char c) {
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
-}
+static int is_word(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
 
 // Is word in text as a whole word? "A40" is not in "RTX A4000".
 static int has_word(const char *text, const char *word) {
@@ -109,8 +123,9 @@ int step_line(char *out, size_t bytes, const StepLine *s) {
     if (s->mfu >= 0) {
         snprintf(mfu, sizeof mfu, "%.1f%% bf16 MFU", 100 * s->mfu);
     }
-    return snprintf(out, bytes, "step %4zu/%zu | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %s | %.0f tok/s",
-                    s->step + 1, s->steps, s->loss, s->loss_z, s->norm, s->norm_z, s->lr, s->ms, mfu, s->tokens_per_second);
+    return snprintf(
+        out, bytes, "step %4zu/%zu | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %s | %.0f tok/s",
+        s->step + 1, s->steps, s->loss, s->loss_z, s->norm, s->norm_z, s->lr, s->ms, mfu, s->tokens_per_second);
 }
 
 int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
@@ -125,7 +140,8 @@ int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
     }
     l->file = fopen(l->path, "w");
     if (l->file == NULL) {
-        snprintf(err, err_bytes, "%s: cannot be written: %s: choose another output directory with -o", l->path, strerror(errno));
+        snprintf(err, err_bytes, "%s: cannot be written: %s: choose another output directory with -o", l->path,
+                 strerror(errno));
         return -1;
     }
     return 0;
@@ -140,8 +156,8 @@ static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *form
     int n = vfprintf(l->file, format, args);
     va_end(args);
     if (n < 0 || fflush(l->file) != 0) {
-        snprintf(err, err_bytes, "%s: writing failed: %s: make room, or choose another output directory with -o", l->path,
-                 strerror(errno));
+        snprintf(err, err_bytes, "%s: writing failed: %s: make room, or choose another output directory with -o",
+                 l->path, strerror(errno));
         return -1;
     }
     return 0;

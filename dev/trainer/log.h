@@ -1,10 +1,8 @@
-/*
-What a training run says and computes about itself: the learning rate of a step, how unusual its loss and norm are, how well the
-GPU is used, the line that is printed and the lines of main.log. See trainlog.c.
-
-Nothing here communicates, prints or exits. Only rank 0 opens a log; on the other ranks, and without -o, the functions of a log
-do nothing.
-*/
+// What a training run says and computes about itself: the learning rate of a step, how unusual its loss and norm are,
+// how well the GPU is used, the line that is printed and the lines of main.log. See trainlog.c.
+//
+// Nothing here communicates, prints or exits. Only rank 0 opens a log; on the other ranks, and without -o, the
+// functions of a log do nothing.
 #ifndef DEV_TRAINLOG_H
 #define DEV_TRAINLOG_H
 
@@ -19,11 +17,11 @@ extern "C" {
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
 
 typedef struct {
-    int kind;                   // SCHEDULE_*
-    double lr;                  // the peak
-    size_t warmup;              // steps of linear growth from lr / warmup, whatever the kind
-    size_t steps;               // of the whole run
-    double final_fraction;      // the decay ends at lr * final_fraction
+    int kind;               // SCHEDULE_*
+    double lr;              // the peak
+    size_t warmup;          // steps of linear growth from lr / warmup, whatever the kind
+    size_t steps;           // of the whole run
+    double final_fraction;  // the decay ends at lr * final_fraction
 } Schedule;
 
 double schedule_lr(const Schedule *s, size_t step);
@@ -34,10 +32,10 @@ double schedule_lr(const Schedule *s, size_t step);
 typedef struct {
     double values[OUTLIER_WINDOW];
     size_t seen;
-} Outliers;                     // starts as zeros
+} Outliers;  // starts as zeros
 
-// The z-score of x in the window that ends with x: (x - mean) / standard deviation. NaN until OUTLIER_WINDOW values came before,
-// 0 if all are equal. Give finite values only: a NaN would stay for 128 steps.
+// The z-score of x in the window that ends with x: (x - mean) / standard deviation. NaN until OUTLIER_WINDOW values
+// came before, 0 if all are equal. Give finite values only: a NaN would stay for 128 steps.
 double outlier_z(Outliers *o, double x);
 
 // Dense bf16 FLOP/s of an NVIDIA GPU by its name (cudaDeviceProp.name), 0 if unknown.
@@ -47,9 +45,9 @@ double gpu_peak_flops(const char *device_name);
 double training_flops(size_t parameters, size_t layers, size_t channels, size_t seq_len, size_t tokens);
 
 typedef struct {
-    size_t step, steps;         // step is printed from 1
+    size_t step, steps;  // step is printed from 1
     double loss, loss_z, norm, norm_z, lr, ms;
-    double mfu;                 // fraction of the peak; negative: not known
+    double mfu;  // fraction of the peak; negative: not known
     double tokens_per_second;
 } StepLine;
 
@@ -58,7 +56,7 @@ int step_line(char *out, size_t bytes, const StepLine *s);
 
 // main.log
 typedef struct {
-    FILE *file;                 // NULL: no log
+    FILE *file;  // NULL: no log
     char path[4096];
 } TrainLog;
 

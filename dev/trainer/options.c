@@ -1,16 +1,15 @@
-/*
-One table says everything about a flag: its names, its type and range, where its value goes, its default (as a user would write it,
-so that it is parsed by the same code and shown by --help), the help, and whether it does something yet. A flag of llm.c that is not
-there yet is in the table too: its "off" values are accepted, so that llm.c's scripts run as they are, and any other is refused
-with a remedy. None is ever ignored in silence.
-
-llm.c's flags are one dash and one or two letters: -n and -nk are two flags, not -n with the value "k". That is what
-getopt_long_only parses. It also accepts any unambiguous beginning of a name, so that "-max" would mean --max-steps until the day a
---max-something is added. Beginnings are refused: the word that was parsed is compared with the name that getopt found.
-
-Numbers are parsed strictly: the whole word, in range, finite. The last of several equal flags counts, as in llm.c. After all flags
-are read come the rules that concern more than one, or the build.
-*/
+// One table says everything about a flag: its names, its type and range, where its value goes, its default (as a user
+// would write it, so that it is parsed by the same code and shown by --help), the help, and whether it does something
+// yet. A flag of llm.c that is not there yet is in the table too: its "off" values are accepted, so that llm.c's
+// scripts run as they are, and any other is refused with a remedy. None is ever ignored in silence.
+//
+// llm.c's flags are one dash and one or two letters: -n and -nk are two flags, not -n with the value "k". That is what
+// getopt_long_only parses. It also accepts any unambiguous beginning of a name, so that "-max" would mean --max-steps
+// until the day a --max-something is added. Beginnings are refused: the word that was parsed is compared with the name
+// that getopt found.
+//
+// Numbers are parsed strictly: the whole word, in range, finite. The last of several equal flags counts, as in llm.c.
+// After all flags are read come the rules that concern more than one, or the build.
 #include <assert.h>
 #include <errno.h>
 #include <getopt.h>
@@ -20,127 +19,140 @@ are read come the rules that concern more than one, or the build.
 
 #include "trainer/options.h"
 
-enum type { TEXT, INTEGER, REAL, CHOICE };      // CHOICE: one of the words in `choices`; the value is its number
+enum type { TEXT, INTEGER, REAL, CHOICE };  // CHOICE: one of the words in `choices`; the value is its number
 
 typedef struct {
     const char *flag, *name;
     enum type type;
     size_t offset;
-    const char *choices;        // of a CHOICE: "cosine|linear"; else what to call the value in the help
-    const char *standard;       // default; NULL: none
+    const char *choices;   // of a CHOICE: "cosine|linear"; else what to call the value in the help
+    const char *standard;  // default; NULL: none
     double min, max;
     const char *help;
-    double allowed;             // if `missing` is set: the largest number (or choice) that is accepted
-    const char *missing;        // the remedy for others
-    const char *bare;           // what the flag means without a value; NULL: it must have one
-    int of_plan;                // 1: means nothing without --plan
+    double allowed;       // if `missing` is set: the largest number (or choice) that is accepted
+    const char *missing;  // the remedy for others
+    const char *bare;     // what the flag means without a value; NULL: it must have one
+    int of_plan;          // 1: means nothing without --plan
 } Flag;
 
-#define MANY 1e15               // exact in a double, and far from overflow
+#define MANY      1e15  // exact in a double, and far from overflow
 #define AT(field) offsetof(Options, field)
 
 static const Flag FLAGS[] = {
-    {"i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0, .help = "training data: token shards or plain text"},
-    {"j", "val-files", TEXT, AT(val_files), "GLOB", NULL, 0, 0,
-     .help = "validation data; if it is -i or left out: the last tenth of -i"},
-    {"e", "model", TEXT, AT(model), "MODEL", NULL, 0, 0,
-     .help = "file, or d12, gpt2:d12, gpt3:c768, custom:l4,h4,c128,v256,t128"},
-    {"o", "output-dir", TEXT, AT(output_dir), "DIR", NULL, 0, 0, .help = "where main.log and models are written"},
-    {"n", "checkpoint-every", INTEGER, AT(checkpoint_every), "STEPS", "0", 0, MANY,
-     .help = "write model_STEP.bin every STEPS steps and at the end; 0: never"},
-    {"nk", "checkpoints-keep", INTEGER, AT(checkpoints_keep), "K", "0", 0, MANY, .help = "keep the last K models only; 0: all"},
-    {"nm", "major-checkpoint-every", INTEGER, AT(major_checkpoint_every), "STEPS", "0", 0, MANY,
-     .help = "never delete models of multiples of STEPS"},
-    {"y", "resume", INTEGER, AT(resume), "0|1", "0", 0, 1, .help = "continue the run in DIR (not there yet)",
-     .allowed = 0, .missing = "resuming is not there yet: start from a model file with -e DIR/model_STEP.bin"},
-    {"b", "batch-size", INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch"},
-    {"t", "seq-len", INTEGER, AT(seq_len), "T", "1024", 1, 1 << 24, .help = "tokens of a row"},
-    {"d", "total-batch-tokens", INTEGER, AT(total_batch_tokens), "TOKENS", "-1", -1, MANY,
-     .help = "tokens of a step, over all ranks; -1: B x T x ranks"},
-    {"x", "max-steps", INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
-     .help = "steps of the run; 0: only validate and sample; -1: one epoch"},
-    {"k", "lr-schedule", CHOICE, AT(lr_schedule), "cosine|linear|constant|wsd", "cosine", 0, 0,
-     .help = "learning rate over time"},
-    {"l", "lr", REAL, AT(lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate"},
-    {"u", "warmup", INTEGER, AT(warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up"},
-    {"q", "final-lr-fraction", REAL, AT(final_lr_fraction), "F", "1.0", 0, 1,
-     .help = "the learning rate decays to F of its peak"},
-    {"c", "weight-decay", REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings"},
-    {"sl", "skip-loss-z", REAL, AT(skip_loss_z), "Z", "0", 0, 1e6,
-     .help = "skip updates whose loss has a z-score above Z; 0: off"},
-    {"sg", "skip-norm-z", REAL, AT(skip_norm_z), "Z", "0", 0, 1e6, .help = "the same for the gradient's norm"},
-    {"v", "val-every", INTEGER, AT(val_every), "STEPS", "20", 0, MANY,
-     .help = "validate every STEPS steps and at the end; 0: never"},
-    {"m", "val-batches", INTEGER, AT(val_batches), "M", "20", -1, MANY,
-     .help = "micro-batches to validate on, over all ranks; -1: all"},
-    {"s", "sample-every", INTEGER, AT(sample_every), "STEPS", "20", 0, MANY,
-     .help = "write a sample every STEPS steps and at the end; 0: never"},
-    {"g", "sample-tokens", INTEGER, AT(sample_tokens), "TOKENS", "64", 1, 1 << 24, .help = "its length"},
-    {"h", "hellaswag", INTEGER, AT(hellaswag), "0|1", "0", 0, 1, .help = "HellaSwag evaluation (not there yet)",
-     .allowed = 0, .missing = "the HellaSwag evaluation is not there yet: use -h 0 (and --help for help)"},
-    {"a", "overfit", INTEGER, AT(overfit), "0|1", "0", 0, 1, .help = "1: train on the first batch again and again"},
-    {"f", "tf32", INTEGER, AT(tf32), "0|1", NULL, 0, 1, .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU"},
-    {"w", "master-weights", INTEGER, AT(master_weights), "0|1|2", "1", 0, 2,
-     .help = "BF16 builds: fp32 master weights; 2: the same in 2 bytes less; 0: none, updates are rounded by chance"},
-    {"ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2,
-     .help = "GELU inside the matrix product: 1 forward, 2 and backward; on a GPU -r then changes last bits"},
-    {"z", "stage", INTEGER, AT(stage), "0|1|2|3", "2", 0, 3, .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters"},
-    {"prefetch", "prefetch", INTEGER, AT(prefetch), "0|1|2", "1", 0, 2, .help = "stage 3: units of parameters to fetch ahead of use"},
-    {"shard-group", "shard-group", INTEGER, AT(shard_group), "RANKS", "0", 0, 1 << 20,
-     .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group"},
-    {"r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2, .help = "recompute in backward: 1 GELU, 2 and layernorm"},
-    {"lg", "gpu-info-every", INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
-     .help = "print the GPU's free memory every STEPS steps; -1 or 0: never"},
-    {"beta1", "beta1", REAL, AT(beta1), "B1", "0.9", 0, 0.999999, .help = "of AdamW"},
-    {"beta2", "beta2", REAL, AT(beta2), "B2", "0.95", 0, 0.999999, .help = "of AdamW"},
-    {"eps", "eps", REAL, AT(eps), "EPS", "1e-8", 1e-30, 1, .help = "of AdamW"},
-    {"grad-clip", "grad-clip", REAL, AT(grad_clip), "NORM", "1.0", 0, 1e30,
-     .help = "scale gradients down to this global norm; 0: off"},
-    {"shuffle", "shuffle", INTEGER, AT(shuffle), "0|1", "1", 0, 1,
-     .help = "training data in random order, the same for any number of ranks"},
-    {"seed", "seed", INTEGER, AT(seed), "SEED", "42", 0, 4294967295.0,
-     .help = "of the initial weights and of the order of the data"},
-    {"hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1, .help = "print a hash of parameters and optimizer state at the end"},
-    {"debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
-     .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower"},
-    {"profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
-     .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do"},
-    {"transport", "transport", CHOICE, AT(transport), "auto|mpi|nccl", "auto", 0, 0,
-     .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi"},
-    {"nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
-     .help = "1: symmetric buffers are allocated by NCCL and registered with it"},
-    {"reduce", "reduce", CHOICE, AT(reduce), "exact|library", "exact", 0, 0,
-     .help = "sum of gradients: in a fixed order, or as the library likes"},
-    {"tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group"},
-    {"pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages"},
-    {"timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6, .help = "how long a rank may keep the others waiting"},
-    {"pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
-     .help = "how ranks find each other: mpirun, rank 0's address (-ps), a shared directory (-pf)"},
-    {"pn", "processes", INTEGER, AT(processes), "N", "-1", -1, 1 << 20, .help = "-pi tcp, fs: how many processes there are"},
-    {"pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, 1 << 20, .help = "-pi tcp, fs: which of them this is, from 0"},
-    {"pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
-     .help = "-pi tcp, fs: processes of a machine, ranks in a row; -1: find out"},
-    {"ps", "server-ip", TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0, .help = "-pi tcp: where rank 0 listens; port 20240 if not given"},
-    {"pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0, .help = "-pi fs: a directory that all processes see"},
-    {"plan", "plan", CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
-     .help = "print what the run would need, and end: all stages, any ranks; --plan alone: text"},
-    {"ranks", "ranks", INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
-     .help = "of the plan; -1: those of mpirun"},
-    {"ranks-per-host", "ranks-per-host", INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
-     .help = "of the plan; 0: all on one host"},
-    {"precision", "precision", CHOICE, AT(plan_precision), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
-     .help = "of the plan; default: that of this build"},
-    {"device-memory", "device-memory", REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1,
-     .help = "of the plan: memory of a rank, 10^9 bytes"},
-    {"link-gbs", "link-gbs", REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1,
-     .help = "of the plan: what a rank receives in a second"},
-    {"peak-tflops", "peak-tflops", REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1,
-     .help = "of the plan: of a rank's device; default: an H100's, 989 in bf16, 67 in fp32, 494 in fp32 with -f 1"},
-    {"mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
-     .help = "of the plan: the part of the peak that is reached"},
+    { "i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0,
+      .help = "training data: token shards or plain text" },
+    { "j", "val-files", TEXT, AT(val_files), "GLOB", NULL, 0, 0,
+      .help = "validation data; if it is -i or left out: the last tenth of -i" },
+    { "e", "model", TEXT, AT(model), "MODEL", NULL, 0, 0,
+      .help = "file, or d12, gpt2:d12, gpt3:c768, custom:l4,h4,c128,v256,t128" },
+    { "o", "output-dir", TEXT, AT(output_dir), "DIR", NULL, 0, 0, .help = "where main.log and models are written" },
+    { "n", "checkpoint-every", INTEGER, AT(checkpoint_every), "STEPS", "0", 0, MANY,
+      .help = "write model_STEP.bin every STEPS steps and at the end; 0: never" },
+    { "nk", "checkpoints-keep", INTEGER, AT(checkpoints_keep), "K", "0", 0, MANY,
+      .help = "keep the last K models only; 0: all" },
+    { "nm", "major-checkpoint-every", INTEGER, AT(major_checkpoint_every), "STEPS", "0", 0, MANY,
+      .help = "never delete models of multiples of STEPS" },
+    { "y", "resume", INTEGER, AT(resume), "0|1", "0", 0, 1, .help = "continue the run in DIR (not there yet)",
+      .allowed = 0, .missing = "resuming is not there yet: start from a model file with -e DIR/model_STEP.bin" },
+    { "b", "batch-size", INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch" },
+    { "t", "seq-len", INTEGER, AT(seq_len), "T", "1024", 1, 1 << 24, .help = "tokens of a row" },
+    { "d", "total-batch-tokens", INTEGER, AT(total_batch_tokens), "TOKENS", "-1", -1, MANY,
+      .help = "tokens of a step, over all ranks; -1: B x T x ranks" },
+    { "x", "max-steps", INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
+      .help = "steps of the run; 0: only validate and sample; -1: one epoch" },
+    { "k", "lr-schedule", CHOICE, AT(lr_schedule), "cosine|linear|constant|wsd", "cosine", 0, 0,
+      .help = "learning rate over time" },
+    { "l", "lr", REAL, AT(lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
+    { "u", "warmup", INTEGER, AT(warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
+    { "q", "final-lr-fraction", REAL, AT(final_lr_fraction), "F", "1.0", 0, 1,
+      .help = "the learning rate decays to F of its peak" },
+    { "c", "weight-decay", REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings" },
+    { "sl", "skip-loss-z", REAL, AT(skip_loss_z), "Z", "0", 0, 1e6,
+      .help = "skip updates whose loss has a z-score above Z; 0: off" },
+    { "sg", "skip-norm-z", REAL, AT(skip_norm_z), "Z", "0", 0, 1e6, .help = "the same for the gradient's norm" },
+    { "v", "val-every", INTEGER, AT(val_every), "STEPS", "20", 0, MANY,
+      .help = "validate every STEPS steps and at the end; 0: never" },
+    { "m", "val-batches", INTEGER, AT(val_batches), "M", "20", -1, MANY,
+      .help = "micro-batches to validate on, over all ranks; -1: all" },
+    { "s", "sample-every", INTEGER, AT(sample_every), "STEPS", "20", 0, MANY,
+      .help = "write a sample every STEPS steps and at the end; 0: never" },
+    { "g", "sample-tokens", INTEGER, AT(sample_tokens), "TOKENS", "64", 1, 1 << 24, .help = "its length" },
+    { "h", "hellaswag", INTEGER, AT(hellaswag), "0|1", "0", 0, 1, .help = "HellaSwag evaluation (not there yet)",
+      .allowed = 0, .missing = "the HellaSwag evaluation is not there yet: use -h 0 (and --help for help)" },
+    { "a", "overfit", INTEGER, AT(overfit), "0|1", "0", 0, 1, .help = "1: train on the first batch again and again" },
+    { "f", "tf32", INTEGER, AT(tf32), "0|1", NULL, 0, 1,
+      .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU" },
+    { "w", "master-weights", INTEGER, AT(master_weights), "0|1|2", "1", 0, 2,
+      .help = "BF16 builds: fp32 master weights; 2: the same in 2 bytes less; 0: none, updates are rounded by chance" },
+    { "ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2,
+      .help = "GELU inside the matrix product: 1 forward, 2 and backward; on a GPU -r then changes last bits" },
+    { "z", "stage", INTEGER, AT(stage), "0|1|2|3", "2", 0, 3,
+      .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters" },
+    { "prefetch", "prefetch", INTEGER, AT(prefetch), "0|1|2", "1", 0, 2,
+      .help = "stage 3: units of parameters to fetch ahead of use" },
+    { "shard-group", "shard-group", INTEGER, AT(shard_group), "RANKS", "0", 0, 1 << 20,
+      .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group" },
+    { "r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
+      .help = "recompute in backward: 1 GELU, 2 and layernorm" },
+    { "lg", "gpu-info-every", INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
+      .help = "print the GPU's free memory every STEPS steps; -1 or 0: never" },
+    { "beta1", "beta1", REAL, AT(beta1), "B1", "0.9", 0, 0.999999, .help = "of AdamW" },
+    { "beta2", "beta2", REAL, AT(beta2), "B2", "0.95", 0, 0.999999, .help = "of AdamW" },
+    { "eps", "eps", REAL, AT(eps), "EPS", "1e-8", 1e-30, 1, .help = "of AdamW" },
+    { "grad-clip", "grad-clip", REAL, AT(grad_clip), "NORM", "1.0", 0, 1e30,
+      .help = "scale gradients down to this global norm; 0: off" },
+    { "shuffle", "shuffle", INTEGER, AT(shuffle), "0|1", "1", 0, 1,
+      .help = "training data in random order, the same for any number of ranks" },
+    { "seed", "seed", INTEGER, AT(seed), "SEED", "42", 0, 4294967295.0,
+      .help = "of the initial weights and of the order of the data" },
+    { "hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1,
+      .help = "print a hash of parameters and optimizer state at the end" },
+    { "debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
+      .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower" },
+    { "profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
+      .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do" },
+    { "transport", "transport", CHOICE, AT(transport), "auto|mpi|nccl", "auto", 0, 0,
+      .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi" },
+    { "nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
+      .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
+    { "reduce", "reduce", CHOICE, AT(reduce), "exact|library", "exact", 0, 0,
+      .help = "sum of gradients: in a fixed order, or as the library likes" },
+    { "tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
+    { "pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
+    { "timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6,
+      .help = "how long a rank may keep the others waiting" },
+    { "pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
+      .help = "how ranks find each other: mpirun, rank 0's address (-ps), a shared directory (-pf)" },
+    { "pn", "processes", INTEGER, AT(processes), "N", "-1", -1, 1 << 20,
+      .help = "-pi tcp, fs: how many processes there are" },
+    { "pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, 1 << 20,
+      .help = "-pi tcp, fs: which of them this is, from 0" },
+    { "pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
+      .help = "-pi tcp, fs: processes of a machine, ranks in a row; -1: find out" },
+    { "ps", "server-ip", TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0,
+      .help = "-pi tcp: where rank 0 listens; port 20240 if not given" },
+    { "pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0,
+      .help = "-pi fs: a directory that all processes see" },
+    { "plan", "plan", CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
+      .help = "print what the run would need, and end: all stages, any ranks; --plan alone: text" },
+    { "ranks", "ranks", INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
+      .help = "of the plan; -1: those of mpirun" },
+    { "ranks-per-host", "ranks-per-host", INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
+      .help = "of the plan; 0: all on one host" },
+    { "precision", "precision", CHOICE, AT(plan_precision), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
+      .help = "of the plan; default: that of this build" },
+    { "device-memory", "device-memory", REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1,
+      .help = "of the plan: memory of a rank, 10^9 bytes" },
+    { "link-gbs", "link-gbs", REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1,
+      .help = "of the plan: what a rank receives in a second" },
+    { "peak-tflops", "peak-tflops", REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1,
+      .help = "of the plan: of a rank's device; default: an H100's, 989 in bf16, 67 in fp32, 494 in fp32 with -f 1" },
+    { "mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
+      .help = "of the plan: the part of the peak that is reached" },
 };
 
-// What getopt returns: FIRST + 2 * (place in the table), one more for the long name. ':' and '?' have a meaning of their own.
+// What getopt returns: FIRST + 2 * (place in the table), one more for the long name. ':' and '?' have a meaning of
+// their own.
 enum { NUM_FLAGS = sizeof FLAGS / sizeof FLAGS[0], FIRST = 256, HELP = FIRST + 2 * NUM_FLAGS };
 _Static_assert(NUM_FLAGS <= sizeof((Options *)0)->given, "Options.given is too short");
 
@@ -213,23 +225,28 @@ static int check_init(const Options *o, char *err, size_t err_bytes) {
     const int mpi = o->init_method == OPTION_INIT_MPI;
     const int tcp = o->init_method == OPTION_INIT_TCP;
     const char *method = tcp ? "tcp" : "fs";
-    static const char *const OTHERS[] = {"pn", "pr", "pg", "ps", "pf"};
-    const int set[] = {o->processes != -1, o->rank != -1, o->gpus_per_node != -1, o->server_ip != NULL, o->shared_dir != NULL};
+    static const char *const OTHERS[] = { "pn", "pr", "pg", "ps", "pf" };
+    const int set[] = { o->processes != -1, o->rank != -1, o->gpus_per_node != -1, o->server_ip != NULL,
+                        o->shared_dir != NULL };
     for (int i = 0; mpi && i < 5; i++) {
         if (set[i]) {
-            return FAIL("-%s: with -pi mpi it is mpirun that starts the processes, and tells each its rank: leave this flag out, and use mpirun -n PROCESSES, "
-                        "or start them yourself, with -pi tcp or -pi fs", OTHERS[i]);
+            return FAIL("-%s: with -pi mpi it is mpirun that starts the processes, and tells each its rank: leave this "
+                        "flag out, and use mpirun -n PROCESSES, "
+                        "or start them yourself, with -pi tcp or -pi fs",
+                        OTHERS[i]);
         }
     }
     if (mpi) {
         return 0;
     }
     if (o->processes < 1 || o->rank < 0) {
-        return FAIL("-pi %s: each process has to be told how many there are, and which one it is: add -pn PROCESSES -pr RANK", method);
+        return FAIL(
+            "-pi %s: each process has to be told how many there are, and which one it is: add -pn PROCESSES -pr RANK",
+            method);
     }
     if (o->rank >= o->processes) {
-        return FAIL("-pr %lld: there is no such rank among -pn %lld processes: use 0 to %lld", (long long)o->rank, (long long)o->processes,
-                    (long long)o->processes - 1);
+        return FAIL("-pr %lld: there is no such rank among -pn %lld processes: use 0 to %lld", (long long)o->rank,
+                    (long long)o->processes, (long long)o->processes - 1);
     }
     if (o->gpus_per_node == 0) {
         return FAIL("-pg 0: a machine has at least one process: use 1 or more, or leave the flag out");
@@ -244,7 +261,8 @@ static int check_init(const Options *o, char *err, size_t err_bytes) {
         return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
     }
     if (o->transport == OPTION_TRANSPORT_MPI) {
-        return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport nccl, or -pi mpi with mpirun -n PROCESSES");
+        return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport "
+                    "nccl, or -pi mpi with mpirun -n PROCESSES");
     }
     return 0;
 }
@@ -275,8 +293,10 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (!options_given(o, "precision")) {
         o->plan_precision = build->bf16 ? OPTION_PRECISION_BF16 : OPTION_PRECISION_FP32;
     }
-    if (o->plan_precision == OPTION_PRECISION_FP32 && o->master_weights != 1) {     // which is also the precision of a run
-        return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s", (long long)o->master_weights,
+    // which is also the precision of a run
+    if (o->plan_precision == OPTION_PRECISION_FP32 && o->master_weights != 1) {
+        return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s",
+                    (long long)o->master_weights,
                     o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
     }
     if (check_init(o, err, err_bytes) != 0) {
@@ -286,10 +306,12 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
         return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
     }
     if (o->checkpoint_every > 0 && o->output_dir == NULL) {
-        return FAIL("-n %lld: there is no directory to write models to: add -o DIR, or use -n 0", (long long)o->checkpoint_every);
+        return FAIL("-n %lld: there is no directory to write models to: add -o DIR, or use -n 0",
+                    (long long)o->checkpoint_every);
     }
     if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0)) {
-        return FAIL("-%s: no models are written, so none can be kept: add -n STEPS", o->checkpoints_keep > 0 ? "nk" : "nm");
+        return FAIL("-%s: no models are written, so none can be kept: add -n STEPS",
+                    o->checkpoints_keep > 0 ? "nk" : "nm");
     }
     if (o->val_files != NULL && o->train_files == NULL) {
         return FAIL("-j %.200s: validation data without training data: add -i", o->val_files);
@@ -309,26 +331,29 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
     memset(longs, 0, sizeof longs);
     for (int i = 0; i < NUM_FLAGS; i++) {
         int argument = FLAGS[i].bare != NULL ? optional_argument : required_argument;
-        longs[2 * i] = (struct option){FLAGS[i].flag, argument, NULL, FIRST + 2 * i};
-        longs[2 * i + 1] = (struct option){FLAGS[i].name, argument, NULL, FIRST + 2 * i + 1};
+        longs[2 * i] = (struct option){ FLAGS[i].flag, argument, NULL, FIRST + 2 * i };
+        longs[2 * i + 1] = (struct option){ FLAGS[i].name, argument, NULL, FIRST + 2 * i + 1 };
         if (FLAGS[i].standard != NULL) {
             options_set_default(o, FLAGS[i].flag, FLAGS[i].standard);
         }
     }
-    longs[2 * NUM_FLAGS] = (struct option){"help", no_argument, NULL, HELP};
+    longs[2 * NUM_FLAGS] = (struct option){ "help", no_argument, NULL, HELP };
 
-    optind = 0;     // glibc: start anew, also after a call that ended half-way
+    optind = 0;  // glibc: start anew, also after a call that ended half-way
     opterr = 0;
     int next = 1;
     while (next < argc) {
-        // "+": stop at the first word that is not a flag; ":": tell a missing value from an unknown flag. No one-letter options.
+        // "+": stop at the first word that is not a flag; ":": tell a missing value from an unknown flag. No one-letter
+        // options.
         const char *used = argv[next];
         int length = (int)strcspn(used, "=");
         int which;
         int code = getopt_long_only(argc, argv, "+:", longs, &which);
         next = optind;
         if (code == -1) {
-            return FAIL("%.200s: not a flag, and not the value of one: every flag takes one value, a pattern of files in quotes (--help lists all flags)", used);
+            return FAIL("%.200s: not a flag, and not the value of one: every flag takes one value, a pattern of files "
+                        "in quotes (--help lists all flags)",
+                        used);
         }
         if (code == ':') {
             return FAIL("%.200s: its value is missing (--help lists all flags)", used);
@@ -348,7 +373,7 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         snprintf(flag, sizeof flag, "%.*s", length, used);
         int i = (code - FIRST) / 2;
         const char *value = optarg;
-        if (value == NULL) {            // an optional value: getopt knows --plan=json only, not --plan json
+        if (value == NULL) {  // an optional value: getopt knows --plan=json only, not --plan json
             value = next < argc && argv[next][0] != '-' ? argv[next++] : FLAGS[i].bare;
             optind = next;
         }
@@ -370,9 +395,7 @@ static int flag_index(const char *flag) {
     return 0;
 }
 
-int options_given(const Options *o, const char *flag) {
-    return o->given[flag_index(flag)];
-}
+int options_given(const Options *o, const char *flag) { return o->given[flag_index(flag)]; }
 
 void options_set_default(Options *o, const char *flag, const char *value) {
     int i = flag_index(flag);
@@ -383,11 +406,13 @@ void options_set_default(Options *o, const char *flag, const char *value) {
 }
 
 void options_help(FILE *out, const char *program) {
-    fprintf(out, "usage: %s [FLAG VALUE]...\n"
-                 "       mpirun -n RANKS %s [FLAG VALUE]...\n"
-                 "Trains GPT-2 with sharded optimizer state and gradients. Without flags: a small model, on a text that the\n"
-                 "build makes, with settings that suit it (the first line of its output has them).\n\n",
-            program, program);
+    fprintf(
+        out,
+        "usage: %s [FLAG VALUE]...\n"
+        "       mpirun -n RANKS %s [FLAG VALUE]...\n"
+        "Trains GPT-2 with sharded optimizer state and gradients. Without flags: a small model, on a text that the\n"
+        "build makes, with settings that suit it (the first line of its output has them).\n\n",
+        program, program);
     for (int i = 0; i < NUM_FLAGS; i++) {
         const Flag *f = &FLAGS[i];
         char names[96];
@@ -402,14 +427,17 @@ void options_help(FILE *out, const char *program) {
     fprintf(out, "  %-38s this text\n", "     --help");
 }
 
-int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err, size_t err_bytes) {
+int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
+                        size_t err_bytes) {
     size_t B = (size_t)o->batch_size;
     size_t T = (size_t)o->seq_len;
     if (T > max_seq_len) {
-        return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len, max_seq_len);
+        return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len,
+                    max_seq_len);
     }
     if (B * T > 1 << 30) {
-        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens of a step",
+        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens "
+                    "of a step",
                     B, T, B * T);
     }
     size_t once = B * T * ranks;
@@ -422,7 +450,8 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
         } else {
             snprintf(both, sizeof both, "the nearest values that work are %zu and %zu", below, below + once);
         }
-        return FAIL("-d %zu: not a multiple of -b %zu x -t %zu x %zu ranks = %zu tokens: %s", total, B, T, ranks, once, both);
+        return FAIL("-d %zu: not a multiple of -b %zu x -t %zu x %zu ranks = %zu tokens: %s", total, B, T, ranks, once,
+                    both);
     }
     *micro_steps = total / once;
     return 0;

@@ -1,9 +1,7 @@
-/*
-The command line: llm.c's flags, the same with long names, and our own. See options.c.
-
-Parsing is a pure function of its arguments (and getopt's variables: not for two threads at once). It prints nothing and does not
-exit: messages are one line, and name the flag, the value and the remedy.
-*/
+// The command line: llm.c's flags, the same with long names, and our own. See options.c.
+//
+// Parsing is a pure function of its arguments (and getopt's variables: not for two threads at once). It prints nothing
+// and does not exit: messages are one line, and name the flag, the value and the remedy.
 #ifndef DEV_OPTIONS_H
 #define DEV_OPTIONS_H
 
@@ -17,25 +15,27 @@ extern "C" {
 
 // What this program was built for: some values make no sense, or are not there, in some builds.
 typedef struct {
-    int cpu;                    // 1: runs on the CPU
-    int bf16;                   // 1: parameters in bf16
+    int cpu;   // 1: runs on the CPU
+    int bf16;  // 1: parameters in bf16
 } OptionsBuild;
 
-// Texts are NULL where the flag was not given and has no default. -1 means "not limited" or "choose" where the help says so.
+// Texts are NULL where the flag was not given and has no default. -1 means "not limited" or "choose" where the help
+// says so.
 typedef struct {
     const char *train_files, *val_files, *model, *output_dir;
     int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume;
     int64_t batch_size, seq_len, total_batch_tokens, max_steps;
-    int64_t lr_schedule;        // SCHEDULE_* of dev/trainer/log.h
+    int64_t lr_schedule;  // SCHEDULE_* of dev/trainer/log.h
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t warmup, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
-    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug, profile, transport, nccl_register, reduce, tp, pp, gpu_info_every;
+    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug,
+        profile, transport, nccl_register, reduce, tp, pp, gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
     int64_t plan, plan_precision, plan_ranks, plan_ranks_per_host;
-    double device_memory, link_gbs, peak_tflops, efficiency;    // GB, GB/s, TFLOP/s: decimal
-    unsigned char given[64];    // which flags the command line has, by their place in the table
+    double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
+    unsigned char given[64];  // which flags the command line has, by their place in the table
 } Options;
 
 enum { OPTION_TRANSPORT_AUTO, OPTION_TRANSPORT_MPI, OPTION_TRANSPORT_NCCL };
@@ -44,7 +44,8 @@ enum { OPTION_REDUCE_EXACT, OPTION_REDUCE_LIBRARY };
 enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
 enum { OPTION_PRECISION_FP32, OPTION_PRECISION_BF16 };
 
-// Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv: keep it.
+// Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv:
+// keep it.
 int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, char *err, size_t err_bytes);
 
 // Prints all flags, one a line.
@@ -53,12 +54,14 @@ void options_help(FILE *out, const char *program);
 // Was this flag (its short name, as "b") on the command line?
 int options_given(const Options *o, const char *flag);
 
-// Sets a flag that is not on the command line, as if it were, to another default. value is kept. A wrong flag or value asserts.
+// Sets a flag that is not on the command line, as if it were, to another default. value is kept. A wrong flag or value
+// asserts.
 void options_set_default(Options *o, const char *flag, const char *value);
 
-// Micro-steps of a rank in each step: total_batch_tokens / (batch_size * seq_len * ranks). Checks that it is whole, and that
-// seq_len is not more than the model's max_seq_len. Returns 0, or -1 and a message that has values that work.
-int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err, size_t err_bytes);
+// Micro-steps of a rank in each step: total_batch_tokens / (batch_size * seq_len * ranks). Checks that it is whole, and
+// that seq_len is not more than the model's max_seq_len. Returns 0, or -1 and a message that has values that work.
+int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
+                        size_t err_bytes);
 
 #ifdef __cplusplus
 }

@@ -1,17 +1,15 @@
-/*
-The planner asks zero/cost.c, which is also what a run prints beside its measurements; so what is said here before a run is
-what the run says of itself, to the byte. It does so for all stages side by side, and for other numbers of ranks to find the
-smallest that fits.
-
-That search relies on memory per rank falling with the number of ranks N, which is true up to the padding (64 N elements a
-unit): first powers of two, then bisection between the last that did not fit and the first that did. The answer fits, and one
-rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be whole, so only N that divide it
-count, and all of them are tried.
-
-Time is an estimate from three given numbers, with no model of latency: computing takes FLOPs / (N x peak x efficiency),
-receiving takes bytes / bandwidth. A step takes at least the larger of the two (if one hides the other entirely), at most
-their sum.
-*/
+// The planner asks zero/cost.c, which is also what a run prints beside its measurements; so what is said here before a
+// run is what the run says of itself, to the byte. It does so for all stages side by side, and for other numbers of
+// ranks to find the smallest that fits.
+//
+// That search relies on memory per rank falling with the number of ranks N, which is true up to the padding (64 N
+// elements a unit): first powers of two, then bisection between the last that did not fit and the first that did. The
+// answer fits, and one rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be
+// whole, so only N that divide it count, and all of them are tried.
+//
+// Time is an estimate from three given numbers, with no model of latency: computing takes FLOPs / (N x peak x
+// efficiency), receiving takes bytes / bandwidth. A step takes at least the larger of the two (if one hides the other
+// entirely), at most their sum.
 #include <string.h>
 
 #include "trainer/planner.h"
@@ -21,7 +19,7 @@ their sum.
 
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {
     double b = (double)zero_dtype_bytes(dtype);
-    double optimizer = dtype == ZERO_BF16 ? 12 : 8;     // fp32 m and v; of bf16 parameters also fp32 master weights
+    double optimizer = dtype == ZERO_BF16 ? 12 : 8;  // fp32 m and v; of bf16 parameters also fp32 master weights
     double params = b / (stage >= 3 ? ranks : 1);
     double grads = b / (stage >= 2 ? ranks : 1);
     return parameters * (params + grads + optimizer / (stage >= 1 ? ranks : 1));
@@ -82,14 +80,16 @@ static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
 }
 
 // All rows of memory; returns their number, and their sum in *total.
-static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero_layout *l, zero_row *rows, uint64_t *total) {
+static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero_layout *l, zero_row *rows,
+                          uint64_t *total) {
     size_t n = zero_plan_memory(plan, l, rows, PLAN_ROWS - 1);
     if (plan->groups > 1) {
         plan_add_transport(rows, n, transport_of(in, plan->groups * l->ranks, plan->between.remote));
     }
-    rows[n] = (zero_row){.kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes};
+    rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes };
     rows[n].what = zero_category_name(ZERO_MEM_ACTIVATIONS);
-    snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T, in->recompute);
+    snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T,
+             in->recompute);
     n++;
     *total = 0;
     for (size_t i = 0; i < n; i++) {
@@ -121,7 +121,7 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
     for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest_power == 0; ranks *= 2) {
         s->smallest_power = fits(in, stage, ranks) ? ranks : 0;
     }
-    const size_t whole = in->shard_group > 0 ? in->shard_group : 1;     // N is a multiple of it
+    const size_t whole = in->shard_group > 0 ? in->shard_group : 1;  // N is a multiple of it
     if (in->total_tokens > 0) {
         for (size_t ranks = whole; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks += whole) {
             s->smallest = fits(in, stage, ranks) ? ranks : 0;
@@ -167,14 +167,15 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
             s->sums = s->memory[i].expected;
         }
     }
-    if (stage >= 2) {                   // of the sums, the paper has a gradient shard, in the parameters' precision
+    if (stage >= 2) {  // of the sums, the paper has a gradient shard, in the parameters' precision
         s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->dtype);
     }
     const size_t full_master = zero_master_bytes(in->dtype, ZERO_MASTER_FP32);
-    s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) * (full_master - zero_master_bytes(in->dtype, in->master));
+    s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) *
+                        (full_master - zero_master_bytes(in->dtype, in->master));
     s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)l->ranks);
     s->padding = s->states + s->smaller_master - s->sums - s->paper;
-    const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;     // of one rank
+    const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;  // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
     s->wire_s = (double)s->wire_total / in->link_bytes_per_second;
     find_smallest(in, stage, s);
@@ -187,8 +188,8 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
     p->lowest_stage = p->best_stage = -1;
     p->micro_steps = micro_steps_of(in, in->ranks);
     if (p->micro_steps == 0) {
-        snprintf(err, err_bytes, "-d %zu: cannot be divided among %zu ranks with -b %zu x -t %zu tokens", in->total_tokens,
-                 in->ranks, in->B, in->T);
+        snprintf(err, err_bytes, "-d %zu: cannot be divided among %zu ranks with -b %zu x -t %zu tokens",
+                 in->total_tokens, in->ranks, in->B, in->T);
         return -1;
     }
     if (in->ranks % group_size(in, in->ranks) != 0) {
@@ -222,26 +223,25 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
 
 static void print_head(FILE *out, const char *title) {
     fprintf(out, "\n%-30s", title);
-    for ACROSS(stage) {
-        fprintf(out, "%14s %d", "stage", stage);
-    }
+    for
+        ACROSS(stage) { fprintf(out, "%14s %d", "stage", stage); }
     fprintf(out, "\n");
 }
 
 // One row of bytes, at the same offset in each PlanStage.
 static void print_bytes(FILE *out, const Plan *p, const char *what, size_t offset) {
     fprintf(out, "%-30s", what);
-    for ACROSS(stage) {
-        fprintf(out, "%16llu", (unsigned long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
-    }
+    for
+        ACROSS(stage) {
+            fprintf(out, "%16llu", (unsigned long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
+        }
     fprintf(out, "\n");
 }
 
 static void print_reals(FILE *out, const char *what, const double value[PLAN_STAGES], int digits) {
     fprintf(out, "%-30s", what);
-    for ACROSS(stage) {
-        fprintf(out, "%16.*f", digits, value[stage]);
-    }
+    for
+        ACROSS(stage) { fprintf(out, "%16.*f", digits, value[stage]); }
     fprintf(out, "\n");
 }
 
@@ -249,15 +249,16 @@ static void print_reals(FILE *out, const char *what, const double value[PLAN_STA
 static void print_formula(FILE *out, const Plan *p, const char *what, size_t offset) {
     const char *last = NULL;
     fprintf(out, "    %-20s", what);
-    for ACROSS(stage) {
-        const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
-        const int same = last != NULL && strcmp(last, formula) == 0;
-        if (!same && last != NULL) {
-            fprintf(out, ": %s", last);
+    for
+        ACROSS(stage) {
+            const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
+            const int same = last != NULL && strcmp(last, formula) == 0;
+            if (!same && last != NULL) {
+                fprintf(out, ": %s", last);
+            }
+            fprintf(out, same ? ", %d" : last != NULL ? "; stage %d" : "stage %d", stage);
+            last = formula;
         }
-        fprintf(out, same ? ", %d" : last != NULL ? "; stage %d" : "stage %d", stage);
-        last = formula;
-    }
     fprintf(out, ": %s\n", last);
 }
 
@@ -265,23 +266,25 @@ static void print_formula(FILE *out, const Plan *p, const char *what, size_t off
 
 static void print_ranks(FILE *out, const Plan *p, const char *what, size_t offset) {
     fprintf(out, "%-30s", what);
-    for ACROSS(stage) {
-        const size_t ranks = *(const size_t *)((const char *)&p->stage[stage] + offset);
-        if (ranks > 0) {
-            fprintf(out, "%16zu", ranks);
-        } else {
-            fprintf(out, "%16s", "none");
+    for
+        ACROSS(stage) {
+            const size_t ranks = *(const size_t *)((const char *)&p->stage[stage] + offset);
+            if (ranks > 0) {
+                fprintf(out, "%16zu", ranks);
+            } else {
+                fprintf(out, "%16s", "none");
+            }
         }
-    }
     fprintf(out, "\n");
 }
 
 static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     double gb[PLAN_STAGES], paper_gb[PLAN_STAGES];
-    for ACROSS(stage) {
-        gb[stage] = (double)p->stage[stage].memory_total / 1e9;
-        paper_gb[stage] = (double)p->stage[stage].paper / 1e9;
-    }
+    for
+        ACROSS(stage) {
+            gb[stage] = (double)p->stage[stage].memory_total / 1e9;
+            paper_gb[stage] = (double)p->stage[stage].paper / 1e9;
+        }
     print_head(out, "memory per rank, bytes");
     for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
         print_bytes(out, p, p->stage[0].memory[i].what, OF_ROW(memory, i, expected));
@@ -289,9 +292,8 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "total", offsetof(PlanStage, memory_total));
     print_reals(out, "total, GB (10^9 bytes)", gb, 2);
     fprintf(out, "%-21s%6.6g GB", "fits a device of", in->device_bytes / 1e9);
-    for ACROSS(stage) {
-        fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no");
-    }
+    for
+        ACROSS(stage) { fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no"); }
     fprintf(out, "\n");
     if (in->shard_group > 0 && in->shard_group < in->ranks) {
         fprintf(out, "  stage 0 shards nothing, and cannot be had with --shard-group\n");
@@ -309,17 +311,19 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "parameters to AdamW v", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
     fprintf(out, "  the paper, bytes for each parameter: %s\n",
-            in->dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N" : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
+            in->dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N"
+                                   : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
 }
 
 static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
     double compute[PLAN_STAGES], wire[PLAN_STAGES], least[PLAN_STAGES], most[PLAN_STAGES];
-    for ACROSS(stage) {
-        compute[stage] = 1e3 * p->stage[stage].compute_s;
-        wire[stage] = 1e3 * p->stage[stage].wire_s;
-        least[stage] = compute[stage] > wire[stage] ? compute[stage] : wire[stage];
-        most[stage] = compute[stage] + wire[stage];
-    }
+    for
+        ACROSS(stage) {
+            compute[stage] = 1e3 * p->stage[stage].compute_s;
+            wire[stage] = 1e3 * p->stage[stage].wire_s;
+            least[stage] = compute[stage] > wire[stage] ? compute[stage] : wire[stage];
+            most[stage] = compute[stage] + wire[stage];
+        }
     print_head(out, "wire per rank, step, bytes");
     for (size_t i = 0; i < p->stage[0].wire_rows; i++) {
         print_bytes(out, p, p->stage[0].wire[i].what, OF_ROW(wire, i, expected));
@@ -334,8 +338,10 @@ static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
     print_reals(out, "receiving", wire, 3);
     print_reals(out, "one hides the other (max)", least, 3);
     print_reals(out, "one after the other (sum)", most, 3);
-    fprintf(out, "  computing: G B T x %.4g FLOPs a token / (%g TFLOP/s x %g); receiving: bytes in all / %g GB/s, no latency\n",
-            in->flops_per_token, in->peak_flops / 1e12, in->efficiency, in->link_bytes_per_second / 1e9);
+    fprintf(
+        out,
+        "  computing: G B T x %.4g FLOPs a token / (%g TFLOP/s x %g); receiving: bytes in all / %g GB/s, no latency\n",
+        in->flops_per_token, in->peak_flops / 1e12, in->efficiency, in->link_bytes_per_second / 1e9);
 }
 
 void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
@@ -347,10 +353,12 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
-    fprintf(out, "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n", in->B, in->T, p->micro_steps,
-            in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute, in->nccl ? "NCCL" : "MPI");
-    fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded, waste,
-            100.0 * (double)waste / (double)p->numel);
+    fprintf(out,
+            "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n",
+            in->B, in->T, p->micro_steps, in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute,
+            in->nccl ? "NCCL" : "MPI");
+    fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded,
+            waste, 100.0 * (double)waste / (double)p->numel);
     print_memory(out, p, in);
     print_wire_and_time(out, p, in);
 
@@ -408,29 +416,35 @@ static void json_rows(FILE *out, const char *name, const zero_row *rows, size_t 
 void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out, "{\"model\": ");
     json_string(out, in->model);
-    fprintf(out, ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": \"%s\",\n",
-            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group, in->nccl ? "nccl" : "mpi");
+    fprintf(out,
+            ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": "
+            "\"%s\",\n",
+            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group,
+            in->nccl ? "nccl" : "mpi");
     fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
             p->micro_steps, in->recompute, in->prefetch);
-    fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel, p->numel_padded,
-            in->flops_per_token);
-    fprintf(out, " \"device_bytes\": %.9g, \"link_bytes_per_second\": %.9g, \"peak_flops\": %.9g, \"efficiency\": %.9g,\n",
+    fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel,
+            p->numel_padded, in->flops_per_token);
+    fprintf(out,
+            " \"device_bytes\": %.9g, \"link_bytes_per_second\": %.9g, \"peak_flops\": %.9g, \"efficiency\": %.9g,\n",
             in->device_bytes, in->link_bytes_per_second, in->peak_flops, in->efficiency);
     fprintf(out, " \"stages\": [");
-    for ACROSS(stage) {
-        const PlanStage *s = &p->stage[stage];
-        fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage, s->fits ? "true" : "false");
-        json_ranks(out, "smallest_ranks", s->smallest);
-        json_ranks(out, "smallest_power_of_two", s->smallest_power);
-        fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
-        fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
-                (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
-        fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
-                (unsigned long long)s->states);
-        json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
-        json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
-        fprintf(out, "}");
-    }
+    for
+        ACROSS(stage) {
+            const PlanStage *s = &p->stage[stage];
+            fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
+                    s->fits ? "true" : "false");
+            json_ranks(out, "smallest_ranks", s->smallest);
+            json_ranks(out, "smallest_power_of_two", s->smallest_power);
+            fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
+            fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
+                    (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
+            fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
+                    (unsigned long long)s->states);
+            json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
+            json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
+            fprintf(out, "}");
+        }
     fprintf(out, "]");
     json_stage(out, "lowest_stage_that_fits", p->lowest_stage);
     json_stage(out, "stage_with_fewest_ranks", p->best_stage);

@@ -1,9 +1,7 @@
-/*
-Will it fit, and how long will it take? See plan.c.
-
-A plan is a pure function of its input: no ranks, no device, no model memory. Bytes are those of rank 0; other ranks differ
-only in the optimizer's tiles (a few bytes of "transport").
-*/
+// Will it fit, and how long will it take? See plan.c.
+//
+// A plan is a pure function of its input: no ranks, no device, no model memory. Bytes are those of rank 0; other ranks
+// differ only in the optimizer's tiles (a few bytes of "transport").
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
 
@@ -20,52 +18,54 @@ extern "C" {
 enum { PLAN_STAGES = 4, PLAN_ROWS = 12, PLAN_MAX_RANKS = 1 << 20 };
 
 typedef struct {
-    const char *model;                  // what the user calls it
+    const char *model;  // what the user calls it
     const zero_tensor *tensors;
     size_t num_tensors;
-    const size_t *order;                // of units, as zero_config wants it
+    const size_t *order;  // of units, as zero_config wants it
     size_t order_length, prefetch;
     enum zero_dtype dtype;
     enum zero_master master;
     enum zero_reduction reduction;
     int recompute;
     size_t activation_bytes;
-    double flops_per_token;             // forward and backward
+    double flops_per_token;  // forward and backward
     size_t B, T;
-    size_t total_tokens;                // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
-    size_t ranks, ranks_per_host;       // ranks_per_host 0: all on one host
-    size_t shard_group;                 // ranks that shard among them; 0: all. ranks is a multiple of it
-    int nccl;                           // the transport: NCCL, else MPI
-    int staged;                         // MPI copies through host memory
-    double device_bytes;                // memory of a rank
-    double link_bytes_per_second;       // that a rank can receive
-    double peak_flops, efficiency;      // of a rank; the fraction of it that is reached (MFU)
+    size_t total_tokens;            // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
+    size_t ranks, ranks_per_host;   // ranks_per_host 0: all on one host
+    size_t shard_group;             // ranks that shard among them; 0: all. ranks is a multiple of it
+    int nccl;                       // the transport: NCCL, else MPI
+    int staged;                     // MPI copies through host memory
+    double device_bytes;            // memory of a rank
+    double link_bytes_per_second;   // that a rank can receive
+    double peak_flops, efficiency;  // of a rank; the fraction of it that is reached (MFU)
 } PlanInput;
 
 typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
-    int fits;                           // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
+    int fits;  // 0 also where there is no such run: stage 0 shards nothing, so it has no
+               // groups
     // Model states are the rows from parameters to AdamW v: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;
-    double compute_s, wire_s;           // of a step
-    size_t smallest_power, smallest;    // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
+    double compute_s, wire_s;         // of a step
+    size_t smallest_power, smallest;  // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
 } PlanStage;
 
 typedef struct {
     PlanStage stage[PLAN_STAGES];
     size_t numel, numel_padded, micro_steps;
-    int lowest_stage;                   // that fits on the ranks of the input; -1: none
-    int best_stage;                     // the lowest of those that fit on the fewest ranks; -1: none
+    int lowest_stage;  // that fits on the ranks of the input; -1: none
+    int best_stage;    // the lowest of those that fit on the fewest ranks; -1: none
 } Plan;
 
-// Bytes of model states per rank as in the ZeRO paper (Rajbhandari et al. 2020, figure 1) for bf16: 16, 4 + 12/N, 2 + 14/N or
-// 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N.
+// Bytes of model states per rank as in the ZeRO paper (Rajbhandari et al. 2020, figure 1) for bf16: 16, 4 + 12/N, 2 +
+// 14/N or 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N.
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks);
 
-// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's transport, and
-// counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
+// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's
+// transport, and counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose
+// tables count in "transport".
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
 void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
 

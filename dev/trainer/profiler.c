@@ -5,8 +5,8 @@
 #include <string.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Formulas. R = B T rows, b = bytes of an element. What is left out is small and depends on the data or on the cut into blocks:
-// statistics of rows in cache, and the rows of dwte that the tokens of a batch happen to name.
+// Formulas. R = B T rows, b = bytes of an element. What is left out is small and depends on the data or on the cut into
+// blocks: statistics of rows in cache, and the rows of dwte that the tokens of a batch happen to name.
 
 typedef struct {
     ProfileWork *work;
@@ -16,7 +16,7 @@ typedef struct {
 // bytes: of one call
 static ProfileWork *add(Rows *rows, const char *name, size_t calls, double bytes) {
     ProfileWork *w = &rows->work[rows->n++];
-    *w = (ProfileWork){.calls = (double)calls, .bytes = bytes * (double)calls};
+    *w = (ProfileWork){ .calls = (double)calls, .bytes = bytes * (double)calls };
     snprintf(w->name, sizeof w->name, "%s", name);
     return w;
 }
@@ -25,9 +25,10 @@ static void product_name(char *name, const char *use, size_t C, size_t OC) {
     snprintf(name, PROFILE_NAME_BYTES, "product %s %zu to %zu", use, C, OC);
 }
 
-// extra: elements that the product's end reads or writes beside its result. Layers of the same shape are one kind: in small models the head may be
-// as another layer.
-static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t OC, size_t calls, size_t elem, size_t extra) {
+// extra: elements that the product's end reads or writes beside its result. Layers of the same shape are one kind: in
+// small models the head may be as another layer.
+static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t OC, size_t calls, size_t elem,
+                        size_t extra) {
     char name[PROFILE_NAME_BYTES];
     product_name(name, use, C, OC);
     ProfileWork *w = add(rows, name, calls, (double)(R * C + C * OC + R * OC + extra) * (double)elem);
@@ -51,15 +52,17 @@ size_t profile_adamw_bytes(size_t elem, int master) {
 }
 
 size_t profile_work(const ProfileRun *r, ProfileWork *work) {
-    Rows rows = {work, 0};
+    Rows rows = { work, 0 };
     const size_t R = r->B * r->T, C = r->C, L = r->L, G = r->G, b = r->elem;
-    const double row = (double)(R * C * b);                     // bytes of [R, C]
-    const double statistics = 2.0 * 4.0 * (double)R;            // mean and rstd, fp32
-    const double triangle = (double)r->B * (double)r->T * (double)(r->T + 1) * (double)C;   // FLOPs of one product of a causal attention
+    const double row = (double)(R * C * b);           // bytes of [R, C]
+    const double statistics = 2.0 * 4.0 * (double)R;  // mean and rstd, fp32
+    // FLOPs of one product of a causal attention
+    const double triangle = (double)r->B * (double)r->T * (double)(r->T + 1) * (double)C;
 
     // Forward.
     add(&rows, "encoder_forward", G, 2 * row + (double)(r->T * C * b) + 4.0 * (double)R);
-    add(&rows, "layernorm_forward", G * (2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)), 2 * row + statistics + 2.0 * (double)(C * b));
+    add(&rows, "layernorm_forward", G * (2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)),
+        2 * row + statistics + 2.0 * (double)(C * b));
     ProfileWork *w = add(&rows, "attention_forward", G * L, 4 * row + 4.0 * (double)(R * r->NH));
     w->flops = 2 * triangle * w->calls;
     w->tensor_cores = 1;
@@ -68,7 +71,8 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     if (gelus) add(&rows, "gelu_forward", G * gelus, 8 * row);
     add(&rows, "classifier", G, 2.0 * (double)(R * r->Vp * b) + 8.0 * (double)R);
 
-    // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq and another dk and dv.
+    // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq
+    // and another dk and dv.
     if (r->gelu_fusion < 2) add(&rows, "gelu_backward", G * L, 12 * row);
     add(&rows, "layernorm_backward", G * (2 * L + 1), 4 * row + statistics + (double)(C * b));
     const double backward = 6 * row + 8.0 * (double)(R * r->NH);
@@ -84,32 +88,36 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
         w->flops = 4 * triangle * w->calls;
         w->tensor_cores = 1;
     }
-    w = add(&rows, "bias_partial", G * 4 * L, 0);               // of 3C, C, 4C and C columns
+    w = add(&rows, "bias_partial", G * 4 * L, 0);  // of 3C, C, 4C and C columns
     w->bytes = (double)(G * L) * 9 * row;
-    w = add(&rows, "add_partials", G * (4 * L + 2 * (2 * L + 1)), 0);       // biases; weights and biases of layernorms
+    w = add(&rows, "add_partials", G * (4 * L + 2 * (2 * L + 1)), 0);  // biases; weights and biases of layernorms
     w->bytes = (double)(G * (9 * L + 2 * (2 * L + 1)) * C) * (double)(4 * r->chunks + b);
     add(&rows, "wte_backward", G, row + 4.0 * (double)R);
     add(&rows, "wpe_backward", G, row + (double)(r->T * C * b));
 
     // Products: qkv, attproj, fc, fcproj, and the head, whose weights are wte.
-    const struct { size_t in, out, calls; } layers[] = {{C, 3 * C, L}, {C, C, L}, {C, 4 * C, L}, {4 * C, C, L}, {C, r->Vp, 1}};
+    const struct {
+        size_t in, out, calls;
+    } layers[] = { { C, 3 * C, L }, { C, C, L }, { C, 4 * C, L }, { 4 * C, C, L }, { C, r->Vp, 1 } };
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t in = layers[i].in, out = layers[i].out, calls = G * layers[i].calls;
         const int gelu_forward = i == 2 && r->gelu_fusion >= 1, gelu_backward = i == 3 && r->gelu_fusion >= 2;
-        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", R, in, out, calls, b, gelu_forward ? R * out : 0);
+        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", R, in, out, calls, b,
+                    gelu_forward ? R * out : 0);
         add_product(&rows, gelu_backward ? "dinput, gelu" : "dinput", R, in, out, calls, b, gelu_backward ? R * in : 0);
         add_product(&rows, "dweight", R, in, out, calls, b, 0);
     }
 
-    // The engine (zero/): gradients of a micro-batch are zeroed, exchanged, and added in fp32; a slot of older sums is merged
-    // once for each micro-batch but one in the end. Then the norm, the update, and new parameters.
+    // The engine (zero/): gradients of a micro-batch are zeroed, exchanged, and added in fp32; a slot of older sums is
+    // merged once for each micro-batch but one in the end. Then the norm, the update, and new parameters.
     const double numel = (double)r->numel, shard = numel / (double)r->ranks;
     const size_t units = L + 1;
     const double merges = (double)(G - 1);
     add(&rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
     w = add(&rows, r->library ? "reduce" : "exchange", G * units, 0);
     w->wire = r->stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
-    if (!r->library) add(&rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
+    if (!r->library)
+        add(&rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
     add(&rows, "norm", 1, 4 * shard);
     if (r->stage == 0 && r->ranks > 1) add(&rows, "gather sums", units, 0)->wire = 4 * (numel - shard);
     add(&rows, "AdamW", units, 0)->bytes = (r->stage == 0 ? numel : shard) * (double)r->state_bytes;
@@ -126,16 +134,17 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
 
 // NVIDIA's data sheets: memory; dense bf16 and TF32 with tensor cores, fp32 without; NVLink in one direction.
 static const ProfileDevice DEVICES[] = {
-    {"H200", 4.8e12, 989e12, 494e12, 67e12, 450e9},
-    {"H100 80GB HBM3", 3.35e12, 989e12, 494e12, 67e12, 450e9},
-    {"A100-SXM4-80GB", 2.039e12, 312e12, 156e12, 19.5e12, 300e9},
-    {"A100-SXM4-40GB", 1.555e12, 312e12, 156e12, 19.5e12, 300e9},
+    { "H200", 4.8e12, 989e12, 494e12, 67e12, 450e9 },
+    { "H100 80GB HBM3", 3.35e12, 989e12, 494e12, 67e12, 450e9 },
+    { "A100-SXM4-80GB", 2.039e12, 312e12, 156e12, 19.5e12, 300e9 },
+    { "A100-SXM4-40GB", 1.555e12, 312e12, 156e12, 19.5e12, 300e9 },
 };
 
 // Not a GH200, whose memory is another's, nor an H200 NVL, which is slower.
 static int is_device(const char *text, const char *name) {
     const char *at = strstr(text, name);
-    return at != NULL && (at == text || at[-1] == ' ') && strncmp(at + strlen(name), " NVL", 4) != 0 && strstr(text, "MIG") == NULL;
+    return at != NULL && (at == text || at[-1] == ' ') && strncmp(at + strlen(name), " NVL", 4) != 0 &&
+           strstr(text, "MIG") == NULL;
 }
 
 const ProfileDevice *profile_device(const char *name, int *known) {
@@ -148,7 +157,10 @@ const ProfileDevice *profile_device(const char *name, int *known) {
 }
 
 double profile_floor(const ProfileWork *w, const ProfileRun *run, const ProfileDevice *d, const char **bound) {
-    const double math = w->flops / (!w->tensor_cores ? d->fp32 : run->elem == 2 ? d->bf16 : run->tf32 ? d->tf32 : d->fp32);
+    const double math = w->flops / (!w->tensor_cores ? d->fp32
+                                    : run->elem == 2 ? d->bf16
+                                    : run->tf32      ? d->tf32
+                                                     : d->fp32);
     const double memory = w->bytes / d->memory, link = w->wire / d->link;
     *bound = link > math && link > memory ? "link" : math > memory ? "math" : "memory";
     return link > math && link > memory ? link : math > memory ? math : memory;
@@ -174,12 +186,12 @@ typedef struct {
 struct Profile {
     Kind kinds[PROFILE_MAX_KINDS];
     size_t num_kinds;
-    Span *spans;                        // of this step; the events of the others wait to be used again
+    Span *spans;  // of this step; the events of the others wait to be used again
     size_t num_spans, made, room;
-    size_t open[MAX_DEPTH], depth;      // begun and not ended
+    size_t open[MAX_DEPTH], depth;  // begun and not ended
     size_t steps;
-    double ms;                          // of all steps
-    cudaError_t error;                  // the first since the step began
+    double ms;          // of all steps
+    cudaError_t error;  // the first since the step began
 };
 
 Profile *profile_create(void) { return calloc(1, sizeof(Profile)); }
@@ -203,7 +215,9 @@ static size_t kind_of(Profile *p, const char *name) {
     for (size_t k = 0; k < p->num_kinds; k++) {
         if (!strcmp(p->kinds[k].name, cut)) return k;
     }
-    if (p->num_kinds == PROFILE_MAX_KINDS) return p->num_kinds - 1;     // more than any run has: the last one is "others"
+    if (p->num_kinds == PROFILE_MAX_KINDS)
+        return p->num_kinds - 1;  // more than any run has: the last one is
+                                  // "others"
     if (p->num_kinds == PROFILE_MAX_KINDS - 1) snprintf(cut, sizeof cut, "others");
     memcpy(p->kinds[p->num_kinds].name, cut, sizeof cut);
     return p->num_kinds++;
@@ -242,7 +256,8 @@ void profile_begin_work(Profile *p, const char *name, cudaStream_t stream) {
 
 void profile_end_work(Profile *p) {
     p->depth--;
-    if (p->error == cudaSuccess) p->error = cudaEventRecord(p->spans[p->open[p->depth]].end, p->spans[p->open[p->depth]].stream);
+    if (p->error == cudaSuccess)
+        p->error = cudaEventRecord(p->spans[p->open[p->depth]].end, p->spans[p->open[p->depth]].stream);
 }
 
 void profile_begin_product(Profile *p, const char *use, size_t C, size_t OC, cudaStream_t stream) {
@@ -272,17 +287,26 @@ cudaError_t profile_end_step(Profile *p, double ms) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The table.
 
-static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const ProfileRun *run, const ProfileDevice *d, size_t steps, double *floors) {
+static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const ProfileRun *run, const ProfileDevice *d,
+                     size_t steps, double *floors) {
     const char *bound = "";
-    const double floor = w ? 1000 * profile_floor(w, run, d, &bound) : 0, calls = k ? (double)k->calls / (double)steps : 0;
+    const double floor = w ? 1000 * profile_floor(w, run, d, &bound) : 0,
+                 calls = k ? (double)k->calls / (double)steps : 0;
     const double ms = k ? k->ms / (double)steps : 0;
     *floors += floor;
     fprintf(out, "%-34s %9.1f %11.3f", w ? w->name : k->name, calls, ms);
-    if (w) fprintf(out, " %14.0f %14.0f %16.0f", w->bytes, w->wire, w->flops);
-    else fprintf(out, " %14s %14s %16s", "", "", "");
-    if (floor > 0 && k) fprintf(out, " %10.5f %9.1f  %-6s", floor, ms / floor, bound);
-    else fprintf(out, " %10s %9s  %-6s", "", "", "");
-    const char *wrong = !w ? "  no formula" : !k ? "  not measured" : w->calls > 0 && w->calls != calls ? "  calls differ from the formula" : "";
+    if (w)
+        fprintf(out, " %14.0f %14.0f %16.0f", w->bytes, w->wire, w->flops);
+    else
+        fprintf(out, " %14s %14s %16s", "", "", "");
+    if (floor > 0 && k)
+        fprintf(out, " %10.5f %9.1f  %-6s", floor, ms / floor, bound);
+    else
+        fprintf(out, " %10s %9s  %-6s", "", "", "");
+    const char *wrong = !w                                  ? "  no formula"
+                        : !k                                ? "  not measured"
+                        : w->calls > 0 && w->calls != calls ? "  calls differ from the formula"
+                                                            : "";
     fprintf(out, "%s", wrong);
     if (w && k && *wrong) fprintf(out, ", %.1f", w->calls);
     fprintf(out, "\n");
@@ -292,14 +316,25 @@ static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const Profi
 int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char *device_name) {
     ProfileWork work[PROFILE_MAX_KINDS];
     const size_t n = profile_work(run, work), steps = p->steps ? p->steps : 1;
-    char found[PROFILE_MAX_KINDS] = {0};
+    char found[PROFILE_MAX_KINDS] = { 0 };
     int known, wrong = 0;
     const ProfileDevice *d = profile_device(device_name, &known);
     double floors = 0, ms = 0;
-    fprintf(out, "\nprofile of rank 0, mean of %zu steps of %.3f ms. Floor: an %s%s: %.2f TB/s of memory, %.0f TFLOP/s%s, links of %.0f GB/s\n", p->steps,
-            p->ms / (double)steps, d->name, known ? "" : ", for want of this device's data", d->memory * 1e-12,
-            (run->elem == 2 ? d->bf16 : run->tf32 ? d->tf32 : d->fp32) * 1e-12, run->elem == 2 ? " in bf16" : run->tf32 ? " in TF32" : " in fp32", d->link * 1e-9);
-    fprintf(out, "%-34s %9s %11s %14s %14s %16s %10s %9s  %s\n", "per step", "calls", "ms", "bytes, memory", "bytes, link", "FLOPs", "floor, ms", "ms/floor", "bound");
+    fprintf(out,
+            "\nprofile of rank 0, mean of %zu steps of %.3f ms. Floor: an %s%s: %.2f TB/s of memory, %.0f TFLOP/s%s, "
+            "links of %.0f GB/s\n",
+            p->steps, p->ms / (double)steps, d->name, known ? "" : ", for want of this device's data",
+            d->memory * 1e-12,
+            (run->elem == 2 ? d->bf16
+             : run->tf32    ? d->tf32
+                            : d->fp32) *
+                1e-12,
+            run->elem == 2 ? " in bf16"
+            : run->tf32    ? " in TF32"
+                           : " in fp32",
+            d->link * 1e-9);
+    fprintf(out, "%-34s %9s %11s %14s %14s %16s %10s %9s  %s\n", "per step", "calls", "ms", "bytes, memory",
+            "bytes, link", "FLOPs", "floor, ms", "ms/floor", "bound");
     for (size_t i = 0; i < n; i++) {
         const Kind *kind = NULL;
         for (size_t k = 0; k < p->num_kinds; k++) {
@@ -316,6 +351,7 @@ int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char
         wrong += print_row(out, &p->kinds[k], NULL, run, d, steps, &floors);
         ms += p->kinds[k].ms / (double)steps;
     }
-    fprintf(out, "%-34s %9s %11.3f %14s %14s %16s %10.5f %9.1f\n", "in all; streams may overlap", "", ms, "", "", "", floors, ms / floors);
+    fprintf(out, "%-34s %9s %11.3f %14s %14s %16s %10.5f %9.1f\n", "in all; streams may overlap", "", ms, "", "", "",
+            floors, ms / floors);
     return wrong;
 }

@@ -1,14 +1,13 @@
-/*
-Where a step's time goes, beside the time that it would take at best (--profile).
-
-Two parts that know nothing of each other until the table is printed. The clock: pairs of CUDA events around each piece of work that the host
-queues, added up by name. The formulas: what each kind of work of a GPT-2 step has to move and to compute, from the sizes of the
-run alone; divided by what the device can do, that is the floor of its time.
-
-A time is what passes on the stream between the two events. It is that of the work if the stream is busy; a stream that waits, for the
-host or for another stream, waits inside it too. Work on different streams overlaps, so the times may sum to more than the step.
-Without a profile (NULL) begin and end are one comparison.
-*/
+// Where a step's time goes, beside the time that it would take at best (--profile).
+//
+// Two parts that know nothing of each other until the table is printed. The clock: pairs of CUDA events around each
+// piece of work that the host queues, added up by name. The formulas: what each kind of work of a GPT-2 step has to
+// move and to compute, from the sizes of the run alone; divided by what the device can do, that is the floor of its
+// time.
+//
+// A time is what passes on the stream between the two events. It is that of the work if the stream is busy; a stream
+// that waits, for the host or for another stream, waits inside it too. Work on different streams overlaps, so the times
+// may sum to more than the step. Without a profile (NULL) begin and end are one comparison.
 #ifndef DEV_PROFILE_H
 #define DEV_PROFILE_H
 
@@ -26,37 +25,39 @@ enum { PROFILE_NAME_BYTES = 48, PROFILE_MAX_KINDS = 96 };
 
 // The run, as one rank sees it.
 typedef struct ProfileRun {
-    size_t B, T, C, NH, L, Vp, G;       // micro-batch, model, micro-steps of a step
-    size_t elem;                        // bytes of a parameter, gradient or activation: 2 or 4
-    int recompute, gelu_fusion, tf32;   // -r, -ge, -f
-    int one_backward;                   // attention's backward is one operation (cuDNN), not two kernels
-    size_t chunks;                      // that the kernels cut B * T rows into, to sum over them
+    size_t B, T, C, NH, L, Vp, G;      // micro-batch, model, micro-steps of a step
+    size_t elem;                       // bytes of a parameter, gradient or activation: 2 or 4
+    int recompute, gelu_fusion, tf32;  // -r, -ge, -f
+    int one_backward;                  // attention's backward is one operation (cuDNN), not two kernels
+    size_t chunks;                     // that the kernels cut B * T rows into, to sum over them
     int stage;
-    size_t ranks;                       // that shard
-    int library;                        // --reduce library
-    size_t numel;                       // parameters, with the padding of shards
-    size_t state_bytes;                 // that AdamW reads and writes for each parameter: profile_adamw_bytes()
-    double grad_bytes, param_bytes;     // received in a step, as in zero_report_wire
+    size_t ranks;                    // that shard
+    int library;                     // --reduce library
+    size_t numel;                    // parameters, with the padding of shards
+    size_t state_bytes;              // that AdamW reads and writes for each parameter: profile_adamw_bytes()
+    double grad_bytes, param_bytes;  // received in a step, as in zero_report_wire
 } ProfileRun;
 
 // Work of one kind in a step of one rank. calls 0: no formula says how many.
 typedef struct ProfileWork {
     char name[PROFILE_NAME_BYTES];
-    double calls, bytes, flops, wire;   // bytes: to and from device memory, each array once; wire: received from other ranks
-    int tensor_cores;                   // its products may run there
+    double calls, bytes, flops, wire;  // bytes: to and from device memory, each array once; wire: received from other
+                                       // ranks
+    int tensor_cores;                  // its products may run there
 } ProfileWork;
 
 // Returns the number of kinds, at most PROFILE_MAX_KINDS.
 size_t profile_work(const ProfileRun *run, ProfileWork *work);
 
-// AdamW: gradient, m, v and weights are read, m, v and weights written, in fp32; bf16 parameters are written too. With split master weights
-// parameters and low halves are read and written, without master weights the parameters. master: as the flag -w.
+// AdamW: gradient, m, v and weights are read, m, v and weights written, in fp32; bf16 parameters are written too. With
+// split master weights parameters and low halves are read and written, without master weights the parameters. master:
+// as the flag -w.
 size_t profile_adamw_bytes(size_t elem, int master);
 
 typedef struct ProfileDevice {
     const char *name;
-    double memory, bf16, tf32, fp32;    // bytes/s; FLOP/s: tensor cores, dense; fp32: without them
-    double link;                        // bytes/s received from other GPUs
+    double memory, bf16, tf32, fp32;  // bytes/s; FLOP/s: tensor cores, dense; fp32: without them
+    double link;                      // bytes/s received from other GPUs
 } ProfileDevice;
 
 // By the name that CUDA gives it; an H200 if that is unknown (then *known is 0).
@@ -69,11 +70,11 @@ double profile_floor(const ProfileWork *work, const ProfileRun *run, const Profi
 
 typedef struct Profile Profile;
 
-Profile *profile_create(void);          // NULL: out of memory
+Profile *profile_create(void);  // NULL: out of memory
 void profile_destroy(Profile *p);
 
-// Begins must have their ends, and may nest. name: "residual_kernel" counts as "residual", "f_kernel<64>" as "f". Errors of CUDA are kept for
-// profile_end_step.
+// Begins must have their ends, and may nest. name: "residual_kernel" counts as "residual", "f_kernel<64>" as "f".
+// Errors of CUDA are kept for profile_end_step.
 void profile_begin_work(Profile *p, const char *name, cudaStream_t stream);
 void profile_end_work(Profile *p);
 
@@ -90,8 +91,9 @@ static inline void profile_end(Profile *p) {
 // Waits for what was begun and adds it up. ms: how long the step took.
 cudaError_t profile_end_step(Profile *p, double ms);
 
-// The table: each kind that was measured, with its formula if there is one, and each formula whose work was not seen. Rows that do not
-// agree end in "calls differ from the formula", "no formula" or "not measured". Returns the number of such rows.
+// The table: each kind that was measured, with its formula if there is one, and each formula whose work was not seen.
+// Rows that do not agree end in "calls differ from the formula", "no formula" or "not measured". Returns the number of
+// such rows.
 int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char *device_name);
 
 #ifdef __cplusplus

@@ -1,19 +1,22 @@
-/* mesh.c: coordinates in the grid of ranks, and the tensor- and pipeline-parallel hooks. The hooks are the only stubs of the
-   project, on purpose: of size 1 they are exact (the identity), and asked for more they say ZERO_ERR_ARG. */
+// mesh.c: coordinates in the grid of ranks, and the tensor- and pipeline-parallel hooks. The hooks are the only stubs
+// of the project, on purpose: of size 1 they are exact (the identity), and asked for more they say ZERO_ERR_ARG.
 #include "zero/comm/mesh.h"
 #include <stdio.h>
 #include <string.h>
 
-int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, int shard, char *err, size_t err_bytes)
-{
+int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, int shard, char *err, size_t err_bytes) {
     memset(m, 0, sizeof *m);
     if (tensor < 1 || pipe < 1 || shard < 0 || ranks < 1 || rank < 0 || rank >= ranks) {
-        snprintf(err, err_bytes, "a mesh of tensor %d x pipeline %d, groups of %d, over %d ranks (this is rank %d) makes no sense: --tp and --pp are at least 1, "
-                 "--shard-group at least 0", tensor, pipe, shard, ranks, rank);
+        snprintf(err, err_bytes,
+                 "a mesh of tensor %d x pipeline %d, groups of %d, over %d ranks (this is rank %d) makes no sense: "
+                 "--tp and --pp are at least 1, "
+                 "--shard-group at least 0",
+                 tensor, pipe, shard, ranks, rank);
         return ZERO_ERR_ARG;
     }
     if ((size_t)ranks % ((size_t)tensor * (size_t)pipe)) {
-        snprintf(err, err_bytes, "--tp %d x --pp %d does not divide the %d ranks: choose sizes whose product does", tensor, pipe, ranks);
+        snprintf(err, err_bytes, "--tp %d x --pp %d does not divide the %d ranks: choose sizes whose product does",
+                 tensor, pipe, ranks);
         return ZERO_ERR_ARG;
     }
     m->tensor = tensor;
@@ -24,7 +27,10 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     m->pipe_rank = rank / tensor / m->data;
     m->shard = shard ? shard : m->data;
     if (m->data % m->shard) {
-        snprintf(err, err_bytes, "--shard-group %d does not divide the %d data-parallel ranks: choose a size that does, or 0 for one group", shard, m->data);
+        snprintf(
+            err, err_bytes,
+            "--shard-group %d does not divide the %d data-parallel ranks: choose a size that does, or 0 for one group",
+            shard, m->data);
         return ZERO_ERR_ARG;
     }
     m->groups = m->data / m->shard;
@@ -33,42 +39,51 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     return ZERO_OK;
 }
 
-int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes)
-{
+int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes) {
     if (m->tensor == 1 && m->pipe == 1) return ZERO_OK;
-    snprintf(err, err_bytes, "--tp %d --pp %d: tensor and pipeline parallelism are hooks (zero/comm/mesh.h) for a model that brings them; "
-             "this one shards over data-parallel ranks only: use --tp 1 --pp 1", m->tensor, m->pipe);
+    snprintf(
+        err, err_bytes,
+        "--tp %d --pp %d: tensor and pipeline parallelism are hooks (zero/comm/mesh.h) for a model that brings them; "
+        "this one shards over data-parallel ranks only: use --tp 1 --pp 1",
+        m->tensor, m->pipe);
     return ZERO_ERR_ARG;
 }
 
 static int identity_if(int size) { return size == 1 ? ZERO_OK : ZERO_ERR_ARG; }
 
-int zero_tp_copy(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream)
-{
-    (void)x; (void)dtype; (void)n; (void)stream;
+int zero_tp_copy(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream) {
+    (void)x;
+    (void)dtype;
+    (void)n;
+    (void)stream;
     return identity_if(m->tensor);
 }
 
-int zero_tp_reduce(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream)
-{
-    (void)x; (void)dtype; (void)n; (void)stream;
+int zero_tp_reduce(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream) {
+    (void)x;
+    (void)dtype;
+    (void)n;
+    (void)stream;
     return identity_if(m->tensor);
 }
 
-void zero_pp_units(const zero_mesh *m, size_t num_units, size_t *first, size_t *last)
-{
+void zero_pp_units(const zero_mesh *m, size_t num_units, size_t *first, size_t *last) {
     *first = num_units * (size_t)m->pipe_rank / (size_t)m->pipe;
     *last = num_units * ((size_t)m->pipe_rank + 1) / (size_t)m->pipe;
 }
 
-int zero_pp_recv(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream)
-{
-    (void)x; (void)dtype; (void)n; (void)stream;
+int zero_pp_recv(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream) {
+    (void)x;
+    (void)dtype;
+    (void)n;
+    (void)stream;
     return identity_if(m->pipe);
 }
 
-int zero_pp_send(const zero_mesh *m, const void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream)
-{
-    (void)x; (void)dtype; (void)n; (void)stream;
+int zero_pp_send(const zero_mesh *m, const void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream) {
+    (void)x;
+    (void)dtype;
+    (void)n;
+    (void)stream;
     return identity_if(m->pipe);
 }

@@ -1,13 +1,15 @@
-/* mesh.h: ranks as a grid of data x tensor x pipeline parallelism, data ranks as groups that shard, and the hooks for tensor and
-   pipeline parallelism.
-
-   Rank order: tensor fastest, then data, then pipeline: rank = (pipe * data + d) * tensor + t, so that tensor-parallel ranks are
-   neighbours on one host. Data ranks: d = group * shard + s: neighbours shard among them, groups hold the same.
-
-   zero/ itself is data parallelism. Tensor and pipeline parallelism are a model's own, and the hooks are where a model calls them: of size 1
-   they are the identity, larger sizes they refuse. The grid and its communicators (zero_mesh_comms_mpi in comm_mpi.h) are there for any size.
-
-   Pure functions of their arguments; no communication, except where a hook says so. */
+// mesh.h: ranks as a grid of data x tensor x pipeline parallelism, data ranks as groups that shard, and the hooks for
+// tensor and pipeline parallelism.
+//
+// Rank order: tensor fastest, then data, then pipeline: rank = (pipe * data + d) * tensor + t, so that tensor-parallel
+// ranks are neighbours on one host. Data ranks: d = group * shard + s: neighbours shard among them, groups hold the
+// same.
+//
+// zero/ itself is data parallelism. Tensor and pipeline parallelism are a model's own, and the hooks are where a model
+// calls them: of size 1 they are the identity, larger sizes they refuse. The grid and its communicators
+// (zero_mesh_comms_mpi in comm_mpi.h) are there for any size.
+//
+// Pure functions of their arguments; no communication, except where a hook says so.
 #ifndef ZERO_MESH_H
 #define ZERO_MESH_H
 #include <stddef.h>
@@ -18,28 +20,31 @@ extern "C" {
 #endif
 
 typedef struct zero_mesh {
-    int data, tensor, pipe;                     /* sizes; data * tensor * pipe = number of ranks */
-    int data_rank, tensor_rank, pipe_rank;      /* this rank's coordinates */
-    int shard, groups;                          /* data = groups * shard */
+    int data, tensor, pipe;                 // sizes; data * tensor * pipe = number of ranks
+    int data_rank, tensor_rank, pipe_rank;  // this rank's coordinates
+    int shard, groups;                      // data = groups * shard
     int shard_rank, group;
 } zero_mesh;
 
-/* shard: data ranks that shard among them; 0: all. ZERO_OK, or ZERO_ERR_ARG with a message in err if sizes do not divide. Not collective. */
+// shard: data ranks that shard among them; 0: all. ZERO_OK, or ZERO_ERR_ARG with a message in err if sizes do not
+// divide. Not collective.
 int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, int shard, char *err, size_t err_bytes);
 
-/* For a model that has no tensor or pipeline parallelism of its own: ZERO_ERR_ARG with a message in err unless both are 1. */
+// For a model that has no tensor or pipeline parallelism of its own: ZERO_ERR_ARG with a message in err unless both are
+// 1.
 int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes);
 
-/* Tensor parallelism (Shoeybi et al. 2019, "f" and "g"). A column-parallel matmul calls zero_tp_copy on its input (identity
-   forward; its gradient is summed over the tensor ranks by zero_tp_reduce), a row-parallel one calls zero_tp_reduce on its
-   output. x: n elements in device memory, in place, ordered on stream. All tensor ranks of one (data, pipe) must call. */
+// Tensor parallelism (Shoeybi et al. 2019, "f" and "g"). A column-parallel matmul calls zero_tp_copy on its input
+// (identity forward; its gradient is summed over the tensor ranks by zero_tp_reduce), a row-parallel one calls
+// zero_tp_reduce on its output. x: n elements in device memory, in place, ordered on stream. All tensor ranks of one
+// (data, pipe) must call.
 int zero_tp_copy(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
 int zero_tp_reduce(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
 
-/* Pipeline parallelism: which units this stage of the pipe runs, and the hand-over of activations (forward) and of their
-   gradients (backward) at its borders. With one stage: all units, and nothing to hand over. All ranks of the two
-   neighbouring stages must call. */
-void zero_pp_units(const zero_mesh *m, size_t num_units, size_t *first, size_t *last);      /* [first, last) */
+// Pipeline parallelism: which units this stage of the pipe runs, and the hand-over of activations (forward) and of
+// their gradients (backward) at its borders. With one stage: all units, and nothing to hand over. All ranks of the two
+// neighbouring stages must call.
+void zero_pp_units(const zero_mesh *m, size_t num_units, size_t *first, size_t *last);  // [first, last)
 int zero_pp_recv(const zero_mesh *m, void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
 int zero_pp_send(const zero_mesh *m, const void *x, enum zero_dtype dtype, size_t n, cudaStream_t stream);
 

@@ -1,7 +1,5 @@
-/*
- * bfloat16 for the CPU: the upper half of a float. Only conversions, no arithmetic: kernels compute in fp32 and round
- * once, when they store. Rounding is to the nearest even, every NaN becomes 0x7fff, as on a GPU.
- */
+// bfloat16 for the CPU: the upper half of a float. Only conversions, no arithmetic: kernels compute in fp32 and round
+// once, when they store. Rounding is to the nearest even, every NaN becomes 0x7fff, as on a GPU.
 #ifndef CUDA_ON_CPU_BF16_H
 #define CUDA_ON_CPU_BF16_H
 
@@ -24,7 +22,7 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float f) {
     memcpy(&u, &f, sizeof u);
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return __nv_bfloat16{static_cast<uint16_t>(nan ? 0x7fffu : rounded)};
+    return __nv_bfloat16{ static_cast<uint16_t>(nan ? 0x7fffu : rounded) };
 }
 
 static inline __nv_bfloat16 __float2bfloat16(float f) { return __float2bfloat16_rn(f); }

@@ -1,18 +1,17 @@
-/*
- * What kernels and their launches need of CUDA, for g++: qualifiers, built-in variables, barriers, shuffles, launches.
- *
- * There are two builds, chosen by one macro for the whole program:
- *
- *  - fast (the default): a GPU whose blocks have one thread and whose warps are one lane wide. threadIdx and blockDim are
- *    constants, shuffles are the identity, barriers are nothing, and the blocks of a grid are dealt to OpenMP threads. A kernel in
- *    which a block owns a contiguous range and steps by blockDim.x * PACK becomes a plain loop, which the compiler vectorises.
- *  - emulated (-DCUDA_ON_CPU_EMULATED): 32-lane warps and whole blocks as fibers, with real barriers and shuffles
- *    (emulated.cpp). Slow; it is how a kernel's indexing and synchronisation are tested without a GPU.
- *
- * __global__ and the functions that own __shared__ variables must be static: a static variable in a named section may not be in
- * code that the linker merges. blockIdx and its like are variables, not macros, because CUDA's structs have members of those
- * names; `__thread` rather than `extern thread_local`, which would be reached through an initialisation wrapper.
- */
+// What kernels and their launches need of CUDA, for g++: qualifiers, built-in variables, barriers, shuffles, launches.
+//
+// There are two builds, chosen by one macro for the whole program:
+//
+//  - fast (the default): a GPU whose blocks have one thread and whose warps are one lane wide. threadIdx and blockDim are
+//    constants, shuffles are the identity, barriers are nothing, and the blocks of a grid are dealt to OpenMP threads. A kernel in
+//    which a block owns a contiguous range and steps by blockDim.x * PACK becomes a plain loop, which the compiler vectorises.
+//  - emulated (-DCUDA_ON_CPU_EMULATED): 32-lane warps and whole blocks as fibers, with real barriers and shuffles
+//    (emulated.cpp). Slow; it is how a kernel's indexing and synchronisation are tested without a GPU.
+//
+// __global__ and the functions that own __shared__ variables must be static: a static variable in a named section may
+// not be in code that the linker merges. blockIdx and its like are variables, not macros, because CUDA's structs have
+// members of those names; `__thread` rather than `extern thread_local`, which would be reached through an
+// initialisation wrapper.
 #ifndef CUDA_ON_CPU_RUNTIME_H
 #define CUDA_ON_CPU_RUNTIME_H
 
@@ -64,19 +63,28 @@ void *cuda_on_cpu_dynamic_shared();
 #ifdef CUDA_ON_CPU_EMULATED
 
 #define CUDA_ON_CPU_WARP 32
-// All fibers run on one thread, so a shared variable is a plain static; the section lets the emulator poison all of them at once.
-#define __shared__ static __attribute__((section("cuda_on_cpu_shared")))
+// All fibers run on one thread, so a shared variable is a plain static; the section lets the emulator poison all of
+// them at once.
+#define __shared__       static __attribute__((section("cuda_on_cpu_shared")))
 #define CUDA_ON_CPU_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 extern uint3 threadIdx;
 extern uint3 blockDim;
 
-enum cuda_on_cpu_warp_op { CUDA_ON_CPU_SYNCWARP, CUDA_ON_CPU_SHFL, CUDA_ON_CPU_SHFL_XOR, CUDA_ON_CPU_SHFL_DOWN, CUDA_ON_CPU_SHFL_UP };
+enum cuda_on_cpu_warp_op {
+    CUDA_ON_CPU_SYNCWARP,
+    CUDA_ON_CPU_SHFL,
+    CUDA_ON_CPU_SHFL_XOR,
+    CUDA_ON_CPU_SHFL_DOWN,
+    CUDA_ON_CPU_SHFL_UP
+};
 
 void cuda_on_cpu_syncthreads(const char *file, int line);
-uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file, int line);
+uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file,
+                          int line);
 bool cuda_on_cpu_forgotten(const char *function, void *frame);
-void cuda_on_cpu_check_aligned(const void *p, size_t alignment);        // stops the program, as a GPU's wide access would
+void cuda_on_cpu_check_aligned(const void *p, size_t alignment);  // stops the program, as a GPU's wide access
+                                                                  // would
 
 static inline void __syncthreads(CUDA_ON_CPU_SITE) { cuda_on_cpu_syncthreads(file, line); }
 
@@ -85,7 +93,8 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, CUDA_ON_CPU_SITE) {
 }
 
 template <class T>
-static inline T cuda_on_cpu_shfl(cuda_on_cpu_warp_op op, unsigned mask, T v, int arg, int width, const char *file, int line) {
+static inline T cuda_on_cpu_shfl(cuda_on_cpu_warp_op op, unsigned mask, T v, int arg, int width, const char *file,
+                                 int line) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle moves 4 or 8 bytes");
     uint64_t bits = 0;
     memcpy(&bits, &v, sizeof v);
@@ -100,17 +109,19 @@ template <class T> static inline T __shfl_sync(unsigned mask, T v, int lane, int
 template <class T> static inline T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32, CUDA_ON_CPU_SITE) {
     return cuda_on_cpu_shfl(CUDA_ON_CPU_SHFL_XOR, mask, v, lanes, width, file, line);
 }
-template <class T> static inline T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, CUDA_ON_CPU_SITE) {
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, CUDA_ON_CPU_SITE) {
     return cuda_on_cpu_shfl(CUDA_ON_CPU_SHFL_DOWN, mask, v, static_cast<int>(delta), width, file, line);
 }
-template <class T> static inline T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, CUDA_ON_CPU_SITE) {
+template <class T>
+static inline T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, CUDA_ON_CPU_SITE) {
     return cuda_on_cpu_shfl(CUDA_ON_CPU_SHFL_UP, mask, v, static_cast<int>(delta), width, file, line);
 }
 
 #else
 
 #define CUDA_ON_CPU_WARP 1
-#define __shared__ static thread_local
+#define __shared__       static thread_local
 
 struct cuda_on_cpu_zero {
     static constexpr unsigned x = 0, y = 0, z = 0;
@@ -138,7 +149,7 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v) { return __atomic_fetc
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) {
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
 }
-float atomicAdd(float *, float) = delete;       // a sum in an order that nobody chose: not the same bits twice
+float atomicAdd(float *, float) = delete;  // a sum in an order that nobody chose: not the same bits twice
 double atomicAdd(double *, double) = delete;
 
 static inline int atomicCAS(int *p, int expected, int desired) {
@@ -169,33 +180,35 @@ template <class T> static inline constexpr T max(T a, T b) { return b > a ? b : 
 typedef void (*cuda_on_cpu_fn)();
 
 struct cuda_on_cpu_call {
-    void (*body)(void *args);       // runs one thread of the grid
+    void (*body)(void *args);  // runs one thread of the grid
     void *args;
     size_t args_bytes;
-    cuda_on_cpu_fn kernel;          // identifies the kernel
-    const char *text, *file;        // the launch's source text and place
+    cuda_on_cpu_fn kernel;    // identifies the kernel
+    const char *text, *file;  // the launch's source text and place
     int line;
 };
 
-#define CUDA_ON_CPU_SHARED_DEFAULT ((size_t)48 << 10)      // dynamic shared memory without, and at most with,
-#define CUDA_ON_CPU_SHARED_OPTIN ((size_t)163 << 10)       // cudaFuncSetAttribute: of an A100, an H100 has more
+#define CUDA_ON_CPU_SHARED_DEFAULT ((size_t)48 << 10)   // dynamic shared memory without, and at most with,
+#define CUDA_ON_CPU_SHARED_OPTIN   ((size_t)163 << 10)  // cudaFuncSetAttribute: of an A100, an H100 has more
 
-cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);         // streams.cpp
-cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);   // can it be run?
-cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);            // now, by this thread
+cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);  // streams.cpp
+// can it be run?
+cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);
+// now, by this thread
+cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
-cudaError_t cuda_on_cpu_error(cudaError_t error);           // remembers it for cudaGetLastError, returns it
-bool cuda_on_cpu_deferred();                                // does work wait in its stream's queue?
+cudaError_t cuda_on_cpu_error(cudaError_t error);  // remembers it for cudaGetLastError, returns it
+bool cuda_on_cpu_deferred();                       // does work wait in its stream's queue?
 
-bool cuda_on_cpu_protected();                               // protect.cpp: is the host kept off the device's memory?
-void *cuda_on_cpu_arena_alloc(size_t bytes);                // such memory
+bool cuda_on_cpu_protected();                 // protect.cpp: is the host kept off the device's memory?
+void *cuda_on_cpu_arena_alloc(size_t bytes);  // such memory
 void cuda_on_cpu_arena_free(void *ptr);
 bool cuda_on_cpu_in_arena(const void *ptr);
-bool cuda_on_cpu_remembers(const void *ptr);                // runtime.cpp: the device's or pinned
+bool cuda_on_cpu_remembers(const void *ptr);  // runtime.cpp: the device's or pinned
 void cuda_on_cpu_check_pointer(const void *argument, const cuda_on_cpu_call *call);
 cudaError_t cuda_on_cpu_check_copy(const void *dst, const void *src, cudaMemcpyKind kind);
 
-struct cuda_on_cpu_operation {                              // while one lives, the device's memory may be touched
+struct cuda_on_cpu_operation {  // while one lives, the device's memory may be touched
     cuda_on_cpu_operation();
     ~cuda_on_cpu_operation();
 };
@@ -206,17 +219,26 @@ template <class T> static inline void cuda_on_cpu_check_argument(const T &argume
 }
 
 template <class... E, class... A>
-static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char *file, int line, const cudaLaunchConfig_t *config,
-                                                    void (*kernel)(E...), A &&...args) {
+static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char *file, int line,
+                                                    const cudaLaunchConfig_t *config, void (*kernel)(E...),
+                                                    A &&...args) {
     static_assert((std::is_trivially_copyable<E>::value && ...), "a kernel's arguments are copied byte for byte");
     static_assert((sizeof(E) + ... + 0) <= 4096, "a kernel's arguments are at most 4096 bytes");
     struct bound {
         void (*kernel)(E...);
         std::tuple<E...> args;
-    } b{kernel, std::tuple<E...>(std::forward<A>(args)...)};
-    const cuda_on_cpu_call call = {[](void *p) { std::apply(static_cast<bound *>(p)->kernel, static_cast<bound *>(p)->args); },
-                                   &b, sizeof b, reinterpret_cast<cuda_on_cpu_fn>(kernel), text, file, line};
-    if (cuda_on_cpu_protected()) std::apply([&call](const auto &...a) { (cuda_on_cpu_check_argument(a, &call), ...); }, b.args);
+    } b{ kernel, std::tuple<E...>(std::forward<A>(args)...) };
+    const cuda_on_cpu_call call = { [](void *p) {
+                                       std::apply(static_cast<bound *>(p)->kernel, static_cast<bound *>(p)->args);
+                                   },
+                                    &b,
+                                    sizeof b,
+                                    reinterpret_cast<cuda_on_cpu_fn>(kernel),
+                                    text,
+                                    file,
+                                    line };
+    if (cuda_on_cpu_protected())
+        std::apply([&call](const auto &...a) { (cuda_on_cpu_check_argument(a, &call), ...); }, b.args);
     return cuda_on_cpu_launch(config, &call);
 }
 
@@ -225,7 +247,8 @@ static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char
 template <class... E>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(E...), cudaFuncAttribute attribute, int value) {
     return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize
-               ? cuda_on_cpu_max_dynamic_shared(reinterpret_cast<cuda_on_cpu_fn>(kernel), value) : cudaErrorInvalidValue;
+               ? cuda_on_cpu_max_dynamic_shared(reinterpret_cast<cuda_on_cpu_fn>(kernel), value)
+               : cudaErrorInvalidValue;
 }
 
 #endif

@@ -1,44 +1,43 @@
-/*
- * The part of the CUDA runtime's C interface that zero.c uses, for a machine without a GPU.
- *
- * With -Idev/cpu before any CUDA directory, `#include <cuda_runtime_api.h>` finds this file, and the same sources that
- * nvcc builds for a GPU are built by gcc and g++. The "device" is the host: device memory is host memory, and a stream's work
- * is done before the call that enqueued it returns, unless CUDA_ON_CPU_STREAMS says otherwise (streams.cpp). Names, argument order, error numbers and meaning are CUDA's own, which its
- * manual describes; here are only the differences:
- *
- *  - there is one device, number 0;
- *  - cudaMalloc gives the exact size, aligned to 256 bytes (2 MB and huge pages from 2 MB on), so AddressSanitizer sees the first
- *    byte past the end. The emulated build fills new memory with NaN: a GPU's new memory is not zero either;
- *  - a pinned allocation is an ordinary one, and registering memory does nothing;
- *  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=n keeps it out (protect.cpp);
- *  - a copy whose ranges overlap is an error, as it is on a GPU, which AddressSanitizer reports.
- *
- * A function that is missing here is missing on purpose: the project does not need it. Plain C11 and C++17.
- */
+// The part of the CUDA runtime's C interface that zero.c uses, for a machine without a GPU.
+//
+// With -Idev/cpu before any CUDA directory, `#include <cuda_runtime_api.h>` finds this file, and the same sources that
+// nvcc builds for a GPU are built by gcc and g++. The "device" is the host: device memory is host memory, and a
+// stream's work is done before the call that enqueued it returns, unless CUDA_ON_CPU_STREAMS says otherwise
+// (streams.cpp). Names, argument order, error numbers and meaning are CUDA's own, which its manual describes; here are
+// only the differences:
+//
+//  - there is one device, number 0;
+//  - cudaMalloc gives the exact size, aligned to 256 bytes (2 MB and huge pages from 2 MB on), so AddressSanitizer sees the first
+//    byte past the end. The emulated build fills new memory with NaN: a GPU's new memory is not zero either;
+//  - a pinned allocation is an ordinary one, and registering memory does nothing;
+//  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=n keeps it out (protect.cpp);
+//  - a copy whose ranges overlap is an error, as it is on a GPU, which AddressSanitizer reports.
+//
+// A function that is missing here is missing on purpose: the project does not need it. Plain C11 and C++17.
 #ifndef CUDA_ON_CPU_RUNTIME_API_H
 #define CUDA_ON_CPU_RUNTIME_API_H
 
 #include <stddef.h>
 
-#define CUDA_ON_CPU 1
+#define CUDA_ON_CPU    1
 #define CUDART_VERSION 13000
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum [[nodiscard]] cudaError {     /* nodiscard: of all functions that return one */
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorNoDevice = 100,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorNotReady = 600,
-    cudaErrorLaunchFailure = 719,
-    cudaErrorNotSupported = 801,
-    cudaErrorUnknown = 999
+typedef enum [[nodiscard]] cudaError{ // nodiscard: of all functions that return one
+                                      cudaSuccess = 0,
+                                      cudaErrorInvalidValue = 1,
+                                      cudaErrorMemoryAllocation = 2,
+                                      cudaErrorInvalidConfiguration = 9,
+                                      cudaErrorNoDevice = 100,
+                                      cudaErrorInvalidDevice = 101,
+                                      cudaErrorInvalidResourceHandle = 400,
+                                      cudaErrorNotReady = 600,
+                                      cudaErrorLaunchFailure = 719,
+                                      cudaErrorNotSupported = 801,
+                                      cudaErrorUnknown = 999
 } cudaError_t;
 
 enum cudaMemcpyKind {
@@ -54,7 +53,7 @@ enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemory
 struct cudaPointerAttributes {
     enum cudaMemoryType type;
     int device;
-    void *devicePointer, *hostPointer;  /* NULL: not for that side */
+    void *devicePointer, *hostPointer;  // NULL: not for that side
 };
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
@@ -69,21 +68,21 @@ typedef struct cudaUUID {
 
 struct cudaDeviceProp {
     char name[256];
-    cudaUUID_t uuid;                    /* zeros */
-    size_t totalGlobalMem;              /* bytes of the host's memory */
+    cudaUUID_t uuid;        // zeros
+    size_t totalGlobalMem;  // bytes of the host's memory
     size_t sharedMemPerBlock;
     size_t sharedMemPerBlockOptin;
-    int warpSize;                       /* 1 in the fast build, 32 in the emulated one */
-    int maxThreadsPerBlock;             /* 1 or 1024 */
-    int multiProcessorCount;            /* OpenMP threads */
+    int warpSize;             // 1 in the fast build, 32 in the emulated one
+    int maxThreadsPerBlock;   // 1 or 1024
+    int multiProcessorCount;  // OpenMP threads
     int major, minor;
 };
 
-#define cudaStreamDefault 0u
-#define cudaStreamNonBlocking 1u
-#define cudaEventDefault 0u
-#define cudaEventBlockingSync 1u
-#define cudaEventDisableTiming 2u
+#define cudaStreamDefault       0u
+#define cudaStreamNonBlocking   1u
+#define cudaEventDefault        0u
+#define cudaEventBlockingSync   1u
+#define cudaEventDisableTiming  2u
 #define cudaHostRegisterDefault 0u
 
 cudaError_t cudaGetDeviceCount(int *count);
@@ -91,7 +90,8 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device);
 cudaError_t cudaDeviceSynchronize(void);
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);    /* of the host: what can be allocated without swapping */
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);  // of the host: what can be allocated without
+                                                                      // swapping
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes);
 cudaError_t cudaFree(void *ptr);
@@ -103,8 +103,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemset(void *dst, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
 
@@ -126,21 +126,22 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-cudaError_t cudaGetLastError(void);         /* of the calling thread, and forgets it */
+cudaError_t cudaGetLastError(void);  // of the calling thread, and forgets it
 cudaError_t cudaPeekAtLastError(void);
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 
-/* Not CUDA's: runs fn(a copy of the `bytes` at args) in its turn on the stream, for host code that stands for a library of the device. */
+// Not CUDA's: runs fn(a copy of the `bytes` at args) in its turn on the stream, for host code that stands for a library
+// of the device.
 cudaError_t cuda_on_cpu_enqueue(cudaStream_t stream, void (*fn)(void *args), const void *args, size_t bytes);
-/* The same for what waits for other processes: step is called until it returns non-zero. */
+// The same for what waits for other processes: step is called until it returns non-zero.
 cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *args), const void *args, size_t bytes);
 
-/* From here on all work and all waits fail, as after a kernel that has failed on a GPU. */
+// From here on all work and all waits fail, as after a kernel that has failed on a GPU.
 void cuda_on_cpu_break(void);
 
-/* Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which it was queued (nvtx3/), as in
-   "outer/inner". NULL: no more. */
+// Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which
+// it was queued (nvtx3/), as in "outer/inner". NULL: no more.
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);
 
 #ifdef __cplusplus

@@ -1,32 +1,34 @@
-/*
- * The emulated GPU: runs kernels as they would run on a GPU, to find what is wrong with them.
- *
- * Every CUDA thread of a block is a fiber: a stack of its own, on one operating-system thread. A fiber runs until it waits in
- * __syncthreads or in a warp operation, or ends; then the scheduler picks the next. One warp runs as far as it can before another one starts, so a
- * value that is read a barrier too early, or overwritten a barrier too soon, is seen to be wrong. Blocks run one after the other.
- *
- * CUDA_ON_CPU_SCHEDULE in the environment chooses the order of blocks, warps and lanes: 0 (the default) is first to last, 1 is last to
- * first, every other number is the seed of a random order. A correct kernel gives the same bits in all of them.
- *
- * What is found, and how:
- *   reads before a write    shared memory is filled with NaN before each block, and device memory when it is allocated
- *   out of bounds           AddressSanitizer: allocations and dynamic shared memory have their exact size; with
- *                           -fsanitize-sections=cuda_on_cpu_shared __shared__ arrays have red zones too
- *   barriers                a barrier that not all threads reach, or that they reach at different places, stops the program with a diagnosis;
- *                           likewise a warp operation whose mask names lanes that have ended, or that its lanes meet elsewhere
- *   misaligned wide access  cuda_on_cpu_check_aligned, which ld() and st() call
- *   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason in words on stderr
- *   races                   another schedule gives another result; or ThreadSanitizer, which is told of fibers and barriers. For it
- *                           compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread. Only __syncthreads and __syncwarp order
- *                           memory for it: a shuffle does not, in CUDA either. Races between blocks are left to the schedules.
- *
- *
- * CUDA_ON_CPU_FORGET=n plants a fault in a program that has none: at the n-th place where it, or a stream, waits for an event, it does not. Places are
- * numbered as they are first come to, and are told apart by the three innermost calls. With AddressSanitizer the place is named; without an
- * n-th one, the number of places is, at the end. A program whose waits are all needed notices each of them, in one order of streams or another.
- *
- * Stricter than a GPU on purpose: a thread that has returned may not be missing at a later barrier, and blocks are whole warps.
- */
+// The emulated GPU: runs kernels as they would run on a GPU, to find what is wrong with them.
+//
+// Every CUDA thread of a block is a fiber: a stack of its own, on one operating-system thread. A fiber runs until it
+// waits in __syncthreads or in a warp operation, or ends; then the scheduler picks the next. One warp runs as far as it
+// can before another one starts, so a value that is read a barrier too early, or overwritten a barrier too soon, is
+// seen to be wrong. Blocks run one after the other.
+//
+// CUDA_ON_CPU_SCHEDULE in the environment chooses the order of blocks, warps and lanes: 0 (the default) is first to
+// last, 1 is last to first, every other number is the seed of a random order. A correct kernel gives the same bits in
+// all of them.
+//
+// What is found, and how:
+//   reads before a write    shared memory is filled with NaN before each block, and device memory when it is allocated
+//   out of bounds           AddressSanitizer: allocations and dynamic shared memory have their exact size; with
+//                           -fsanitize-sections=cuda_on_cpu_shared __shared__ arrays have red zones too
+//   barriers                a barrier that not all threads reach, or that they reach at different places, stops the program with a diagnosis;
+//                           likewise a warp operation whose mask names lanes that have ended, or that its lanes meet elsewhere
+//   misaligned wide access  cuda_on_cpu_check_aligned, which ld() and st() call
+//   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason in words on stderr
+//   races                   another schedule gives another result; or ThreadSanitizer, which is told of fibers and barriers. For it
+//                           compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread. Only __syncthreads and __syncwarp order
+//                           memory for it: a shuffle does not, in CUDA either. Races between blocks are left to the schedules.
+//
+//
+// CUDA_ON_CPU_FORGET=n plants a fault in a program that has none: at the n-th place where it, or a stream, waits for an
+// event, it does not. Places are numbered as they are first come to, and are told apart by the three innermost calls.
+// With AddressSanitizer the place is named; without an n-th one, the number of places is, at the end. A program whose
+// waits are all needed notices each of them, in one order of streams or another.
+//
+// Stricter than a GPU on purpose: a thread that has returned may not be missing at a later barrier, and blocks are
+// whole warps.
 #ifdef CUDA_ON_CPU_EMULATED
 #include "cuda_runtime.h"
 
@@ -71,22 +73,23 @@ struct fiber {
     char *stack;
     fiber_state state;
     uint3 thread;
-    site where;             // of the barrier or warp operation that it waits in
+    site where;  // of the barrier or warp operation that it waits in
     unsigned mask;
     void *asan_stack, *tsan;
 };
 
 struct warp {
-    cuda_on_cpu_warp_op op; // the operation that the lanes are meeting in
+    cuda_on_cpu_warp_op op;  // the operation that the lanes are meeting in
     unsigned mask, arrived, ended;
     site where;
-    unsigned generation;    // operations completed: a lane may be in the next one before another has read its value of this one
+    unsigned generation;  // operations completed: a lane may be in the next one before another has read its value of
+                          // this one
     uint64_t value[2][LANES];
     char token;
 };
 
 static struct {
-    std::mutex lock;        // one launch at a time
+    std::mutex lock;  // one launch at a time
     fiber fibers[MAX_THREADS];
     warp warps[MAX_WARPS];
     int threads, current, ended, at_barrier;
@@ -95,7 +98,7 @@ static struct {
     char barrier_token[2], begin_token, end_token;
     context scheduler;
     void *asan_stack, *tsan;
-    const void *stack_bottom;   // of the scheduler
+    const void *stack_bottom;  // of the scheduler
     size_t stack_size;
     const cuda_on_cpu_call *call;
     unsigned char *shared;
@@ -118,17 +121,21 @@ static unsigned random_below(unsigned n) {
 // Diagnoses
 
 [[noreturn]] static void die(const char *what) {
-    fprintf(stderr, "emulated GPU: %s\n  in kernel launch (%s) at %s:%d\n", what, E.call->text, E.call->file, E.call->line);
-    fprintf(stderr, "  block (%u,%u,%u), thread (%u,%u,%u); %d of %d threads have ended\n", blockIdx.x, blockIdx.y, blockIdx.z,
-            threadIdx.x, threadIdx.y, threadIdx.z, E.ended, E.threads);
+    fprintf(stderr, "emulated GPU: %s\n  in kernel launch (%s) at %s:%d\n", what, E.call->text, E.call->file,
+            E.call->line);
+    fprintf(stderr, "  block (%u,%u,%u), thread (%u,%u,%u); %d of %d threads have ended\n", blockIdx.x, blockIdx.y,
+            blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, E.ended, E.threads);
     const site *last = nullptr;
     for (int i = 0; i < E.threads; i++) {
         const fiber &f = E.fibers[i];
         if (f.state != AT_BARRIER && f.state != AT_WARP_OP) continue;
-        if (last && !(*last != f.where)) continue;      // one line for neighbours that wait at the same place
+        if (last && !(*last != f.where)) continue;  // one line for neighbours that wait at the same place
         last = &f.where;
-        if (f.state == AT_BARRIER) fprintf(stderr, "  from thread %d: wait in __syncthreads at %s:%d\n", i, f.where.file, f.where.line);
-        else fprintf(stderr, "  from thread %d: wait in a warp operation at %s:%d, mask %08x\n", i, f.where.file, f.where.line, f.mask);
+        if (f.state == AT_BARRIER)
+            fprintf(stderr, "  from thread %d: wait in __syncthreads at %s:%d\n", i, f.where.file, f.where.line);
+        else
+            fprintf(stderr, "  from thread %d: wait in a warp operation at %s:%d, mask %08x\n", i, f.where.file,
+                    f.where.line, f.mask);
     }
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_print_stack_trace();
@@ -146,7 +153,7 @@ void cuda_on_cpu_check_aligned(const void *p, size_t alignment) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Waits that are left out
 
-typedef std::array<const void *, 3> place;      // return addresses, from the innermost call on
+typedef std::array<const void *, 3> place;  // return addresses, from the innermost call on
 
 static struct {
     std::mutex lock;
@@ -162,10 +169,13 @@ static void describe(char *out, [[maybe_unused]] size_t bytes, [[maybe_unused]] 
 }
 
 static void say_how_many() {
-    if (F.n > F.places.size()) fprintf(stderr, "emulated GPU: CUDA_ON_CPU_FORGET=%lu, but there are %zu places that wait for an event\n", F.n, F.places.size());
+    if (F.n > F.places.size())
+        fprintf(stderr, "emulated GPU: CUDA_ON_CPU_FORGET=%lu, but there are %zu places that wait for an event\n", F.n,
+                F.places.size());
 }
 
-// A frame begins with the caller's frame and the address that it returns to. What is not a little further up the stack is no frame.
+// A frame begins with the caller's frame and the address that it returns to. What is not a little further up the stack
+// is no frame.
 bool cuda_on_cpu_forgotten(const char *function, void *frame) {
     static const char *const number = getenv("CUDA_ON_CPU_FORGET");
     if (!number) return false;
@@ -186,10 +196,11 @@ bool cuda_on_cpu_forgotten(const char *function, void *frame) {
     if (known != F.places.end()) return known->second == F.n;
     char names[3][256];
     for (int i = 0; i < 3; i++) describe(names[i], sizeof names[i], here[i]);
-    if (strstr(names[0], "dev/device/cpu/")) return false;     // the runtime's own
+    if (strstr(names[0], "dev/device/cpu/")) return false;  // the runtime's own
     const unsigned long mine = F.places.size() + 1;
     F.places[here] = mine;
-    if (mine == F.n) fprintf(stderr, "emulated GPU: forgets %s in %s, in %s, in %s\n", function, names[0], names[1], names[2]);
+    if (mine == F.n)
+        fprintf(stderr, "emulated GPU: forgets %s in %s, in %s, in %s\n", function, names[0], names[1], names[2]);
     return mine == F.n;
 }
 
@@ -197,7 +208,8 @@ bool cuda_on_cpu_forgotten(const char *function, void *frame) {
 // Switching between fibers. The sanitizers must be told, or they take the new stack for a wild one.
 
 #if defined(__x86_64__)
-// Saves the callee-saved registers on the old stack, takes them from the new one: 10 ns, where swapcontext makes system calls.
+// Saves the callee-saved registers on the old stack, takes them from the new one: 10 ns, where swapcontext makes system
+// calls.
 extern "C" void cuda_on_cpu_switch(context *from, context to);
 asm(R"(
 .text
@@ -226,9 +238,9 @@ static void switch_context(context *from, context *to) { cuda_on_cpu_switch(from
 
 static void make_context(fiber *f, void (*entry)()) {
     void **sp = reinterpret_cast<void **>(f->stack + STACK_BYTES - 64);
-    *--sp = nullptr;                                    // where entry would return to: it never does
+    *--sp = nullptr;  // where entry would return to: it never does
     *--sp = reinterpret_cast<void *>(entry);
-    for (int i = 0; i < 6; i++) *--sp = nullptr;        // the six registers
+    for (int i = 0; i < 6; i++) *--sp = nullptr;  // the six registers
     f->saved = sp;
 }
 #else
@@ -321,7 +333,7 @@ static bool make_fiber(fiber *f) {
 void cuda_on_cpu_syncthreads(const char *file, int line) {
     fiber &f = E.fibers[E.current];
     const unsigned generation = E.barrier_generation;
-    f.where = site{file, line};
+    f.where = site{ file, line };
     f.state = AT_BARRIER;
     if (E.at_barrier == 0) E.barrier = f.where;
     if (E.barrier != f.where) die("divergent barrier: threads of a block wait at different __syncthreads");
@@ -332,15 +344,16 @@ void cuda_on_cpu_syncthreads(const char *file, int line) {
         E.barrier_generation++;
         for (int i = 0; i < E.threads; i++) E.fibers[i].state = READY;
     }
-    to_scheduler();         // the last one too: the schedule says who goes first after the barrier
+    to_scheduler();  // the last one too: the schedule says who goes first after the barrier
     observe(&E.barrier_token[generation % 2]);
 }
 
-uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file, int line) {
+uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file,
+                          int line) {
     fiber &f = E.fibers[E.current];
     warp &w = E.warps[E.current / LANES];
     const int lane = E.current % LANES;
-    f.where = site{file, line};
+    f.where = site{ file, line };
     f.mask = mask;
     f.state = AT_WARP_OP;
     if (!(mask >> lane & 1)) die("a lane calls a warp operation whose mask does not name it");
@@ -391,8 +404,8 @@ extern "C" unsigned char __start_cuda_on_cpu_shared[] __attribute__((weak));
 extern "C" unsigned char __stop_cuda_on_cpu_shared[] __attribute__((weak));
 
 // Not memset: between the variables are AddressSanitizer's red zones.
-__attribute__((no_sanitize("address"), noinline, optimize("no-tree-loop-distribute-patterns")))
-static void poison(unsigned char *begin, unsigned char *end) {
+__attribute__((no_sanitize("address"), noinline, optimize("no-tree-loop-distribute-patterns"))) static void poison(
+    unsigned char *begin, unsigned char *end) {
     for (unsigned char *p = begin; p != end; p++) *p = 0xff;
 }
 
@@ -406,7 +419,8 @@ static const char *over_limit(const cudaLaunchConfig_t *config, const cuda_on_cp
     if (threads == 0) return "the block has no threads";
     if (threads > MAX_THREADS || b.z > 64) return "the block is larger than 1024 threads, or than 64 in z";
     if (threads % LANES) return "the block is not a multiple of 32 threads";
-    if (config->dynamicSmemBytes > most_shared) return "too much dynamic shared memory (over 48 KB cudaFuncSetAttribute must allow it)";
+    if (config->dynamicSmemBytes > most_shared)
+        return "too much dynamic shared memory (over 48 KB cudaFuncSetAttribute must allow it)";
     return nullptr;
 }
 
@@ -444,7 +458,7 @@ static void run_block() {
     for (int i = 0; i < E.threads; i++) {
         const unsigned u = static_cast<unsigned>(i);
         E.fibers[i].state = READY;
-        E.fibers[i].thread = uint3{u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y};
+        E.fibers[i].thread = uint3{ u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y };
     }
     for (int w = 0; w < E.threads / LANES; w++) E.warps[w].ended = E.warps[w].arrived = 0;
     publish(&E.begin_token);
@@ -480,19 +494,20 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
         E.random = (E.schedule + 1) * 0x9e3779b97f4a7c15ull;
     }
     E.shared = nullptr;
-    if (config->dynamicSmemBytes && posix_memalign(reinterpret_cast<void **>(&E.shared), 256, config->dynamicSmemBytes)) {
+    if (config->dynamicSmemBytes &&
+        posix_memalign(reinterpret_cast<void **>(&E.shared), 256, config->dynamicSmemBytes)) {
         return cudaErrorMemoryAllocation;
     }
 #if defined(CUDA_ON_CPU_TSAN)
     E.tsan = __tsan_get_current_fiber();
 #endif
     E.call = call;
-    gridDim = uint3{g.x, g.y, g.z};
-    blockDim = uint3{b.x, b.y, b.z};
+    gridDim = uint3{ g.x, g.y, g.z };
+    blockDim = uint3{ b.x, b.y, b.z };
     std::vector<unsigned> order;
     choose_order(order, g.x * g.y * g.z);
     for (unsigned i : order) {
-        blockIdx = uint3{i % g.x, i / g.x % g.y, i / g.x / g.y};
+        blockIdx = uint3{ i % g.x, i / g.x % g.y, i / g.x / g.y };
         poison(__start_cuda_on_cpu_shared, __stop_cuda_on_cpu_shared);
         poison(E.shared, E.shared + config->dynamicSmemBytes);
         run_block();

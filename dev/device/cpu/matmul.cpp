@@ -1,23 +1,23 @@
-/*
-The trainer's matrix products on the CPU: packed panels in the manner of GotoBLAS and BLIS, made so that the bits of an element of c
-depend on its row of a and its column of b, and on nothing else.
-
-Why not a library? OpenBLAS gives other bits on two threads than on one, and other bits for a part of the rows than for all of
-them. Called single-threaded on tiles of our own it keeps its bits and its speed in fp32, but it does not read bf16, and to widen
-the tiles for it costs a fifth of the time. Here bf16 is widened while packing, which costs nothing.
-
-How it works. c is cut into tiles, which OpenMP threads take as they become free. A tile is summed in fp32 in the thread's own
-scratch, DEPTH terms at a time:
-  - its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that the
-    innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16 KiB) in L1;
-  - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
-When all terms of some columns are in, finish() adds bias and old c, and rounds them into c while they are still in the cache.
-Memory is asked for ahead of use, by prefetch, where the processor cannot foresee it: the lines that pack() reads next, and the
-sums that kernel() adds to.
-
-Panels at the edges are filled up with anything and computed like all others. So every element is summed by the same instructions
-in the same order, DEPTH terms one after the other, then the next DEPTH; the tiles can be chosen for speed alone.
-*/
+// The trainer's matrix products on the CPU: packed panels in the manner of GotoBLAS and BLIS, made so that the bits of
+// an element of c depend on its row of a and its column of b, and on nothing else.
+//
+// Why not a library? OpenBLAS gives other bits on two threads than on one, and other bits for a part of the rows than
+// for all of them. Called single-threaded on tiles of our own it keeps its bits and its speed in fp32, but it does not
+// read bf16, and to widen the tiles for it costs a fifth of the time. Here bf16 is widened while packing, which costs
+// nothing.
+//
+// How it works. c is cut into tiles, which OpenMP threads take as they become free. A tile is summed in fp32 in the
+// thread's own scratch, DEPTH terms at a time:
+//   - its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that the
+//     innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16 KiB) in L1;
+//   - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
+// When all terms of some columns are in, finish() adds bias and old c, and rounds them into c while they are still in
+// the cache. Memory is asked for ahead of use, by prefetch, where the processor cannot foresee it: the lines that
+// pack() reads next, and the sums that kernel() adds to.
+//
+// Panels at the edges are filled up with anything and computed like all others. So every element is summed by the same
+// instructions in the same order, DEPTH terms one after the other, then the next DEPTH; the tiles can be chosen for
+// speed alone.
 #include "device/matmul.h"
 
 #include <limits.h>
@@ -37,14 +37,19 @@ enum { LANES = 8, MR = 6 };
 enum { LANES = 4, MR = 6 };
 #endif
 enum { NR = 2 * LANES };
-enum { DEPTH = 256 };                // terms that are packed at a time
-enum { TILE_M = 264, TILE_N = 384 }; // largest tile; multiples of every MR and NR
-enum { SMALL_M = 48, SMALL_N = 96 }; // about the smallest: smaller ones spend too much of their time on packing
-enum { TILES_PER_THREAD = 4 };       // are enough to keep all threads busy nearly to the end; fewer must divide evenly
-enum { GROUP_N = 96 };               // columns of b that are packed at a time: enough to read whole cache lines in a row
-enum { STRIP = 8 };                  // terms that pack() copies at a time: few enough for their lines to stay in L1
-enum { SPILL = 16 };                 // pack() may write this far past the last panel
-enum { SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL }; // floats: a tile of sums, panels of a and of b
+enum { DEPTH = 256 };                 // terms that are packed at a time
+enum { TILE_M = 264, TILE_N = 384 };  // largest tile; multiples of every MR and NR
+enum { SMALL_M = 48, SMALL_N = 96 };  // about the smallest: smaller ones spend too much of their time on packing
+enum { TILES_PER_THREAD = 4 };        // are enough to keep all threads busy nearly to the end; fewer must divide evenly
+enum {
+    GROUP_N = 96
+};                    // columns of b that are packed at a time: enough to read whole cache lines in a
+                      // row
+enum { STRIP = 8 };   // terms that pack() copies at a time: few enough for their lines to stay in L1
+enum { SPILL = 16 };  // pack() may write this far past the last panel
+enum {
+    SCRATCH = TILE_M * TILE_N + (TILE_M + GROUP_N) * DEPTH + SPILL
+};  // floats: a tile of sums, panels of a and of b
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), may_alias));
 typedef float Float8 __attribute__((vector_size(32)));
@@ -52,67 +57,52 @@ typedef uint32_t Bits8 __attribute__((vector_size(32)));
 typedef int32_t Index8 __attribute__((vector_size(32)));
 typedef uint16_t Half8 __attribute__((vector_size(16)));
 
-static float *scratch; // SCRATCH floats for each of scratch_threads threads
+static float *scratch;  // SCRATCH floats for each of scratch_threads threads
 static int scratch_threads;
 
 enum Ending { PLAIN, GELU, GELU_BACKWARD };
 
 typedef struct {
-    void *c, *pre;      // pre: what the GELU is given
+    void *c, *pre;  // pre: what the GELU is given
     const void *a, *b, *bias;
     size_t m, n, k;
     int dtype, trans_a, trans_b, accumulate;
     enum Ending ending;
 } Product;
 
-static inline size_t smaller(size_t x, size_t y)
-{
-    return x < y ? x : y;
-}
+static inline size_t smaller(size_t x, size_t y) { return x < y ? x : y; }
 
-/* bf16 is the upper half of a float; uint16_t stands for it in this file. */
-static inline float load(const float *p)
-{
-    return *p;
-}
+// bf16 is the upper half of a float; uint16_t stands for it in this file.
+static inline float load(const float *p) { return *p; }
 
-static inline float load(const uint16_t *p)
-{
+static inline float load(const uint16_t *p) {
     uint32_t bits = (uint32_t)*p << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static inline void load8(Float8 *x, const float *p)
-{
-    memcpy(x, p, sizeof *x);
-}
+static inline void load8(Float8 *x, const float *p) { memcpy(x, p, sizeof *x); }
 
-static inline void load8(Float8 *x, const uint16_t *p)
-{
+static inline void load8(Float8 *x, const uint16_t *p) {
     Half8 h;
     memcpy(&h, p, sizeof h);
     *x = (Float8)(__builtin_convertvector(h, Bits8) << 16);
 }
 
-static inline void store(float *p, float x)
-{
-    *p = x;
-}
+static inline void store(float *p, float x) { *p = x; }
 
-static inline void store(uint16_t *p, float x)
-{
+static inline void store(uint16_t *p, float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;    // halves to even
-    uint32_t nan = bits >> 16 | 0x40;                               // rounding could carry a NaN over into infinity or zero
+    uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // halves to even
+    uint32_t nan = bits >> 16 | 0x40;                             // rounding could carry a NaN over into infinity or
+                                                                  // zero
     *p = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : nearest);
 }
 
-/* Row i becomes column i, in three rounds that exchange blocks of 1, 2 and 4. */
-static inline void transpose8(Float8 r[8])
-{
+// Row i becomes column i, in three rounds that exchange blocks of 1, 2 and 4.
+static inline void transpose8(Float8 r[8]) {
     Float8 t[8], u[8];
     for (int i = 0; i < 8; i += 2) {
         t[i] = __builtin_shuffle(r[i], r[i + 1], (Index8){ 0, 8, 2, 10, 4, 12, 6, 14 });
@@ -130,15 +120,15 @@ static inline void transpose8(Float8 r[8])
     }
 }
 
-/* Packs `depth` terms of `lines` lines (rows of a, columns of b) into panels of W lines: term q of line i goes to
-   to[i / W * W * depth + q * W + i % W]. Lines that the last panel lacks are copies of its last one: what comes of them is not
-   used. One of the strides is 1. */
+// Packs `depth` terms of `lines` lines (rows of a, columns of b) into panels of W lines: term q of line i goes to to[i
+// / W * W * depth + q * W + i % W]. Lines that the last panel lacks are copies of its last one: what comes of them is
+// not used. One of the strides is 1.
 template <int W, typename T>
 static void pack(float *__restrict to, const T *__restrict from, size_t line_stride, size_t term_stride, size_t lines,
-                 size_t depth)
-{
+                 size_t depth) {
     size_t done = 0;
-    if (line_stride == 1) { // full panels: a strip of some rows at a time, read along the rows, written along the panels
+    if (line_stride == 1) {  // full panels: a strip of some rows at a time, read along the rows, written along the
+                             // panels
         done = lines / W * W;
         for (size_t strip = 0; strip < depth; strip += STRIP) {
             for (size_t i = 0; i < done; i += W) {
@@ -151,14 +141,15 @@ static void pack(float *__restrict to, const T *__restrict from, size_t line_str
             }
         }
     }
-    // The others are transposed 8 x 8 at a time. Where 8 does not divide W, a block is wider than what is left of the panel, and
-    // spills over into the first lines of the next term. These are written later: blocks go from the last lines to the first.
+    // The others are transposed 8 x 8 at a time. Where 8 does not divide W, a block is wider than what is left of the
+    // panel, and spills over into the first lines of the next term. These are written later: blocks go from the last
+    // lines to the first.
     size_t blocks = line_stride == 1 ? 0 : depth / 8 * 8;
     for (; done < lines; done += W) {
         float *panel = to + done * depth;
         const T *source = from + done * line_stride;
         size_t width = smaller(W, lines - done);
-        size_t ahead = done + 2 * W <= lines ? W * line_stride : 0; // to the next panel
+        size_t ahead = done + 2 * W <= lines ? W * line_stride : 0;  // to the next panel
         for (size_t i = (W - 1) / 8 * 8 + 8; i >= 8; i -= 8) {
             const T *line[8];
             for (size_t j = 0; j < 8; j++) {
@@ -186,10 +177,9 @@ static void pack(float *__restrict to, const T *__restrict from, size_t line_str
     }
 }
 
-/* The MR x NR block of sums at c (rows of ldc floats, aligned) takes on, or from its first terms begins with, the products of a
-   panel of a and a panel of b. */
-static inline void kernel(float *c, size_t ldc, const float *a, const float *b, size_t depth, bool first)
-{
+// The MR x NR block of sums at c (rows of ldc floats, aligned) takes on, or from its first terms begins with, the
+// products of a panel of a and a panel of b.
+static inline void kernel(float *c, size_t ldc, const float *a, const float *b, size_t depth, bool first) {
     for (int i = 0; i < MR; i++) {
         __builtin_prefetch(c + i * ldc, 1);
     }
@@ -213,19 +203,18 @@ static inline void kernel(float *c, size_t ldc, const float *a, const float *b, 
     }
 }
 
-/* A row of c that ends in a GELU or its derivative: of numbers that are stored, so that a kernel after the product gives the same bits. */
-template <typename X>
-static void finish_gelu(X *c, X *pre, size_t cols, enum Ending ending)
-{
+// A row of c that ends in a GELU or its derivative: of numbers that are stored, so that a kernel after the product
+// gives the same bits.
+template <typename X> static void finish_gelu(X *c, X *pre, size_t cols, enum Ending ending) {
     for (size_t j = 0; j < cols; j += PACK) {
         st(c + j, ending == GELU ? gelu(ld(pre + j)) : ld(c + j) * gelu_derivative(ld(pre + j)));
     }
 }
 
-/* Adds bias and old c to the sums (rows of TILE_N floats), and stores them: rows x cols of c from (row, col) on are ready. */
+// Adds bias and old c to the sums (rows of TILE_N floats), and stores them: rows x cols of c from (row, col) on are
+// ready.
 template <typename T, typename X>
-static void finish(const Product *p, float *sums, size_t row, size_t col, size_t rows, size_t cols)
-{
+static void finish(const Product *p, float *sums, size_t row, size_t col, size_t rows, size_t cols) {
     const T *bias = (const T *)p->bias;
     for (size_t i = 0; i < rows; i++) {
         size_t at = (row + i) * p->n + col;
@@ -250,10 +239,9 @@ static void finish(const Product *p, float *sums, size_t row, size_t col, size_t
     }
 }
 
-/* T: the type of the numbers as this file loads and stores them; X: as zero/device.cuh does. */
+// T: the type of the numbers as this file loads and stores them; X: as zero/device.cuh does.
 template <typename T, typename X>
-static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room)
-{
+static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room) {
     const T *a = (const T *)p->a;
     const T *b = (const T *)p->b;
     size_t a_line = p->trans_a ? 1 : p->k, a_term = p->trans_a ? p->m : 1;
@@ -270,7 +258,9 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
         pack<MR>(panels_a, a + row * a_line + q * a_term, a_line, a_term, rows, depth);
         for (size_t group = 0; group < cols; group += GROUP_N) {
             size_t width = smaller(GROUP_N, cols - group);
-            float *out = p->k > DEPTH ? sums + group : sums; // sums that need not wait for more terms share a place, in the cache
+            float *out = p->k > DEPTH ? sums + group
+                                      : sums;  // sums that need not wait for more terms share a place, in
+                                               // the cache
             pack<NR>(panels_b, b + (col + group) * b_line + q * b_term, b_line, b_term, width, depth);
             for (size_t j = 0; j < width; j += NR) {
                 for (size_t i = 0; i < rows; i += MR) {
@@ -284,8 +274,7 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
     }
 }
 
-static int scratch_reserve(int threads)
-{
+static int scratch_reserve(int threads) {
     if (threads <= scratch_threads) {
         return cudaSuccess;
     }
@@ -298,18 +287,15 @@ static int scratch_reserve(int threads)
     return cudaSuccess;
 }
 
-static size_t pieces(size_t length, size_t piece)
-{
-    return (length + piece - 1) / piece;
-}
+static size_t pieces(size_t length, size_t piece) { return (length + piece - 1) / piece; }
 
-/* Computes the product at args, when its turn on the stream has come. */
-static void run(void *args)
-{
+// Computes the product at args, when its turn on the stream has come.
+static void run(void *args) {
     const Product *p = (const Product *)args;
     size_t m = p->m, n = p->n;
 
-    // As few tiles as fit the scratch, since each packs for itself; then twice as many, until the threads share them fairly.
+    // As few tiles as fit the scratch, since each packs for itself; then twice as many, until the threads share them
+    // fairly.
     size_t tile_m = pieces(pieces(m, pieces(m, TILE_M)), MR) * MR;
     size_t tile_n = pieces(pieces(n, pieces(n, TILE_N)), NR) * NR;
     size_t threads = smaller((size_t)scratch_threads, (size_t)omp_get_max_threads());
@@ -338,8 +324,7 @@ static void run(void *args)
     }
 }
 
-static int enqueue(const Product *p, cudaStream_t stream)
-{
+static int enqueue(const Product *p, cudaStream_t stream) {
     uintptr_t bits = (uintptr_t)p->c | (uintptr_t)p->pre | (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->bias;
     if ((p->dtype != MATMUL_F32 && p->dtype != MATMUL_BF16) || p->m > INT_MAX || p->n > INT_MAX || p->k > INT_MAX ||
         (p->ending != PLAIN && (p->n % PACK != 0 || bits % 16 != 0))) {
@@ -352,34 +337,27 @@ static int enqueue(const Product *p, cudaStream_t stream)
     return err ? err : cuda_on_cpu_enqueue(stream, run, p, sizeof *p);
 }
 
-int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
-           int trans_b, int accumulate, cudaStream_t stream)
-{
+int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
+           int trans_a, int trans_b, int accumulate, cudaStream_t stream) {
     Product p = { c, NULL, a, b, bias, m, n, k, dtype, trans_a, trans_b, accumulate, PLAIN };
     return enqueue(&p, stream);
 }
 
-int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
-                int trans_a, int trans_b, cudaStream_t stream)
-{
+int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n,
+                size_t k, int trans_a, int trans_b, cudaStream_t stream) {
     Product p = { c, pre, a, b, bias, m, n, k, dtype, trans_a, trans_b, 0, GELU };
     return enqueue(&p, stream);
 }
 
-int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n, size_t k, int trans_a,
-                         int trans_b, cudaStream_t stream)
-{
+int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n,
+                         size_t k, int trans_a, int trans_b, cudaStream_t stream) {
     Product p = { c, (void *)pre, a, b, NULL, m, n, k, dtype, trans_a, trans_b, 0, GELU_BACKWARD };
     return enqueue(&p, stream);
 }
 
-void matmul_set_tf32(int allow)
-{
-    (void)allow;
-}
+void matmul_set_tf32(int allow) { (void)allow; }
 
-void matmul_destroy(void)
-{
+void matmul_destroy(void) {
     free(scratch);
     scratch = NULL;
     scratch_threads = 0;

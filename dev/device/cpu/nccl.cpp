@@ -1,19 +1,22 @@
-/*
- * NCCL's calls for ranks that are processes of one host (nccl.h), so that what stands on NCCL can be tested without a GPU.
- *
- * Every ordered pair of ranks has a box in memory that all ranks map: the sender fills it with a chunk, the receiver empties it. A collective
- * is a list of transfers through boxes, the sum of a reduce-scatter is taken while it is received. The memory is a memfd, which
- * the others open through /proc, so nothing is left behind after a crash; the unique id says whose and which.
- *
- * It is as unkind as the real one may be. A call only queues an operation on its stream: buffers are read and written when its turn has
- * come, bit by bit, while other streams run (streams.cpp). With config.blocking = 0 calls return ncclInProgress, and what they were to
- * do is done only after some calls of ncclCommGetAsyncError. A rank that was killed is waited for without end. The order of the floats in a sum
- * depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as may happen where others were queued
- * behind it. In one thing it is kinder: where two ranks disagree about what they do with each other, both are told.
- *
- * It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no progress with them;
- * nobody is kept waiting by that if all ranks make the same waits in the same order, for then it has already done what the others wait for.
- */
+// NCCL's calls for ranks that are processes of one host (nccl.h), so that what stands on NCCL can be tested without a
+// GPU.
+//
+// Every ordered pair of ranks has a box in memory that all ranks map: the sender fills it with a chunk, the receiver
+// empties it. A collective is a list of transfers through boxes, the sum of a reduce-scatter is taken while it is
+// received. The memory is a memfd, which the others open through /proc, so nothing is left behind after a crash; the
+// unique id says whose and which.
+//
+// It is as unkind as the real one may be. A call only queues an operation on its stream: buffers are read and written
+// when its turn has come, bit by bit, while other streams run (streams.cpp). With config.blocking = 0 calls return
+// ncclInProgress, and what they were to do is done only after some calls of ncclCommGetAsyncError. A rank that was
+// killed is waited for without end. The order of the floats in a sum depends on the rank. With
+// NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as may happen where others were
+// queued behind it. In one thing it is kinder: where two ranks disagree about what they do with each other, both are
+// told.
+//
+// It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no
+// progress with them; nobody is kept waiting by that if all ranks make the same waits in the same order, for then it
+// has already done what the others wait for.
 #include "nvtx3/nvToolsExt.h"
 #include "nccl.h"
 
@@ -33,33 +36,34 @@
 
 static const size_t CHUNK = 32768;
 enum { CARDS = 64, POLLS = 3 };
-static const uint64_t MAGIC = 0x6e63636c2d637075;       // "nccl-cpu"
+static const uint64_t MAGIC = 0x6e63636c2d637075;  // "nccl-cpu"
 
-struct card {                               // how others find a rank's memory
+struct card {  // how others find a rank's memory
     uint64_t magic;
     long pid;
     int fd;
     uint64_t device, inode;
 };
 
-struct box {                                // from one rank to another
+struct box {  // from one rank to another
     std::atomic<uint32_t> full;
-    uint32_t call;                          // what the chunk belongs to: kind and type of the call,
-    uint64_t total;                         // and the bytes of the whole transfer
+    uint32_t call;   // what the chunk belongs to: kind and type of the call,
+    uint64_t total;  // and the bytes of the whole transfer
     uint32_t bytes;
     char data[CHUNK];
 };
 
-struct split {                              // what a rank says when the communicator is split; a pair for each rank, since one may be a split ahead
+struct split {  // what a rank says when the communicator is split; a pair for each rank,
+                // since one may be a split ahead
     int color, key;
-    card child;                             // by the child's rank 0: its memory
-    std::atomic<uint32_t> said, made;       // numbers of the last split with that in it
+    card child;                        // by the child's rank 0: its memory
+    std::atomic<uint32_t> said, made;  // numbers of the last split with that in it
 };
 
 struct shared {
-    std::atomic<int> ranks;                 // whoever comes first says how many
+    std::atomic<int> ranks;  // whoever comes first says how many
     std::atomic<uint32_t> joined;
-    std::atomic<int> failed;                // some rank has found a mistake
+    std::atomic<int> failed;  // some rank has found a mistake
 };
 
 struct call;
@@ -69,17 +73,17 @@ struct ncclComm {
     bool blocking;
     char *memory;
     size_t bytes;
-    card from;                              // the memory to map; fd: ours to close when all have it
+    card from;  // the memory to map; fd: ours to close when all have it
     int owned_fd = -1;
-    std::atomic<int> error{ncclSuccess};    // what ncclCommGetAsyncError says
-    std::atomic<bool> aborted{false};
-    std::atomic<int> queued{0};             // calls
-    bool ready = false;                     // all ranks have joined
+    std::atomic<int> error{ ncclSuccess };  // what ncclCommGetAsyncError says
+    std::atomic<bool> aborted{ false };
+    std::atomic<int> queued{ 0 };  // calls
+    bool ready = false;            // all ranks have joined
     bool joined = false;
-    int polls = 0;                          // of ncclCommGetAsyncError, until what was called is done
-    call *pending = nullptr;                // not queued yet
-    std::thread::id owner;                  // the thread that has called; others only look
-    ncclComm *child = nullptr, **child_out = nullptr;   // being split off
+    int polls = 0;                                     // of ncclCommGetAsyncError, until what was called is done
+    call *pending = nullptr;                           // not queued yet
+    std::thread::id owner;                             // the thread that has called; others only look
+    ncclComm *child = nullptr, **child_out = nullptr;  // being split off
     uint32_t splits = 0;
     std::map<void *, size_t> registered;
 
@@ -87,13 +91,14 @@ struct ncclComm {
     split *said(int r) { return reinterpret_cast<split *>(memory + CARDS) + 2 * r + splits % 2; }
     box *to(int sender, int receiver) {
         char *boxes = memory + CARDS + (2 * static_cast<size_t>(ranks) * sizeof(split) + 63) / 64 * 64;
-        return reinterpret_cast<box *>(boxes) + (static_cast<size_t>(sender) * static_cast<size_t>(ranks) + static_cast<size_t>(receiver));
+        return reinterpret_cast<box *>(boxes) +
+               (static_cast<size_t>(sender) * static_cast<size_t>(ranks) + static_cast<size_t>(receiver));
     }
 };
 static_assert(sizeof(shared) <= CARDS, "the head is too long");
 
 struct transfer {
-    bool sends, adds;                       // adds: to what is there, one peer after the other
+    bool sends, adds;  // adds: to what is there, one peer after the other
     int peer;
     char *at;
     size_t bytes, moved;
@@ -105,7 +110,7 @@ struct call {
     uint32_t kind;
     ncclDataType_t type;
     bool begun;
-    const char *copy_from;                  // this rank's own piece
+    const char *copy_from;  // this rank's own piece
     char *copy_to;
     size_t copy_bytes;
     std::vector<transfer> transfers;
@@ -135,7 +140,7 @@ static float widen(uint16_t x) {
     return f;
 }
 
-static uint16_t narrow(float x) {           // to nearest, ties to even; a NaN stays one
+static uint16_t narrow(float x) {  // to nearest, ties to even; a NaN stays one
     uint32_t word;
     memcpy(&word, &x, sizeof word);
     if (x != x) return static_cast<uint16_t>(word >> 16 | 0x40);
@@ -217,7 +222,7 @@ static int step(void *p) {
 
 static ncclResult_t launch(call *c) {
     c->comm->queued++;
-    nvtxRangePushA("nccl");         // as NCCL names its calls
+    nvtxRangePushA("nccl");  // as NCCL names its calls
     const cudaError_t e = cuda_on_cpu_enqueue_until(c->stream, step, &c, sizeof c);
     nvtxRangePop();
     return e == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
@@ -229,20 +234,25 @@ static bool is_busy(ncclComm *m) { return !m->ready || m->polls > 0 || m->child;
 static ncclResult_t join_group(ncclComm *m, cudaStream_t stream, uint32_t kind, ncclDataType_t type, call **out) {
     if (!m || m->aborted) return fail(ncclInvalidArgument, "a communicator that is not there");
     if (is_busy(m)) return fail(ncclInvalidUsage, "a call while another one is in progress");
-    if (m->error != ncclSuccess) return fail(static_cast<ncclResult_t>(m->error.load()), "the communicator has failed before");
-    if (!group_call) group_call = new call{m, stream, kind, type, false, nullptr, nullptr, 0, {}};
+    if (m->error != ncclSuccess)
+        return fail(static_cast<ncclResult_t>(m->error.load()), "the communicator has failed before");
+    if (!group_call) group_call = new call{ m, stream, kind, type, false, nullptr, nullptr, 0, {} };
     *out = group_call;
-    if (group_call->comm != m || group_call->stream != stream || group_call->kind != kind || group_call->type != type || (kind != SEND_RECV && !group_call->transfers.empty()))
-        return fail(group_error = ncclInvalidUsage, "here a group is of one communicator, one stream, and sends and receives only");
+    if (group_call->comm != m || group_call->stream != stream || group_call->kind != kind || group_call->type != type ||
+        (kind != SEND_RECV && !group_call->transfers.empty()))
+        return fail(group_error = ncclInvalidUsage,
+                    "here a group is of one communicator, one stream, and sends and receives only");
     return ncclSuccess;
 }
 
-static ncclResult_t add_transfer(bool sends, char *at, size_t count, ncclDataType_t type, int peer, ncclComm *m, cudaStream_t stream) {
+static ncclResult_t add_transfer(bool sends, char *at, size_t count, ncclDataType_t type, int peer, ncclComm *m,
+                                 cudaStream_t stream) {
     call *c = nullptr;
     (void)ncclGroupStart();
     ncclResult_t e = join_group(m, stream, SEND_RECV, type, &c);
-    if (e == ncclSuccess && (peer < 0 || peer >= m->ranks)) e = group_error = fail(ncclInvalidArgument, "there is no such rank");
-    if (e == ncclSuccess) c->transfers.push_back(transfer{sends, false, peer, at, count * size_of(type), 0});
+    if (e == ncclSuccess && (peer < 0 || peer >= m->ranks))
+        e = group_error = fail(ncclInvalidArgument, "there is no such rank");
+    if (e == ncclSuccess) c->transfers.push_back(transfer{ sends, false, peer, at, count * size_of(type), 0 });
     const ncclResult_t end = ncclGroupEnd();
     return e == ncclSuccess ? end : e;
 }
@@ -259,7 +269,7 @@ static bool make_card(card *c) {
     struct stat st;
     const int fd = memfd_create("nccl", MFD_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) != 0) return false;
-    *c = card{MAGIC, getpid(), fd, st.st_dev, st.st_ino};
+    *c = card{ MAGIC, getpid(), fd, st.st_dev, st.st_ino };
     return true;
 }
 
@@ -271,7 +281,8 @@ static char *map_card(const card &c, size_t bytes) {
     if (fd < 0) return nullptr;
     void *p = MAP_FAILED;
     // The same bytes from all ranks: who comes first makes it so long.
-    if (fstat(fd, &st) == 0 && static_cast<uint64_t>(st.st_dev) == c.device && st.st_ino == c.inode && (st.st_size >= static_cast<off_t>(bytes) || ftruncate(fd, static_cast<off_t>(bytes)) == 0)) {
+    if (fstat(fd, &st) == 0 && static_cast<uint64_t>(st.st_dev) == c.device && st.st_ino == c.inode &&
+        (st.st_size >= static_cast<off_t>(bytes) || ftruncate(fd, static_cast<off_t>(bytes)) == 0)) {
         p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     close(fd);
@@ -299,7 +310,8 @@ static bool join(ncclComm *m) {
             m->error = ncclSystemError;
             return true;
         }
-        if (!m->head()->ranks.compare_exchange_strong(nobody, m->ranks) && nobody != m->ranks) m->error = ncclInvalidUsage;
+        if (!m->head()->ranks.compare_exchange_strong(nobody, m->ranks) && nobody != m->ranks)
+            m->error = ncclInvalidUsage;
         m->head()->joined++;
         m->joined = true;
     }
@@ -392,7 +404,8 @@ const char *ncclGetErrorString(ncclResult_t result) {
 }
 
 const char *ncclGetLastError(ncclComm_t comm) {
-    if (comm && comm->error == ncclInvalidUsage) return "two ranks have called different operations, or with different sizes";
+    if (comm && comm->error == ncclInvalidUsage)
+        return "two ranks have called different operations, or with different sizes";
     return last_error;
 }
 
@@ -483,7 +496,8 @@ ncclResult_t ncclGroupEnd(void) {
     return ncclInProgress;
 }
 
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
     return add_transfer(true, static_cast<char *>(const_cast<void *>(from)), count, type, peer, comm, stream);
 }
 
@@ -491,7 +505,8 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncc
     return add_transfer(false, static_cast<char *>(to), count, type, peer, comm, stream);
 }
 
-ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t m, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t m,
+                           cudaStream_t stream) {
     call *c = nullptr;
     (void)ncclGroupStart();
     const ncclResult_t e = join_group(m, stream, ALL_GATHER, type, &c);
@@ -503,19 +518,21 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataTyp
         c->copy_bytes = bytes;
         for (int r = 0; r < m->ranks; r++) {
             if (r == m->rank) continue;
-            c->transfers.push_back(transfer{true, false, r, mine, bytes, 0});
-            c->transfers.push_back(transfer{false, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0});
+            c->transfers.push_back(transfer{ true, false, r, mine, bytes, 0 });
+            c->transfers.push_back(transfer{ false, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
         }
     }
     const ncclResult_t end = ncclGroupEnd();
     return e == ncclSuccess ? end : e;
 }
 
-ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t m, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t m, cudaStream_t stream) {
     call *c = nullptr;
     (void)ncclGroupStart();
     ncclResult_t e = join_group(m, stream, REDUCE_SCATTER, type, &c);
-    if (e == ncclSuccess && (op != ncclSum || (type != ncclFloat32 && type != ncclBfloat16))) e = group_error = fail(ncclInvalidArgument, "here a reduce-scatter adds fp32 or bf16");
+    if (e == ncclSuccess && (op != ncclSum || (type != ncclFloat32 && type != ncclBfloat16)))
+        e = group_error = fail(ncclInvalidArgument, "here a reduce-scatter adds fp32 or bf16");
     if (e == ncclSuccess) {
         const size_t bytes = count * size_of(type);
         char *all = static_cast<char *>(const_cast<void *>(from));
@@ -524,19 +541,22 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDat
         c->copy_bytes = bytes;
         for (int i = 1; i < m->ranks; i++) {
             const int r = (m->rank + i) % m->ranks;
-            c->transfers.push_back(transfer{true, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0});
-            c->transfers.push_back(transfer{false, true, r, static_cast<char *>(to), bytes, 0});
+            c->transfers.push_back(transfer{ true, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
+            c->transfers.push_back(transfer{ false, true, r, static_cast<char *>(to), bytes, 0 });
         }
     }
     const ncclResult_t end = ncclGroupEnd();
     return e == ncclSuccess ? end : e;
 }
 
-ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) { return cudaMalloc(ptr, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) {
+    return cudaMalloc(ptr, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 ncclResult_t ncclMemFree(void *ptr) { return cudaFree(ptr) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
 
 ncclResult_t ncclCommRegister(const ncclComm_t m, void *ptr, size_t bytes, void **handle) {
-    if (!m || !ptr || !bytes || m->registered.count(ptr)) return fail(ncclInvalidArgument, "memory that cannot be registered, or was");
+    if (!m || !ptr || !bytes || m->registered.count(ptr))
+        return fail(ncclInvalidArgument, "memory that cannot be registered, or was");
     m->registered[ptr] = bytes;
     *handle = ptr;
     return ncclSuccess;
@@ -547,4 +567,4 @@ ncclResult_t ncclCommDeregister(const ncclComm_t m, void *handle) {
     return m && m->registered.erase(handle) ? ncclSuccess : fail(ncclInvalidArgument, "memory that was not registered");
 }
 
-} // extern "C"
+}  // extern "C"

@@ -1,10 +1,9 @@
-/*
- * The part of NCCL's interface that zero/ uses, for a machine without a GPU: names, argument order, numbers and meaning are NCCL's own,
- * which its manual describes. The ranks are processes of one host, and the "devices" are their memory. See nccl.cpp.
- *
- * Like cuda_runtime_api.h it is found before NCCL's own header with -Idev/cpu. There is no shared library: nccl.cpp is linked into the
- * program, and dlopen(NULL) finds it there.
- */
+// The part of NCCL's interface that zero/ uses, for a machine without a GPU: names, argument order, numbers and meaning
+// are NCCL's own, which its manual describes. The ranks are processes of one host, and the "devices" are their memory.
+// See nccl.cpp.
+//
+// Like cuda_runtime_api.h it is found before NCCL's own header with -Idev/cpu. There is no shared library: nccl.cpp is
+// linked into the program, and dlopen(NULL) finds it there.
 #ifndef NCCL_ON_CPU_H
 #define NCCL_ON_CPU_H
 
@@ -12,12 +11,12 @@
 #include <limits.h>
 #include <stddef.h>
 
-#define NCCL_ON_CPU 1
-#define NCCL_LIBRARY NULL               /* for dlopen: this program */
+#define NCCL_ON_CPU  1
+#define NCCL_LIBRARY NULL  // for dlopen: this program
 
-#define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 9
+#define NCCL_MAJOR        2
+#define NCCL_MINOR        28
+#define NCCL_PATCH        9
 #define NCCL_VERSION_CODE 22809
 
 #ifdef __cplusplus
@@ -31,35 +30,25 @@ typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum [[nodiscard]] {
-    ncclSuccess = 0,
-    ncclUnhandledCudaError = 1,
-    ncclSystemError = 2,
-    ncclInternalError = 3,
-    ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5,
-    ncclRemoteError = 6,
-    ncclInProgress = 7
-} ncclResult_t;
+typedef enum [[nodiscard]]{ ncclSuccess = 0,       ncclUnhandledCudaError = 1, ncclSystemError = 2,
+                            ncclInternalError = 3, ncclInvalidArgument = 4,    ncclInvalidUsage = 5,
+                            ncclRemoteError = 6,   ncclInProgress = 7 } ncclResult_t;
 
 typedef enum { ncclSum = 0 } ncclRedOp_t;
 
-typedef enum {
-    ncclInt8 = 0,
-    ncclUint8 = 1,
-    ncclFloat32 = 7,
-    ncclBfloat16 = 9
-} ncclDataType_t;
+typedef enum { ncclInt8 = 0, ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
-#define NCCL_SPLIT_NOCOLOR (-1)
+#define NCCL_SPLIT_NOCOLOR    (-1)
 
 typedef struct {
     size_t size;
     unsigned magic, version;
-    int blocking;                       /* 0: calls return ncclInProgress, and go on while ncclCommGetAsyncError is called */
+    int blocking;  // 0: calls return ncclInProgress, and go on while ncclCommGetAsyncError is
+                   // called
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT }
+#define NCCL_CONFIG_INITIALIZER \
+    { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT }
 
 ncclResult_t ncclGetVersion(int *version);
 const char *ncclGetErrorString(ncclResult_t result);
@@ -75,11 +64,13 @@ ncclResult_t ncclCommAbort(ncclComm_t comm);
 
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream);
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream);
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t bytes);
 ncclResult_t ncclMemFree(void *ptr);

@@ -1,17 +1,19 @@
-/*
- * CUDA_ON_CPU_PROTECT=n: memory of the device that the host cannot touch, and memory of the host that kernels should not.
- *
- * On a GPU the host cannot dereference what cudaMalloc gave; here it can, and what does so by mistake works, until it meets a GPU. With
- * this variable in the environment such memory comes from one arena, whose pages may be touched while an operation of a stream runs
- * (kernel, copy, fill, product), and not before or after: whoever does ends with words about the address, and where he was. Another
- * thread may slip through while an operation runs; a single-threaded host cannot. Switching pages takes tens of microseconds; with n above 1
- * it is done after one operation in n, chosen at random, which in a long run finds what is done more than n times.
- *
- * The other way round a launch is refused whose pointers are neither the device's nor pinned, a fill of the host's memory, and a copy
- * whose kind is not what its pointers are. (Pointers that a kernel finds in structs or in memory are not looked at.)
- *
- * Ranks that share memory share it with the host, so the MPI transport asks (cudaPointerGetAttributes) and stages, as it does on a GPU.
- */
+// CUDA_ON_CPU_PROTECT=n: memory of the device that the host cannot touch, and memory of the host that kernels should
+// not.
+//
+// On a GPU the host cannot dereference what cudaMalloc gave; here it can, and what does so by mistake works, until it
+// meets a GPU. With this variable in the environment such memory comes from one arena, whose pages may be touched while
+// an operation of a stream runs (kernel, copy, fill, product), and not before or after: whoever does ends with words
+// about the address, and where he was. Another thread may slip through while an operation runs; a single-threaded host
+// cannot. Switching pages takes tens of microseconds; with n above 1 it is done after one operation in n, chosen at
+// random, which in a long run finds what is done more than n times.
+//
+// The other way round a launch is refused whose pointers are neither the device's nor pinned, a fill of the host's
+// memory, and a copy whose kind is not what its pointers are. (Pointers that a kernel finds in structs or in memory are
+// not looked at.)
+//
+// Ranks that share memory share it with the host, so the MPI transport asks (cudaPointerGetAttributes) and stages, as
+// it does on a GPU.
 #include "cuda_runtime.h"
 
 #include <cstdio>
@@ -28,39 +30,45 @@ static const size_t PAGE = 4096, HUGE_PAGE = (size_t)2 << 20;
 
 static char *arena;
 static size_t arena_bytes;
-static size_t used;                         // bytes of the arena that have ever been given out: only their pages are switched
-static std::map<size_t, size_t> blocks;     // offset -> bytes
-static unsigned running;                    // operations
-static bool allowed;                        // may the pages be touched?
-static unsigned every;                      // n
+static size_t used;                      // bytes of the arena that have ever been given out: only their pages are
+                                         // switched
+static std::map<size_t, size_t> blocks;  // offset -> bytes
+static unsigned running;                 // operations
+static bool allowed;                     // may the pages be touched?
+static unsigned every;                   // n
 static uint64_t seed = 1;
-static std::mutex arena_lock;               // of all that
+static std::mutex arena_lock;  // of all that
 static struct sigaction others_handler;
 
 static void touched(int signal, siginfo_t *info, void *) {
     const char *p = static_cast<const char *>(info->si_addr);
-    sigaction(signal, &others_handler, nullptr);        // the access is tried again, and somebody else's handler, or the system, sees it
+    sigaction(signal, &others_handler, nullptr);  // the access is tried again, and somebody else's handler, or
+                                                  // the system, sees it
     if (p < arena || p >= arena + arena_bytes) return;
     char text[256] = "";
     const size_t at = static_cast<size_t>(p - arena);
     const auto next = blocks.upper_bound(at);
     const auto block = next == blocks.begin() ? blocks.end() : std::prev(next);
     if (block != blocks.end() && at < block->first + block->second)
-        snprintf(text, sizeof text, "the host touches device memory at %p: byte %zu of %zu that cudaMalloc gave. Where:\n",
-                 info->si_addr, at - block->first, block->second);
-    else snprintf(text, sizeof text, "the host touches device memory at %p, which is not allocated. Where:\n", info->si_addr);
+        snprintf(text, sizeof text,
+                 "the host touches device memory at %p: byte %zu of %zu that cudaMalloc gave. Where:\n", info->si_addr,
+                 at - block->first, block->second);
+    else
+        snprintf(text, sizeof text, "the host touches device memory at %p, which is not allocated. Where:\n",
+                 info->si_addr);
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
     void *frames[32];
     backtrace_symbols_fd(frames, backtrace(frames, 32), STDERR_FILENO);
 }
 
 static bool reserve() {
-    arena_bytes = 2 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)) / HUGE_PAGE * HUGE_PAGE;
+    arena_bytes = 2 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)) /
+                  HUGE_PAGE * HUGE_PAGE;
     void *p = mmap(nullptr, arena_bytes, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
     arena = static_cast<char *>(p);
     void *frame[1];
-    backtrace(frame, 1);            // loads what it needs now, not in the handler
+    backtrace(frame, 1);  // loads what it needs now, not in the handler
     struct sigaction action = {};
     action.sa_sigaction = touched;
     action.sa_flags = SA_SIGINFO;
@@ -130,15 +138,18 @@ bool cuda_on_cpu_in_arena(const void *ptr) {
 
 void cuda_on_cpu_check_pointer(const void *p, const cuda_on_cpu_call *call) {
     if (!p || cuda_on_cpu_in_arena(p) || cuda_on_cpu_remembers(p)) return;
-    fprintf(stderr, "the kernel gets a pointer %p that is neither the device's nor pinned: launch (%s) at %s:%d\n", p, call->text, call->file, call->line);
+    fprintf(stderr, "the kernel gets a pointer %p that is neither the device's nor pinned: launch (%s) at %s:%d\n", p,
+            call->text, call->file, call->line);
     abort();
 }
 
 cudaError_t cuda_on_cpu_check_copy(const void *dst, const void *src, cudaMemcpyKind kind) {
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind == cudaMemcpyDefault || (to_device == cuda_on_cpu_in_arena(dst) && from_device == cuda_on_cpu_in_arena(src))) return cudaSuccess;
-    fprintf(stderr, "a copy of kind %d from %p (%s) to %p (%s)\n", static_cast<int>(kind), src, cuda_on_cpu_in_arena(src) ? "device" : "host", dst,
-            cuda_on_cpu_in_arena(dst) ? "device" : "host");
+    if (kind == cudaMemcpyDefault ||
+        (to_device == cuda_on_cpu_in_arena(dst) && from_device == cuda_on_cpu_in_arena(src)))
+        return cudaSuccess;
+    fprintf(stderr, "a copy of kind %d from %p (%s) to %p (%s)\n", static_cast<int>(kind), src,
+            cuda_on_cpu_in_arena(src) ? "device" : "host", dst, cuda_on_cpu_in_arena(dst) ? "device" : "host");
     return cudaErrorInvalidValue;
 }

@@ -1,9 +1,8 @@
-/*
- * The CUDA runtime on the host: device, memory, errors, and the launch of the fast build. (Streams and events are in streams.cpp.)
- *
- * Results do not depend on the number of OpenMP threads: blocks are independent of each other, as CUDA demands, and each is run
- * by one thread, from its beginning to its end.
- */
+// The CUDA runtime on the host: device, memory, errors, and the launch of the fast build. (Streams and events are in
+// streams.cpp.)
+//
+// Results do not depend on the number of OpenMP threads: blocks are independent of each other, as CUDA demands, and
+// each is run by one thread, from its beginning to its end.
 #include "cuda_runtime.h"
 
 #include <cstdio>
@@ -73,14 +72,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Memory
 
-// Memory of the device, or pinned: copies between such memory are done in their stream's turn, others before the call returns.
+// Memory of the device, or pinned: copies between such memory are done in their stream's turn, others before the call
+// returns.
 static std::map<const char *, size_t> remembered;
 static std::mutex remembered_lock;
 
 static void remember(void *ptr, size_t bytes) {
     const std::lock_guard<std::mutex> guard(remembered_lock);
-    if (bytes) remembered[static_cast<char *>(ptr)] = bytes;
-    else remembered.erase(static_cast<char *>(ptr));
+    if (bytes)
+        remembered[static_cast<char *>(ptr)] = bytes;
+    else
+        remembered.erase(static_cast<char *>(ptr));
 }
 
 extern "C++" bool cuda_on_cpu_remembers(const void *ptr) {
@@ -96,10 +98,13 @@ static cudaError_t allocate(void **ptr, size_t bytes, bool on_device) {
     *ptr = nullptr;
     if (bytes == 0) return cudaSuccess;
     // Linux promises memory that it does not have, and kills whoever comes to use it.
-    static const size_t installed = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    static const size_t installed = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
+                                    static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (bytes > installed) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
-    if (on_device && cuda_on_cpu_protected()) *ptr = cuda_on_cpu_arena_alloc(bytes);
-    else if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes)) *ptr = nullptr;
+    if (on_device && cuda_on_cpu_protected())
+        *ptr = cuda_on_cpu_arena_alloc(bytes);
+    else if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes))
+        *ptr = nullptr;
     if (!*ptr) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
     // Only advice: without huge pages everything works, slower. A refusal is not an error.
     if (bytes >= HUGE_PAGE) madvise(*ptr, bytes, MADV_HUGEPAGE);
@@ -119,8 +124,10 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes) { return allocate(ptr, bytes, t
 cudaError_t cudaFree(void *ptr) {
     (void)cudaDeviceSynchronize();
     remember(ptr, 0);
-    if (cuda_on_cpu_in_arena(ptr)) cuda_on_cpu_arena_free(ptr);
-    else free(ptr);
+    if (cuda_on_cpu_in_arena(ptr))
+        cuda_on_cpu_arena_free(ptr);
+    else
+        free(ptr);
     return cudaSuccess;
 }
 
@@ -130,7 +137,10 @@ cudaError_t cudaFreeHost(void *ptr) { return cudaFree(ptr); }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *ptr) {
     const bool known = cuda_on_cpu_remembers(ptr), apart = cuda_on_cpu_in_arena(ptr);
     void *p = const_cast<void *>(ptr);
-    *attributes = cudaPointerAttributes{apart ? cudaMemoryTypeDevice : known ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered, 0, known ? p : nullptr, apart ? nullptr : p};
+    *attributes = cudaPointerAttributes{ apart   ? cudaMemoryTypeDevice
+                                         : known ? cudaMemoryTypeHost
+                                                 : cudaMemoryTypeUnregistered,
+                                         0, known ? p : nullptr, apart ? nullptr : p };
     return cudaSuccess;
 }
 
@@ -159,11 +169,14 @@ static void copy_rows(void *p) {
     }
 }
 
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
     if (width > dst_pitch || width > src_pitch) return cuda_on_cpu_error(cudaErrorInvalidValue);
-    if (width && height && cuda_on_cpu_protected() && cuda_on_cpu_check_copy(dst, src, kind) != cudaSuccess) return cuda_on_cpu_error(cudaErrorInvalidValue);
-    const copy_args args = {static_cast<char *>(dst), static_cast<const char *>(src), dst_pitch, src_pitch, width, height};
+    if (width && height && cuda_on_cpu_protected() && cuda_on_cpu_check_copy(dst, src, kind) != cudaSuccess)
+        return cuda_on_cpu_error(cudaErrorInvalidValue);
+    const copy_args args = {
+        static_cast<char *>(dst), static_cast<const char *>(src), dst_pitch, src_pitch, width, height
+    };
     const cudaError_t e = cuda_on_cpu_enqueue(stream, copy_rows, &args, sizeof args);
     const bool in_turn = !cuda_on_cpu_deferred() || (cuda_on_cpu_remembers(dst) && cuda_on_cpu_remembers(src));
     return e != cudaSuccess || in_turn ? e : cudaStreamSynchronize(stream);
@@ -190,8 +203,9 @@ static void fill(void *p) {
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
-    if (bytes && cuda_on_cpu_protected() && !cuda_on_cpu_remembers(dst)) return cuda_on_cpu_error(cudaErrorInvalidValue);
-    const fill_args args = {dst, value, bytes};
+    if (bytes && cuda_on_cpu_protected() && !cuda_on_cpu_remembers(dst))
+        return cuda_on_cpu_error(cudaErrorInvalidValue);
+    const fill_args args = { dst, value, bytes };
     return cuda_on_cpu_enqueue(stream, fill, &args, sizeof args);
 }
 
@@ -212,16 +226,16 @@ static const struct {
     cudaError_t code;
     const char *name, *text;
 } ERRORS[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
-    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    { cudaSuccess, "cudaSuccess", "no error" },
+    { cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument" },
+    { cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory" },
+    { cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument" },
+    { cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected" },
+    { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
+    { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
+    { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
+    { cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure" },
+    { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
 };
 
 const char *cudaGetErrorName(cudaError_t error) {
@@ -238,7 +252,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     return "unknown error";
 }
 
-} // extern "C"
+}  // extern "C"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch of the fast build. Each OpenMP thread keeps one buffer of dynamic shared memory for as long as it lives.
@@ -270,9 +284,10 @@ static bool reserve_shared(size_t bytes) {
 
 static void run_blocks(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call, size_t begin, size_t end) {
     const dim3 &g = config->gridDim;
-    gridDim = uint3{g.x, g.y, g.z};
+    gridDim = uint3{ g.x, g.y, g.z };
     for (size_t i = begin; i < end; i++) {
-        blockIdx = uint3{static_cast<unsigned>(i % g.x), static_cast<unsigned>(i / g.x % g.y), static_cast<unsigned>(i / g.x / g.y)};
+        blockIdx = uint3{ static_cast<unsigned>(i % g.x), static_cast<unsigned>(i / g.x % g.y),
+                          static_cast<unsigned>(i / g.x / g.y) };
         call->body(call->args);
     }
 }
@@ -287,12 +302,13 @@ cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cud
 cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
     const dim3 &g = config->gridDim;
     const size_t blocks = static_cast<size_t>(g.x) * g.y * g.z, threads = static_cast<size_t>(omp_get_max_threads());
-    if (blocks == 1 || threads == 1) {      // no parallel region: waking threads takes microseconds
+    if (blocks == 1 || threads == 1) {  // no parallel region: waking threads takes microseconds
         if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;
         run_blocks(config, call, 0, blocks);
         return cudaSuccess;
     }
-    // A short grid is over in less time than it takes to wake threads. To find out costs at most one block, an 8th of a thread's share.
+    // A short grid is over in less time than it takes to wake threads. To find out costs at most one block, an 8th of a
+    // thread's share.
     size_t first = 0;
     if (blocks >= 8 * threads) {
         if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;

@@ -1,23 +1,23 @@
-/*
- * Streams and events, and the order in which their work is done.
- *
- * By default work is done at the moment it is enqueued: one of the orders in which a GPU may do it, and the fastest here. It hides every
- * missing event and every missing synchronisation, so there is another way: with CUDA_ON_CPU_STREAMS=0..n in the environment work waits in
- * the queue of its stream until the host synchronises with it, and only what the host waits for has to be done by then. 0 does nothing
- * else; with 1 all other streams first run ahead as far as they may; another number is the seed of a random order in between. A program whose streams are
- * ordered by the events they need gives the same bits in all of them; one that reads a buffer too early does not.
- *
- * An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An event is such a
- * pair, and so is the rule that the default stream and the streams that block with it follow each other. Nothing waits for what is not
- * enqueued yet, so there is always something that can run. Work is run by the thread that waits, under one lock. An operation may
- * depend on another process (a collective): it is called again and again until it has ended, other streams may run in between, and
- * while nothing can be done the lock is free.
- *
- * A watchdog asks about events from a thread of its own. A thread that queues nothing only looks: cudaEventQuery takes no lock for it, and
- * makes no progress.
- *
- * Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the source).
- */
+// Streams and events, and the order in which their work is done.
+//
+// By default work is done at the moment it is enqueued: one of the orders in which a GPU may do it, and the fastest
+// here. It hides every missing event and every missing synchronisation, so there is another way: with
+// CUDA_ON_CPU_STREAMS=0..n in the environment work waits in the queue of its stream until the host synchronises with
+// it, and only what the host waits for has to be done by then. 0 does nothing else; with 1 all other streams first run
+// ahead as far as they may; another number is the seed of a random order in between. A program whose streams are
+// ordered by the events they need gives the same bits in all of them; one that reads a buffer too early does not.
+//
+// An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An
+// event is such a pair, and so is the rule that the default stream and the streams that block with it follow each
+// other. Nothing waits for what is not enqueued yet, so there is always something that can run. Work is run by the
+// thread that waits, under one lock. An operation may depend on another process (a collective): it is called again and
+// again until it has ended, other streams may run in between, and while nothing can be done the lock is free.
+//
+// A watchdog asks about events from a thread of its own. A thread that queues nothing only looks: cudaEventQuery takes
+// no lock for it, and makes no progress.
+//
+// Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the
+// source).
 #include "cuda_runtime.h"
 #include "nvtx3/nvToolsExt.h"
 
@@ -39,20 +39,20 @@
 #endif
 
 struct operation {
-    void (*fn)(void *args);     // null: only waits
-    int (*step)(void *args);    // instead of fn: called until it returns non-zero
-    void *args;                 // a copy, freed when it is done
+    void (*fn)(void *args);   // null: only waits
+    int (*step)(void *args);  // instead of fn: called until it returns non-zero
+    void *args;               // a copy, freed when it is done
     CUstream_st *after;
-    size_t position;            // of `after`
-    const char *name;           // of the range in which it was queued
+    size_t position;   // of `after`
+    const char *name;  // of the range in which it was queued
     bool begun;
 };
 
 struct CUstream_st {
-    bool blocking;              // follows the default stream, and is followed by it
+    bool blocking;  // follows the default stream, and is followed by it
     std::deque<operation> queue;
-    size_t enqueued;            // operations
-    std::atomic<size_t> done;   // of these; a watchdog reads it without the lock
+    size_t enqueued;           // operations
+    std::atomic<size_t> done;  // of these; a watchdog reads it without the lock
 };
 
 struct CUevent_st {
@@ -66,14 +66,14 @@ struct record_args {
     cudaEvent_t event;
 };
 
-static std::recursive_mutex lock;       // of all that follows; recursive, because an operation may be a host function
+static std::recursive_mutex lock;  // of all that follows; recursive, because an operation may be a host function
 // Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
 static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
 static uint64_t seed;
 static bool others_first;
-static thread_local bool queues_work;   // this thread does
+static thread_local bool queues_work;  // this thread does
 
-static std::atomic<bool> broken{false};
+static std::atomic<bool> broken{ false };
 
 void cuda_on_cpu_break() { broken = true; }
 
@@ -81,7 +81,7 @@ static cudaError_t unless_broken() { return broken ? cuda_on_cpu_error(cudaError
 
 static void (*trace_fn)(void *ctx, const char *name);
 static void *trace_ctx;
-static thread_local std::vector<const char *> ranges;       // that the host is in
+static thread_local std::vector<const char *> ranges;  // that the host is in
 
 static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
 
@@ -97,7 +97,7 @@ static bool run(operation *o) {
 }
 
 static void pause_for_others() {
-    const timespec t = {0, 30 * 1000};
+    const timespec t = { 0, 30 * 1000 };
     nanosleep(&t, nullptr);
 }
 
@@ -139,7 +139,7 @@ static bool waits(const CUstream_st *s) {
 }
 
 static bool run_first(CUstream_st *s) {
-    operation *o = &s->queue.front();       // stays there while it queues others
+    operation *o = &s->queue.front();  // stays there while it queues others
     if (!run(o)) return false;
     free(o->args);
     s->queue.pop_front();
@@ -165,12 +165,12 @@ static void run_others(const CUstream_st *s) {
             pause_for_others();
             lock.lock();
         }
-        i = static_cast<size_t>(-1);        // it may be what another waited for
+        i = static_cast<size_t>(-1);  // it may be what another waited for
     }
 }
 
 static void run_until(CUstream_st *s, size_t position) {
-    const unsigned eager = seed ? random_below(4) : 0;      // quarters of the time that others get
+    const unsigned eager = seed ? random_below(4) : 0;  // quarters of the time that others get
     while (s->done < position) {
         bool ran = true;
         if (others_first) run_others(s);
@@ -208,11 +208,12 @@ static bool push(CUstream_st *s, operation o, const void *args, size_t bytes) {
 }
 
 static void push_wait(CUstream_st *s, CUstream_st *after, size_t position) {
-    push(s, operation{nullptr, nullptr, nullptr, after, position, "", false}, nullptr, 0);
+    push(s, operation{ nullptr, nullptr, nullptr, after, position, "", false }, nullptr, 0);
 }
 
-static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args, size_t bytes) {
-    operation o = {fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false};
+static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args,
+                           size_t bytes) {
+    operation o = { fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false };
     if (broken) return unless_broken();
     if (!cuda_on_cpu_deferred()) {
         while (!run(&o)) pause_for_others();
@@ -242,7 +243,7 @@ extern "C" {
 
 int nvtxRangePushA(const char *name) {
     const std::lock_guard<std::recursive_mutex> guard(lock);
-    static std::set<std::string> &names = *new std::set<std::string>();     // an operation may run long after its range
+    static std::set<std::string> &names = *new std::set<std::string>();  // an operation may run long after its range
     const std::string path = ranges.empty() ? name : std::string(ranges.back()) + '/' + name;
     ranges.push_back(names.insert(path).first->c_str());
     return static_cast<int>(ranges.size()) - 1;
@@ -270,7 +271,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) { return cudaStreamCreateWithFlags(stream, flags); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = *greatest = 0;
@@ -310,9 +313,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_
     struct host_call {
         cudaHostFn_t fn;
         void *user_data;
-    } const call = {fn, user_data};
-    return cuda_on_cpu_enqueue(stream, [](void *p) { static_cast<host_call *>(p)->fn(static_cast<host_call *>(p)->user_data); },
-                               &call, sizeof call);
+    } const call = { fn, user_data };
+    return cuda_on_cpu_enqueue(
+        stream, [](void *p) { static_cast<host_call *>(p)->fn(static_cast<host_call *>(p)->user_data); }, &call,
+        sizeof call);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -336,9 +340,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     const std::lock_guard<std::recursive_mutex> guard(lock);
-    const record_args args = {event};
+    const record_args args = { event };
     const cudaError_t e = cuda_on_cpu_enqueue(
-        stream, [](void *p) { clock_gettime(CLOCK_MONOTONIC, &static_cast<record_args *>(p)->event->when); }, &args, sizeof args);
+        stream, [](void *p) { clock_gettime(CLOCK_MONOTONIC, &static_cast<record_args *>(p)->event->when); }, &args,
+        sizeof args);
     event->recorded = true;
     event->stream = stream_of(stream);
     event->position = event->stream->enqueued;
@@ -373,7 +378,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     if (!start || !end || !start->recorded || !end->recorded) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     const std::lock_guard<std::recursive_mutex> guard(lock);
-    for (cudaEvent_t e : {start, end}) {
+    for (cudaEvent_t e : { start, end }) {
         if (e->stream->done < e->position) return cudaErrorNotReady;
     }
     const double seconds = static_cast<double>(end->when.tv_sec - start->when.tv_sec);
@@ -382,7 +387,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     return cudaSuccess;
 }
 
-} // extern "C"
+}  // extern "C"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch: refused at once or run in its turn
@@ -395,7 +400,7 @@ struct alignas(16) queued_launch {
 static void run_queued_launch(void *p) {
     queued_launch *q = static_cast<queued_launch *>(p);
     q->call.args = q + 1;
-    if (cuda_on_cpu_run(&q->config, &q->call) == cudaSuccess) return;      // out of memory: nobody is there to be told
+    if (cuda_on_cpu_run(&q->config, &q->call) == cudaSuccess) return;  // out of memory: nobody is there to be told
     fprintf(stderr, "cuda_on_cpu: no memory for a queued kernel\n");
     abort();
 }
@@ -409,7 +414,7 @@ cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_c
         return cuda_on_cpu_error(cuda_on_cpu_run(config, call));
     }
     std::vector<char> bytes(sizeof(queued_launch) + call->args_bytes);
-    const queued_launch q = {*config, *call};
+    const queued_launch q = { *config, *call };
     memcpy(bytes.data(), &q, sizeof q);
     memcpy(bytes.data() + sizeof q, call->args, call->args_bytes);
     return cuda_on_cpu_enqueue(config->stream, run_queued_launch, bytes.data(), bytes.size());

@@ -1,20 +1,20 @@
-/*
-The trainer's matrix products on a GPU: cuBLASLt, with every choice that could change the bits taken away from it.
-
-cuBLASLt asks a heuristic which of its many algorithms to use. What the heuristic knows here is the shape, the type and the device
-alone, so it answers the same in every run, on every rank and for every buffer:
-  - it is asked once per kind of product, and the answer is kept;
-  - it is told that buffers are aligned to 16 bytes, not how far they really are aligned: a tensor at another place in a
-    shard or a pool must not get another algorithm. (Buffers that are not even aligned to 16 bytes are a kind of their own.) Of
-    bias and of the GELU's input it looks at the pointers themselves, so it is shown other ones, aligned to 16 bytes and no more;
-  - of the ways to split a long sum it may use only the one that adds fp32 parts in a fixed order from workspace. The others
-    round the parts to the type of the output.
-
-Two products that run at the same time must not share workspace, so each (device, stream) pair gets its own at its first product.
-
-cuBLASLt counts in columns. A row-major matrix is its transpose in column-major order, and c^T = op(b)^T op(a)^T: so b is its first
-factor, a its second, m and n change places, and bias, one number per row of c^T, is what cuBLASLt calls a bias.
-*/
+// The trainer's matrix products on a GPU: cuBLASLt, with every choice that could change the bits taken away from it.
+//
+// cuBLASLt asks a heuristic which of its many algorithms to use. What the heuristic knows here is the shape, the type
+// and the device alone, so it answers the same in every run, on every rank and for every buffer:
+//   - it is asked once per kind of product, and the answer is kept;
+//   - it is told that buffers are aligned to 16 bytes, not how far they really are aligned: a tensor at another place in a
+//     shard or a pool must not get another algorithm. (Buffers that are not even aligned to 16 bytes are a kind of their own.) Of
+//     bias and of the GELU's input it looks at the pointers themselves, so it is shown other ones, aligned to 16 bytes and no more;
+//   - of the ways to split a long sum it may use only the one that adds fp32 parts in a fixed order from workspace. The others
+//     round the parts to the type of the output.
+//
+// Two products that run at the same time must not share workspace, so each (device, stream) pair gets its own at its
+// first product.
+//
+// cuBLASLt counts in columns. A row-major matrix is its transpose in column-major order, and c^T = op(b)^T op(a)^T: so
+// b is its first factor, a its second, m and n change places, and bias, one number per row of c^T, is what cuBLASLt
+// calls a bias.
 #include "device/matmul.h"
 
 #include <cublasLt.h>
@@ -22,9 +22,9 @@ factor, a its second, m and n change places, and bias, one number per row of c^T
 #include <stdint.h>
 #include <string.h>
 
-static const size_t WORKSPACE = (size_t)32 << 20; // bytes; what NVIDIA recommends for Hopper
+static const size_t WORKSPACE = (size_t)32 << 20;  // bytes; what NVIDIA recommends for Hopper
 enum { MOST_LANES = 64, MOST_PLANS = 256 };
-enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU }; // the bit of those with a second matrix
+enum { EPILOGUE_AUX = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU };  // the bit of those with a second matrix
 
 // One per stream that has seen a product.
 typedef struct {
@@ -47,12 +47,11 @@ typedef struct {
 
 static Lane lanes[MOST_LANES];
 static int num_lanes;
-static Plan plans[MOST_PLANS]; // the oldest is overwritten when there are more kinds than this
-static size_t num_plans;       // ever made
+static Plan plans[MOST_PLANS];  // the oldest is overwritten when there are more kinds than this
+static size_t num_plans;        // ever made
 static int tf32_allowed;
 
-static int error_of(cublasStatus_t status)
-{
+static int error_of(cublasStatus_t status) {
     switch (status) {
     case CUBLAS_STATUS_SUCCESS: return cudaSuccess;
     case CUBLAS_STATUS_ALLOC_FAILED: return cudaErrorMemoryAllocation;
@@ -64,24 +63,23 @@ static int error_of(cublasStatus_t status)
     }
 }
 
-#define TRY_CUDA(call) \
-    do { \
+#define TRY_CUDA(call)             \
+    do {                           \
         cudaError_t err_ = (call); \
         if (err_ != cudaSuccess) { \
-            return err_; \
-        } \
+            return err_;           \
+        }                          \
     } while (0)
 
-#define TRY(call) \
-    do { \
-        cublasStatus_t status_ = (call); \
+#define TRY(call)                               \
+    do {                                        \
+        cublasStatus_t status_ = (call);        \
         if (status_ != CUBLAS_STATUS_SUCCESS) { \
-            return error_of(status_); \
-        } \
+            return error_of(status_);           \
+        }                                       \
     } while (0)
 
-static int lane_find(Lane **out, cudaStream_t stream)
-{
+static int lane_find(Lane **out, cudaStream_t stream) {
     int device;
     TRY_CUDA(cudaGetDevice(&device));
     for (int i = 0; i < num_lanes; i++) {
@@ -106,8 +104,7 @@ static int lane_find(Lane **out, cudaStream_t stream)
 }
 
 // The vectors and matrices of an epilogue, which cuBLASLt takes from the descriptor of the product.
-static int desc_set_pointers(cublasLtMatmulDesc_t desc, int epilogue, const void *bias, const void *pre)
-{
+static int desc_set_pointers(cublasLtMatmulDesc_t desc, int epilogue, const void *bias, const void *pre) {
     if (epilogue & CUBLASLT_EPILOGUE_BIAS) {
         TRY(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
     }
@@ -117,19 +114,22 @@ static int desc_set_pointers(cublasLtMatmulDesc_t desc, int epilogue, const void
     return cudaSuccess;
 }
 
-static int plan_make(Plan *plan, Lane *lane, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                     cublasLtMatrixLayout_t c)
-{
+static int plan_make(Plan *plan, Lane *lane, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c) {
     cublasLtMatmulPreferenceOpaque_t preference;
-    size_t workspace = plan->kind.k ? WORKSPACE : 0; // an empty sum has its zeros there
+    size_t workspace = plan->kind.k ? WORKSPACE : 0;  // an empty sum has its zeros there
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     uint32_t alignment = plan->kind.aligned ? 16 : plan->kind.dtype == MATMUL_F32 ? 4 : 2;
     TRY(cublasLtMatmulPreferenceInit(&preference));
-    TRY(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace));
-    TRY(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    TRY(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                             sizeof workspace));
+    TRY(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes,
+                                             sizeof schemes));
     static const cublasLtMatmulPreferenceAttributes_t pointers[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
     };
     for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++) {
         TRY(cublasLtMatmulPreferenceSetAttribute(&preference, pointers[i], &alignment, sizeof alignment));
@@ -151,8 +151,7 @@ static int plan_make(Plan *plan, Lane *lane, cublasLtMatmulDesc_t desc, cublasLt
 }
 
 static int plan_find(Plan **out, const Kind *kind, Lane *lane, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c)
-{
+                     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c) {
     for (size_t i = 0; i < num_plans && i < MOST_PLANS; i++) {
         if (memcmp(&plans[i].kind, kind, sizeof *kind) == 0) {
             *out = &plans[i];
@@ -171,9 +170,8 @@ static int plan_find(Plan **out, const Kind *kind, Lane *lane, cublasLtMatmulDes
 }
 
 // pre: the input of the GELU, written or read as the epilogue says.
-static int product(void *c, const void *pre, const void *a, const void *b, const void *bias, int epilogue, int dtype, size_t m,
-                   size_t n, size_t k, int trans_a, int trans_b, int accumulate, cudaStream_t stream)
-{
+static int product(void *c, const void *pre, const void *a, const void *b, const void *bias, int epilogue, int dtype,
+                   size_t m, size_t n, size_t k, int trans_a, int trans_b, int accumulate, cudaStream_t stream) {
     uintptr_t bits = (uintptr_t)c | (uintptr_t)pre | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias;
     if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX ||
         (epilogue & EPILOGUE_AUX && (n % 8 != 0 || bits % 16 != 0))) {
@@ -188,9 +186,18 @@ static int product(void *c, const void *pre, const void *a, const void *b, const
         return err;
     }
     size_t workspace = WORKSPACE;
-    Kind kind = { m, n, k, dtype, trans_a != 0, trans_b != 0, accumulate != 0, epilogue, bits % 16 == 0,
-                  tf32_allowed && dtype == MATMUL_F32, lane->device };
-    if (k == 0) { // which cuBLASLt does not take: one term, zero times zero
+    Kind kind = { m,
+                  n,
+                  k,
+                  dtype,
+                  trans_a != 0,
+                  trans_b != 0,
+                  accumulate != 0,
+                  epilogue,
+                  bits % 16 == 0,
+                  tf32_allowed && dtype == MATMUL_F32,
+                  lane->device };
+    if (k == 0) {  // which cuBLASLt does not take: one term, zero times zero
         size_t zeros = (m > n ? m : n) * (dtype == MATMUL_F32 ? 4 : 2);
         if (zeros > WORKSPACE) {
             return cudaErrorInvalidValue;
@@ -207,7 +214,7 @@ static int product(void *c, const void *pre, const void *a, const void *b, const
     cublasComputeType_t compute = kind.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t op_a = trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    uint64_t rows_a = trans_a ? m : k, cols_a = trans_a ? k : m; // in column-major eyes
+    uint64_t rows_a = trans_a ? m : k, cols_a = trans_a ? k : m;  // in column-major eyes
     uint64_t rows_b = trans_b ? k : n, cols_b = trans_b ? n : k;
     TRY(cublasLtMatmulDescInit(&desc, compute, CUDA_R_32F));
     TRY(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b));
@@ -233,38 +240,31 @@ static int product(void *c, const void *pre, const void *a, const void *b, const
     }
     const float alpha = 1.0f;
     const float beta = accumulate ? 1.0f : 0.0f;
-    TRY(cublasLtMatmul(lane->handle, &desc, &alpha, b, &layout_b, a, &layout_a, &beta, c, &layout_c, c, &layout_c, &plan->algo,
-                       lane->workspace, workspace, stream));
+    TRY(cublasLtMatmul(lane->handle, &desc, &alpha, b, &layout_b, a, &layout_a, &beta, c, &layout_c, c, &layout_c,
+                       &plan->algo, lane->workspace, workspace, stream));
     return cudaSuccess;
 }
 
-int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k, int trans_a,
-           int trans_b, int accumulate, cudaStream_t stream)
-{
+int matmul(void *c, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
+           int trans_a, int trans_b, int accumulate, cudaStream_t stream) {
     int epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     return product(c, NULL, a, b, bias, epilogue, dtype, m, n, k, trans_a, trans_b, accumulate, stream);
 }
 
-int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n, size_t k,
-                int trans_a, int trans_b, cudaStream_t stream)
-{
+int matmul_gelu(void *c, void *pre, const void *a, const void *b, const void *bias, int dtype, size_t m, size_t n,
+                size_t k, int trans_a, int trans_b, cudaStream_t stream) {
     int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     return product(c, pre, a, b, bias, epilogue, dtype, m, n, k, trans_a, trans_b, 0, stream);
 }
 
-int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n, size_t k, int trans_a,
-                         int trans_b, cudaStream_t stream)
-{
+int matmul_gelu_backward(void *c, const void *pre, const void *a, const void *b, int dtype, size_t m, size_t n,
+                         size_t k, int trans_a, int trans_b, cudaStream_t stream) {
     return product(c, pre, a, b, NULL, CUBLASLT_EPILOGUE_DGELU, dtype, m, n, k, trans_a, trans_b, 0, stream);
 }
 
-void matmul_set_tf32(int allow)
-{
-    tf32_allowed = allow;
-}
+void matmul_set_tf32(int allow) { tf32_allowed = allow; }
 
-void matmul_destroy(void)
-{
+void matmul_destroy(void) {
     int device = 0;
     (void)cudaGetDevice(&device);
     for (int i = 0; i < num_lanes; i++) {

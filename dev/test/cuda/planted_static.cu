@@ -1,8 +1,7 @@
-/*
-Faults for the static checks of the CUDA build (dev/test/cuda/check_cuda.sh), which must find each of them. Compiled by that script alone, never run.
-
-A kernel's name says what is wrong with it. What must not even compile is left out unless its macro is defined.
-*/
+// Faults for the static checks of the CUDA build (dev/test/cuda/check_cuda.sh), which must find each of them. Compiled
+// by that script alone, never run.
+//
+// A kernel's name says what is wrong with it. What must not even compile is left out unless its macro is defined.
 #include "zero/device.cuh"
 
 __global__ void __launch_bounds__(256) nothing_wrong(float *__restrict__ out, const bf16 *__restrict__ in, size_t n) {
@@ -15,13 +14,15 @@ __global__ void __launch_bounds__(256) narrow_loads(float *__restrict__ out, con
 }
 
 // One loop is right, another is not.
-__global__ void __launch_bounds__(256) narrow_loop(float *__restrict__ out, const float *__restrict__ in, float scale, size_t n) {
+__global__ void __launch_bounds__(256)
+    narrow_loop(float *__restrict__ out, const float *__restrict__ in, float scale, size_t n) {
     for (size_t i = threadIdx.x * PACK; i < n; i += blockDim.x * PACK) st(out + i, ld(in + i) * scale);
     for (size_t i = threadIdx.x; i < n; i += blockDim.x) out[n + i] = in[n + i] * scale;
 }
 
 // The index is known only at run time, so the array cannot be in registers.
-__global__ void __launch_bounds__(256) local_array(float *__restrict__ out, const float *__restrict__ in, const int *__restrict__ order) {
+__global__ void __launch_bounds__(256)
+    local_array(float *__restrict__ out, const float *__restrict__ in, const int *__restrict__ order) {
     fvec x = ld(in + threadIdx.x * PACK);
     fvec y = splat(0);
     UNROLL for (int k = 0; k < PACK; k++) y[order[k] % PACK] += x[k];
@@ -38,10 +39,14 @@ template <int THREADS> DEV void many_sums(float *__restrict__ out, const float *
     }
     UNROLL for (int j = 0; j < 16; j++) st(out + (j * THREADS + threadIdx.x) * PACK, sum[j]);
 }
-__global__ void __launch_bounds__(1024) spills(float *__restrict__ out, const float *__restrict__ in, int n) { many_sums<1024>(out, in, n); }
+__global__ void __launch_bounds__(1024) spills(float *__restrict__ out, const float *__restrict__ in, int n) {
+    many_sums<1024>(out, in, n);
+}
 
 // The same with all the registers that it wants; nobody has said how large its blocks are.
-__global__ void no_launch_bounds(float *__restrict__ out, const float *__restrict__ in, int n) { many_sums<1024>(out, in, n); }
+__global__ void no_launch_bounds(float *__restrict__ out, const float *__restrict__ in, int n) {
+    many_sums<1024>(out, in, n);
+}
 
 #ifdef PLANT_SHARED
 __global__ void __launch_bounds__(256) too_much_shared(float *__restrict__ out, const float *__restrict__ in, int n) {

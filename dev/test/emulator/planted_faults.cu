@@ -1,12 +1,11 @@
-/*
- * Kernels with faults planted on purpose: the proof that the emulated GPU finds what it is there to find.
- *
- *     planted_faults FAULT clean|faulty
- *
- * runs one kernel, as it should be or with its fault, and prints a hash of its output. test_planted_faults.sh runs every one in both versions and
- * several schedules, built with sanitizers. A fault counts as found when the program stops with the expected words, when the hash
- * is not the clean version's, or when it depends on the schedule, as that script says for each.
- */
+// Kernels with faults planted on purpose: the proof that the emulated GPU finds what it is there to find.
+//
+//     planted_faults FAULT clean|faulty
+//
+// runs one kernel, as it should be or with its fault, and prints a hash of its output. test_planted_faults.sh runs
+// every one in both versions and several schedules, built with sanitizers. A fault counts as found when the program
+// stops with the expected words, when the hash is not the clean version's, or when it depends on the schedule, as that
+// script says for each.
 #include "zero/device.cuh"
 
 #include <stdio.h>
@@ -26,14 +25,14 @@ __global__ void __launch_bounds__(THREADS) shared_overrun(float *out, const floa
     __shared__ float s[THREADS];
     const int t = threadIdx.x;
     s[t] = in[t];
-    float *seven = s + (faulty ? THREADS : 7);      // through a pointer: UBSan checks indices of arrays by itself
+    float *seven = s + (faulty ? THREADS : 7);  // through a pointer: UBSan checks indices of arrays by itself
     if (t == 7) *seven = 1;
     __syncthreads();
     out[t] = s[THREADS - 1 - t];
 }
 
 __global__ void __launch_bounds__(THREADS) dynamic_overrun(float *out, const float *in, int faulty) {
-    DYNAMIC_SHARED(float, s);       // THREADS floats
+    DYNAMIC_SHARED(float, s);  // THREADS floats
     const int t = threadIdx.x;
     s[t + (faulty ? 1 : 0)] = in[t];
     __syncthreads();
@@ -224,11 +223,22 @@ __global__ void __launch_bounds__(1024) copy(float *out, const float *in, int) {
 typedef void (*kernel_fn)(float *, const float *, int);
 enum host_side {
     RIGHT,
-    NO_EVENT, EARLY_EVENT, NO_WAIT,                     // the other stream does not wait for the kernel, or for what was before it; the host not for the copy
-    REUSED_SOURCE, REUSED_INPUT, FREED,                 // what a copy reads, what the kernel reads, is written too early, or freed before the launch
-    TALL_GRID, OPT_IN,                                  // more blocks in y, more shared memory than there can be
-    HOST_READS, HOST_WRITES,                            // the host dereferences what cudaMalloc gave
-    HOST_POINTER, HOST_FILL, WRONG_KIND                 // a kernel, a fill gets memory of the host; a copy says that the device's were the host's
+    NO_EVENT,
+    EARLY_EVENT,
+    NO_WAIT,  // the other stream does not wait for the kernel, or for what
+              // was before it; the host not for the copy
+    REUSED_SOURCE,
+    REUSED_INPUT,
+    FREED,  // what a copy reads, what the kernel reads, is written too
+            // early, or freed before the launch
+    TALL_GRID,
+    OPT_IN,  // more blocks in y, more shared memory than there can be
+    HOST_READS,
+    HOST_WRITES,  // the host dereferences what cudaMalloc gave
+    HOST_POINTER,
+    HOST_FILL,
+    WRONG_KIND  // a kernel, a fill gets memory of the host; a copy says that
+                // the device's were the host's
 };
 
 static const struct fault {
@@ -238,43 +248,43 @@ static const struct fault {
     size_t shared, faulty_shared;
     host_side host;
 } FAULTS[] = {
-    {"global_overrun", global_overrun, THREADS, THREADS, 0, 0, RIGHT},
-    {"shared_overrun", shared_overrun, THREADS, THREADS, 0, 0, RIGHT},
-    {"dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float), RIGHT},
-    {"misaligned", misaligned, THREADS, THREADS, 0, 0, RIGHT},
-    {"misaligned_store", misaligned_store, THREADS, THREADS, 0, 0, RIGHT},
-    {"misaligned_bf16", misaligned_bf16, THREADS, THREADS, 0, 0, RIGHT},
-    {"unset_shared", unset_shared, THREADS, THREADS, 0, 0, RIGHT},
-    {"unset_global", unset_global, THREADS, THREADS, 0, 0, RIGHT},
-    {"missing_barrier", missing_barrier, THREADS, THREADS, 0, 0, RIGHT},
-    {"missing_second_barrier", missing_second_barrier, THREADS, THREADS, 0, 0, RIGHT},
-    {"missing_syncwarp", missing_syncwarp, THREADS, THREADS, 0, 0, RIGHT},
-    {"neighbour_race", neighbour_race, THREADS, THREADS, 0, 0, RIGHT},
-    {"divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0, RIGHT},
-    {"two_barriers", two_barriers, THREADS, THREADS, 0, 0, RIGHT},
-    {"early_return", early_return, THREADS, THREADS, 0, 0, RIGHT},
-    {"uneven_loop", uneven_loop, THREADS, THREADS, 0, 0, RIGHT},
-    {"short_mask", short_mask, THREADS, THREADS, 0, 0, RIGHT},
-    {"half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0, RIGHT},
-    {"block_race", block_race, THREADS, THREADS, 0, 0, RIGHT},
-    {"shared_sum", shared_sum, THREADS, THREADS, 0, 0, RIGHT},
-    {"float_atomic", float_atomic, THREADS, THREADS, 0, 0, RIGHT},
-    {"too_many_threads", copy, 1024, 1056, 4096, 4224, RIGHT},
-    {"too_much_shared", copy, 1024, 1024, 4096, 49 << 10, RIGHT},
-    {"too_much_opted_in", copy, 1024, 1024, 100 << 10, 228 << 10, OPT_IN},
-    {"too_tall_a_grid", copy, 256, 256, 1024, 1024, TALL_GRID},
-    {"half_a_warp", copy, 256, 240, 1024, 1024, RIGHT},
-    {"missing_event", copy, 256, 256, 1024, 1024, NO_EVENT},
-    {"early_event", copy, 256, 256, 1024, 1024, EARLY_EVENT},
-    {"reused_source", copy, 256, 256, 1024, 1024, REUSED_SOURCE},
-    {"reused_input", copy, 256, 256, 1024, 1024, REUSED_INPUT},
-    {"freed", copy, 256, 256, 1024, 1024, FREED},
-    {"missing_wait", copy, 256, 256, 1024, 1024, NO_WAIT},
-    {"host_reads", copy, 256, 256, 1024, 1024, HOST_READS},
-    {"host_writes", copy, 256, 256, 1024, 1024, HOST_WRITES},
-    {"host_pointer", copy, 256, 256, 1024, 1024, HOST_POINTER},
-    {"host_fill", copy, 256, 256, 1024, 1024, HOST_FILL},
-    {"wrong_kind", copy, 256, 256, 1024, 1024, WRONG_KIND},
+    { "global_overrun", global_overrun, THREADS, THREADS, 0, 0, RIGHT },
+    { "shared_overrun", shared_overrun, THREADS, THREADS, 0, 0, RIGHT },
+    { "dynamic_overrun", dynamic_overrun, THREADS, THREADS, THREADS * sizeof(float), THREADS * sizeof(float), RIGHT },
+    { "misaligned", misaligned, THREADS, THREADS, 0, 0, RIGHT },
+    { "misaligned_store", misaligned_store, THREADS, THREADS, 0, 0, RIGHT },
+    { "misaligned_bf16", misaligned_bf16, THREADS, THREADS, 0, 0, RIGHT },
+    { "unset_shared", unset_shared, THREADS, THREADS, 0, 0, RIGHT },
+    { "unset_global", unset_global, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_barrier", missing_barrier, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_second_barrier", missing_second_barrier, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_syncwarp", missing_syncwarp, THREADS, THREADS, 0, 0, RIGHT },
+    { "neighbour_race", neighbour_race, THREADS, THREADS, 0, 0, RIGHT },
+    { "divergent_barrier", divergent_barrier, THREADS, THREADS, 0, 0, RIGHT },
+    { "two_barriers", two_barriers, THREADS, THREADS, 0, 0, RIGHT },
+    { "early_return", early_return, THREADS, THREADS, 0, 0, RIGHT },
+    { "uneven_loop", uneven_loop, THREADS, THREADS, 0, 0, RIGHT },
+    { "short_mask", short_mask, THREADS, THREADS, 0, 0, RIGHT },
+    { "half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0, RIGHT },
+    { "block_race", block_race, THREADS, THREADS, 0, 0, RIGHT },
+    { "shared_sum", shared_sum, THREADS, THREADS, 0, 0, RIGHT },
+    { "float_atomic", float_atomic, THREADS, THREADS, 0, 0, RIGHT },
+    { "too_many_threads", copy, 1024, 1056, 4096, 4224, RIGHT },
+    { "too_much_shared", copy, 1024, 1024, 4096, 49 << 10, RIGHT },
+    { "too_much_opted_in", copy, 1024, 1024, 100 << 10, 228 << 10, OPT_IN },
+    { "too_tall_a_grid", copy, 256, 256, 1024, 1024, TALL_GRID },
+    { "half_a_warp", copy, 256, 240, 1024, 1024, RIGHT },
+    { "missing_event", copy, 256, 256, 1024, 1024, NO_EVENT },
+    { "early_event", copy, 256, 256, 1024, 1024, EARLY_EVENT },
+    { "reused_source", copy, 256, 256, 1024, 1024, REUSED_SOURCE },
+    { "reused_input", copy, 256, 256, 1024, 1024, REUSED_INPUT },
+    { "freed", copy, 256, 256, 1024, 1024, FREED },
+    { "missing_wait", copy, 256, 256, 1024, 1024, NO_WAIT },
+    { "host_reads", copy, 256, 256, 1024, 1024, HOST_READS },
+    { "host_writes", copy, 256, 256, 1024, 1024, HOST_WRITES },
+    { "host_pointer", copy, 256, 256, 1024, 1024, HOST_POINTER },
+    { "host_fill", copy, 256, 256, 1024, 1024, HOST_FILL },
+    { "wrong_kind", copy, 256, 256, 1024, 1024, WRONG_KIND },
 };
 
 static void check(cudaError_t e) {
@@ -283,7 +293,8 @@ static void check(cudaError_t e) {
     exit(1);
 }
 
-// One launch with what is around it, and the faults that streams and memory invite. The kernel runs in one stream, the copy of what it wrote in another.
+// One launch with what is around it, and the faults that streams and memory invite. The kernel runs in one stream, the
+// copy of what it wrote in another.
 static void run(const fault &f, float *host, size_t bytes, bool faulty) {
     const host_side wrong = faulty ? f.host : RIGHT;
     cudaStream_t stream, other;
@@ -297,7 +308,8 @@ static void run(const fault &f, float *host, size_t bytes, bool faulty) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
 
     memcpy(pinned, host, bytes);
-    check(cudaMemcpyAsync(in, pinned, bytes, wrong == WRONG_KIND ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream));
+    check(cudaMemcpyAsync(in, pinned, bytes, wrong == WRONG_KIND ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                          stream));
     if (wrong != REUSED_SOURCE) check(cudaStreamSynchronize(stream));
     memset(pinned, 0, bytes);
     if (wrong == HOST_WRITES) out[0] = 0;
@@ -305,13 +317,17 @@ static void run(const fault &f, float *host, size_t bytes, bool faulty) {
     if (wrong == FREED) check(cudaFree(in));
 
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1, wrong == TALL_GRID ? 65536 : 1);
+    config.gridDim = dim3(f.kernel == block_race || f.kernel == unset_shared ? BLOCKS : 1,
+                          wrong == TALL_GRID ? 65536 : 1);
     config.blockDim = dim3(faulty ? f.faulty_threads : f.threads);
     config.dynamicSmemBytes = faulty ? f.faulty_shared : f.shared;
     config.stream = stream;
-    if (f.host == OPT_IN) check(cudaFuncSetAttribute(f.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(config.dynamicSmemBytes)));
+    if (f.host == OPT_IN)
+        check(cudaFuncSetAttribute(f.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   static_cast<int>(config.dynamicSmemBytes)));
     if (wrong == EARLY_EVENT) check(cudaEventRecord(event, stream));
-    check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(wrong == HOST_POINTER ? host : in), static_cast<int>(faulty)));
+    check(cudaLaunchKernelEx(&config, f.kernel, out, static_cast<const float *>(wrong == HOST_POINTER ? host : in),
+                             static_cast<int>(faulty)));
     if (wrong != EARLY_EVENT) check(cudaEventRecord(event, stream));
 
     if (wrong != NO_EVENT && wrong != REUSED_INPUT) check(cudaStreamWaitEvent(other, event, 0));
@@ -342,7 +358,7 @@ int main(int argc, char **argv) {
         run(f, host, sizeof host, faulty);
         static unsigned char bytes[sizeof host];
         memcpy(bytes, host, sizeof host);
-        uint64_t hash = 0xcbf29ce484222325ull;     // FNV-1a
+        uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
         for (unsigned char byte : bytes) hash = (hash ^ byte) * 0x100000001b3ull;
         printf("%016llx\n", static_cast<unsigned long long>(hash));
         return 0;

@@ -1,9 +1,8 @@
-/*
- * What kernels may rely on: zero/device.cuh, and the part of CUDA that dev/device/cpu imitates, against plain loops on the host.
- *
- * The same file runs on all three devices. On a GPU it tests device.cuh; on the CPU, in both builds, it tests that dev/device/cpu does
- * what a GPU does. Prints a line for each test.
- */
+// What kernels may rely on: zero/device.cuh, and the part of CUDA that dev/device/cpu imitates, against plain loops on
+// the host.
+//
+// The same file runs on all three devices. On a GPU it tests device.cuh; on the CPU, in both builds, it tests that
+// dev/device/cpu does what a GPU does. Prints a line for each test.
 #include "zero/device.cuh"
 
 #include <stdio.h>
@@ -14,12 +13,12 @@
 
 static bool test_ok;
 
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) { \
+#define CHECK(condition)                                                 \
+    do {                                                                 \
+        if (!(condition)) {                                              \
             printf("      %s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            test_ok = false; \
-        } \
+            test_ok = false;                                             \
+        }                                                                \
     } while (0)
 #define CUDA(call) CHECK((call) == cudaSuccess)
 
@@ -46,9 +45,11 @@ static uint32_t as_bits(float f) {
 template <class T> static T *device_array(size_t n, const T *host) {
     void *p = nullptr;
     CUDA(cudaMalloc(&p, n * sizeof(T)));
-    if (host) CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
-    else CUDA(cudaMemset(p, 0, n * sizeof(T)));
-    CUDA(cudaStreamSynchronize(nullptr));       // cudaMemset does not wait, and other streams may not either
+    if (host)
+        CUDA(cudaMemcpy(p, host, n * sizeof(T), cudaMemcpyHostToDevice));
+    else
+        CUDA(cudaMemset(p, 0, n * sizeof(T)));
+    CUDA(cudaStreamSynchronize(nullptr));  // cudaMemset does not wait, and other streams may not either
     return static_cast<T *>(p);
 }
 
@@ -77,10 +78,10 @@ template <class To, class From> __global__ void __launch_bounds__(256) convert(T
 // The bf16 nearest to f, ties to even, found by comparing distances rather than by arithmetic on the bits.
 static uint16_t nearest_bf16(float f) {
     if (f != f) return 0x7fff;
-    const uint32_t below = as_bits(f) & 0xffff0000u;        // toward zero
+    const uint32_t below = as_bits(f) & 0xffff0000u;  // toward zero
     const uint64_t above = static_cast<uint64_t>(below) + 0x10000;
     const double x = fabs(static_cast<double>(f)), lo = fabs(static_cast<double>(as_float(below)));
-    const double last = 3.3895313892515355e38, step = ldexp(1.0, 120);      // the largest bf16, and one more step
+    const double last = 3.3895313892515355e38, step = ldexp(1.0, 120);  // the largest bf16, and one more step
     const double hi = lo == last ? last + step : fabs(static_cast<double>(as_float(static_cast<uint32_t>(above))));
     if (isinf(f) || x - lo < hi - x) return static_cast<uint16_t>(below >> 16);
     if (x - lo > hi - x) return static_cast<uint16_t>(above >> 16);
@@ -91,10 +92,11 @@ static void bf16_is_rounded_to_nearest_even() {
     const size_t n = 1 << 16;
     float *host = new float[n];
     bf16 *rounded = new bf16[n];
-    for (size_t i = 0; i < n; i++) host[i] = as_float(i % 4 ? random_bits() : random_bits() << 16 | 0x8000);   // and ties
+    // and ties
+    for (size_t i = 0; i < n; i++) host[i] = as_float(i % 4 ? random_bits() : random_bits() << 16 | 0x8000);
     host[0] = INFINITY;
     host[1] = as_float(0x7f7fffffu);
-    host[2] = as_float(0x7f800001u);        // a NaN that truncation would make infinite
+    host[2] = as_float(0x7f800001u);  // a NaN that truncation would make infinite
     host[3] = as_float(0xff7f8000u);
     host[4] = as_float(1);
     const cudaLaunchConfig_t c = config_of(7, block_threads(256), 0);
@@ -147,7 +149,7 @@ static void exp_is_within_two_ulp() {
     const size_t n = 1 << 16;
     float *x = new float[n], *y = new float[n];
     for (size_t i = 0; i < n; i++) x[i] = -87.0f + 175.0f * static_cast<float>(i) / static_cast<float>(n - 1);
-    const float special[] = {0.0f, -0.0f, -INFINITY, INFINITY, -1000.0f, 1000.0f, NAN, -120.0f};
+    const float special[] = { 0.0f, -0.0f, -INFINITY, INFINITY, -1000.0f, 1000.0f, NAN, -120.0f };
     memcpy(x, special, sizeof special);
     const cudaLaunchConfig_t c = config_of(5, block_threads(128), 0);
     float *in = device_array(n, x), *out = device_array<float>(n, nullptr);
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(32) pack_kernel(float *out, const float *a, co
     v -= 2.0f;
     w *= y;
     w /= 2.0f;
-    const fvec results[12] = {x + y, x - y, x * y, x / y, x + 2.0f, 2.0f - x, -x, vsqrt(y), vmax(x, y), u, v, w};
+    const fvec results[12] = { x + y, x - y, x * y, x / y, x + 2.0f, 2.0f - x, -x, vsqrt(y), vmax(x, y), u, v, w };
     for (int i = 0; i < 12; i++) st(out + i * PACK, results[i]);
     out[12 * PACK] = pack_sum(x);
     out[12 * PACK + 1] = pack_max(x);
@@ -195,7 +197,8 @@ static void packs_compute_as_floats_do() {
     float largest = a[0];
     for (int k = 0; k < PACK; k++) {
         const float x = a[k], y = b[k];
-        const float expected[12] = {x + y, x - y, x * y, x / y, x + 2, 2 - x, -x, sqrtf(y), fmaxf(x, y), x + y, x - 2, x * y / 2};
+        const float expected[12] = { x + y, x - y,    x * y,       x / y, x + 2, 2 - x,
+                                     -x,    sqrtf(y), fmaxf(x, y), x + y, x - 2, x * y / 2 };
         for (int i = 0; i < 12; i++) CHECK(r[i * PACK + k] == expected[i]);
         largest = fmaxf(largest, x);
     }
@@ -217,12 +220,13 @@ __global__ void __launch_bounds__(1024) sums_kernel(float *out, int rounds) {
         if (block_max(t) != n - 1 + static_cast<float>(round)) ok = 0;
     }
     const float lane = static_cast<float>(threadIdx.x % WARP);
-    if (warp_sum(lane) != static_cast<float>(WARP * (WARP - 1) / 2) || warp_max(lane) != static_cast<float>(WARP - 1)) ok = 0;
+    if (warp_sum(lane) != static_cast<float>(WARP * (WARP - 1) / 2) || warp_max(lane) != static_cast<float>(WARP - 1))
+        ok = 0;
     out[thread] = ok;
 }
 
 static void every_thread_gets_the_sum() {
-    static const int sizes[] = {32, 64, 256, 1024};
+    static const int sizes[] = { 32, 64, 256, 1024 };
     for (int size : sizes) {
         const size_t n = 3 * static_cast<size_t>(block_threads(size));
         float ok[3 * 1024];
@@ -244,7 +248,7 @@ __global__ void __launch_bounds__(256) shuffle_kernel(int *out, int width, int a
 }
 
 static void shuffles_read_the_named_lane() {
-    if (WARP == 1) return;          // the identity
+    if (WARP == 1) return;  // the identity
     enum { N = 64 };
     for (int width = 1; width <= 32; width *= 2) {
         for (int arg = 0; arg < width; arg += width / 4 + 1) {
@@ -273,7 +277,7 @@ __global__ void __launch_bounds__(256) range_kernel(unsigned *count, size_t n) {
 }
 
 static void block_range_owns_every_element_once() {
-    static const size_t sizes[] = {0, 8, 16, 64, 1000, 4096, 4104};
+    static const size_t sizes[] = { 0, 8, 16, 64, 1000, 4096, 4104 };
     for (size_t n : sizes) {
         for (unsigned blocks = 1; blocks < 200; blocks = blocks * 3 + 1) {
             unsigned count[4104 + PACK] = {};
@@ -295,7 +299,8 @@ __global__ void __launch_bounds__(256) visit_kernel(unsigned *count, size_t one,
     const size_t block = (static_cast<size_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const size_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     const size_t threads = blockDim.x * blockDim.y * blockDim.z;
-    atomicAdd(count + block * threads + thread, static_cast<unsigned>(one) + static_cast<unsigned>(s.a + s.b + s.c - 6));
+    atomicAdd(count + block * threads + thread,
+              static_cast<unsigned>(one) + static_cast<unsigned>(s.a + s.b + s.c - 6));
 }
 
 static void every_thread_of_a_grid_runs_once() {
@@ -304,7 +309,7 @@ static void every_thread_of_a_grid_runs_once() {
     unsigned count[30 * 64];
     unsigned *device = device_array<unsigned>(n, nullptr);
     const cudaLaunchConfig_t c = config_of(grid, block, 0);
-    const three s = {1, 2, 3};
+    const three s = { 1, 2, 3 };
     CUDA(cudaLaunchKernelEx(&c, visit_kernel, device, 1, s));
     take_back(count, device, n);
     for (size_t i = 0; i < n; i++) CHECK(count[i] == 1);
@@ -349,7 +354,7 @@ static void a_launch_that_cannot_be_is_an_error() {
 // Memory, streams, events
 
 static void memory_is_aligned_and_copied() {
-    static const size_t sizes[] = {1, 100, 4096, (size_t)3 << 20};
+    static const size_t sizes[] = { 1, 100, 4096, (size_t)3 << 20 };
     void *p = nullptr;
     size_t free_bytes = 0, total_bytes = 0;
     for (size_t bytes : sizes) {
@@ -394,7 +399,7 @@ static void events_order_streams() {
     CUDA(cudaEventCreate(&end));
     CHECK(cudaEventElapsedTime(&ms, start, end) != cudaSuccess);
     (void)cudaGetLastError();
-    CUDA(cudaEventQuery(start));            // never recorded: nothing to wait for
+    CUDA(cudaEventQuery(start));  // never recorded: nothing to wait for
     CUDA(cudaEventRecord(start, a));
     CUDA(cudaMemsetAsync(device, 1, sizeof *device, a));
     CUDA(cudaEventRecord(end, a));
@@ -426,7 +431,8 @@ __global__ void __launch_bounds__(256) partial_kernel(float *partial, const floa
 static void same_bits_every_time() {
     const size_t n = 1 << 17;
     float *x = new float[n], first[64] = {}, again[64];
-    for (size_t i = 0; i < n; i++) x[i] = as_float(random_bits() >> 2) > 1 ? 0.5f : static_cast<float>(random_bits() % 1000) * 1e-3f;
+    for (size_t i = 0; i < n; i++)
+        x[i] = as_float(random_bits() >> 2) > 1 ? 0.5f : static_cast<float>(random_bits() % 1000) * 1e-3f;
     float *in = device_array(n, x);
     for (int run = 1; run <= 4; run++) {
 #if defined(CUDA_ON_CPU) && !defined(CUDA_ON_CPU_EMULATED)
@@ -447,7 +453,8 @@ static const struct {
     const char *name;
     void (*run)();
 } TESTS[] = {
-#define TEST(name) {#name, name}
+#define TEST(name) \
+    { #name, name }
     TEST(bf16_is_rounded_to_nearest_even),
     TEST(bf16_to_float_is_exact),
     TEST(exp_is_within_two_ulp),
@@ -470,8 +477,10 @@ int main() {
         test_ok = true;
         t.run();
         printf("%s %s\n", test_ok ? "ok   " : "FAIL ", t.name);
-        if (test_ok) passed++;
-        else failed++;
+        if (test_ok)
+            passed++;
+        else
+            failed++;
     }
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;

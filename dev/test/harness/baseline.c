@@ -1,15 +1,15 @@
-/* baseline.c: one training step without sharding, as plainly as it can be written (baseline.h).
-
-   Gradients are added in a balanced binary tree over the micro-batches. As a recursion: the sum of n terms is the sum of the
-   first k plus the sum of the others, k the largest power of two below n. The engine never has all terms at hand; it adds the
-   ranks of one micro-step level by level, and keeps sums of earlier micro-steps like a binary counter. That both are the same
-   tree is what the test is about.
-
-   The norm adds the squares of 64 elements at a time, in eight lanes, and the sums of these blocks exactly. The engine has a wide integer
-   for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose sum is the exact
-   sum. Exact sums have no order, so the two must agree to the last bit, after one rounding.
-
-   Build this file without contraction of a * b + c into one rounding (-ffp-contract=off; gcc's default with -std=c11). */
+// baseline.c: one training step without sharding, as plainly as it can be written (baseline.h).
+//
+// Gradients are added in a balanced binary tree over the micro-batches. As a recursion: the sum of n terms is the sum
+// of the first k plus the sum of the others, k the largest power of two below n. The engine never has all terms at
+// hand; it adds the ranks of one micro-step level by level, and keeps sums of earlier micro-steps like a binary
+// counter. That both are the same tree is what the test is about.
+//
+// The norm adds the squares of 64 elements at a time, in eight lanes, and the sums of these blocks exactly. The engine
+// has a wide integer for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose
+// sum is the exact sum. Exact sums have no order, so the two must agree to the last bit, after one rounding.
+//
+// Build this file without contraction of a * b + c into one rounding (-ffp-contract=off; gcc's default with -std=c11).
 #include "test/harness/baseline.h"
 #include <math.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ uint64_t baseline_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Three tokens in four follow from the one before. */
+// Three tokens in four follow from the one before.
 void baseline_tokens(int *tokens, size_t n, size_t vocab, size_t step, size_t j) {
     uint64_t h = baseline_mix(baseline_mix(step) + j);
     size_t token = h % vocab;
@@ -60,8 +60,8 @@ void baseline_destroy(baseline *b) {
     free(b->g);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   bf16 is the upper half of a float, rounded to nearest even. */
+// --------------------------------------------------------------------------------------------------------------------
+// bf16 is the upper half of a float, rounded to nearest even.
 
 static float from_bf16(uint16_t h) {
     const uint32_t bits = (uint32_t)h << 16;
@@ -74,7 +74,7 @@ static uint16_t to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
     if (isnan(f)) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits >> 16) + ((bits & 0xffff) >= 0x8000));      /* to nearest, ties away from zero */
+    return (uint16_t)((bits >> 16) + ((bits & 0xffff) >= 0x8000));  // to nearest, ties away from zero
 }
 
 float baseline_rounded(float w, enum zero_dtype dtype) { return dtype == ZERO_F32 ? w : from_bf16(to_bf16(w)); }
@@ -88,8 +88,8 @@ void baseline_store(const baseline *b, void *params, enum zero_dtype dtype) {
     for (size_t i = 0; i < b->numel; i++) p[i] = to_bf16(b->w[i]);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   The sum of the gradients. */
+// --------------------------------------------------------------------------------------------------------------------
+// The sum of the gradients.
 
 static float tree(const float *x, size_t n) {
     if (n == 1) return x[0];
@@ -115,10 +115,10 @@ void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, 
     free(of_steps);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   The norm. */
+// --------------------------------------------------------------------------------------------------------------------
+// The norm.
 
-/* Adds x to the expansion part[0 .. *n), exactly. */
+// Adds x to the expansion part[0 .. *n), exactly.
 static void expansion_add(double *part, size_t *n, double x) {
     size_t kept = 0;
     for (size_t i = 0; i < *n; i++) {
@@ -136,8 +136,8 @@ static void expansion_add(double *part, size_t *n, double x) {
     *n = kept;
 }
 
-/* The sum of an expansion of numbers that were not negative, rounded once. The parts ascend, so only a tie between the
-   rounding of the largest and what is below it needs care. */
+// The sum of an expansion of numbers that were not negative, rounded once. The parts ascend, so only a tie between the
+// rounding of the largest and what is below it needs care.
 static double expansion_round(const double *part, size_t n) {
     double high = part[--n], low = 0;
     while (n > 0 && low == 0) {
@@ -153,10 +153,10 @@ static double expansion_round(const double *part, size_t n) {
 }
 
 double baseline_norm(const baseline *b, size_t micro_batches) {
-    double part[64] = {0};                  /* 2046 / 53 parts are enough for any doubles */
+    double part[64] = { 0 };  // 2046 / 53 parts are enough for any doubles
     size_t n = 1;
     for (size_t i = 0; i < b->numel; i += 64) {
-        double lane[8] = {0};               /* elements k, k + 8, k + 16 ... in this order */
+        double lane[8] = { 0 };  // elements k, k + 8, k + 16 ... in this order
         for (size_t k = 0; k < 64; k++) lane[k % 8] += (double)b->g[i + k] * (double)b->g[i + k];
         const double even = (lane[0] + lane[4]) + (lane[2] + lane[6]), odd = (lane[1] + lane[5]) + (lane[3] + lane[7]);
         expansion_add(part, &n, even + odd);
@@ -164,23 +164,24 @@ double baseline_norm(const baseline *b, size_t micro_batches) {
     return sqrt(expansion_round(part, n)) / (double)micro_batches;
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   AdamW. */
+// --------------------------------------------------------------------------------------------------------------------
+// AdamW.
 
-/* Philox4x32-10, as the paper writes it (Salmon et al. 2011, figure of the S-box and permutation). */
+// Philox4x32-10, as the paper writes it (Salmon et al. 2011, figure of the S-box and permutation).
 static void philox(uint32_t x[4], uint64_t key) {
     uint32_t left = (uint32_t)key, right = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++, left += 0x9e3779b9, right += 0xbb67ae85) {
         const uint64_t p = 0xd2511f53ull * x[0], q = 0xcd9e8d57ull * x[2];
-        const uint32_t y[4] = {(uint32_t)(q >> 32) ^ x[1] ^ left, (uint32_t)q, (uint32_t)(p >> 32) ^ x[3] ^ right, (uint32_t)p};
+        const uint32_t y[4] = { (uint32_t)(q >> 32) ^ x[1] ^ left, (uint32_t)q, (uint32_t)(p >> 32) ^ x[3] ^ right,
+                                (uint32_t)p };
         memcpy(x, y, sizeof y);
     }
 }
 
-/* Up with the probability that keeps the mean: a number below 65536 is drawn for each element, eight from one counter. */
+// Up with the probability that keeps the mean: a number below 65536 is drawn for each element, eight from one counter.
 static float rounded_by_chance(float w, uint64_t seed, uint64_t t, const zero_tensor *tensor, size_t element) {
     const uint64_t first = tensor->logical + element / 8 * 8;
-    uint32_t x[4] = {(uint32_t)first, (uint32_t)(first >> 32), (uint32_t)t, (uint32_t)(t >> 32)}, bits;
+    uint32_t x[4] = { (uint32_t)first, (uint32_t)(first >> 32), (uint32_t)t, (uint32_t)(t >> 32) }, bits;
     philox(x, seed);
     const uint32_t drawn = element % 2 ? x[element % 8 / 2] >> 16 : x[element % 8 / 2] & 0xffff;
     memcpy(&bits, &w, sizeof bits);
@@ -189,7 +190,8 @@ static float rounded_by_chance(float w, uint64_t seed, uint64_t t, const zero_te
 
 void baseline_adamw(baseline *b, const zero_adamw *a, size_t micro_batches) {
     const float scale = a->grad_scale * (1.0f / (float)micro_batches);
-    const float correct_m = (float)(1.0 - pow(a->beta1, (double)a->t)), correct_v = (float)(1.0 - pow(a->beta2, (double)a->t));
+    const float correct_m = (float)(1.0 - pow(a->beta1, (double)a->t)),
+                correct_v = (float)(1.0 - pow(a->beta2, (double)a->t));
     for (size_t t = 0; t < b->num_tensors; t++) {
         const float decay = b->tensors[t].decay ? a->weight_decay : 0.0f;
         for (size_t i = b->offset[t]; i < b->offset[t] + b->tensors[t].numel; i++) {

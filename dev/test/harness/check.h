@@ -1,11 +1,11 @@
-/* check.h: checks that print what they compared, and arrays on both sides of the bus, for tests of kernels.
-
-   A test is a function named after the fault that it prevents. Its checks are counted; run_tests prints a line for each test, and
-   for each group of comparisons in it how many there were, the worst error, and what was allowed. A failed check says where and
-   the test goes on: one run shows all that is wrong.
-
-   "Norm" errors are |got - want| / |want| over a tensor; "max" errors are the largest difference over the largest element
-   wanted. Host tensors are in double, in which float and bf16 are exact. */
+// check.h: checks that print what they compared, and arrays on both sides of the bus, for tests of kernels.
+//
+// A test is a function named after the fault that it prevents. Its checks are counted; run_tests prints a line for each
+// test, and for each group of comparisons in it how many there were, the worst error, and what was allowed. A failed
+// check says where and the test goes on: one run shows all that is wrong.
+//
+// "Norm" errors are |got - want| / |want| over a tensor; "max" errors are the largest difference over the largest
+// element wanted. Host tensors are in double, in which float and bf16 are exact.
 #ifndef CHECK_H
 #define CHECK_H
 #include "zero/device.cuh"
@@ -32,10 +32,9 @@ typedef struct Comparison {
 } Comparison;
 
 static int checks, failures;
-static std::vector<Comparison> comparisons;     // of the current test
+static std::vector<Comparison> comparisons;  // of the current test
 
-__attribute__((format(printf, 3, 4)))
-static inline void check(int ok, int line, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline void check(int ok, int line, const char *format, ...) {
     checks++;
     if (ok) return;
     failures++;
@@ -48,7 +47,7 @@ static inline void check(int ok, int line, const char *format, ...) {
 }
 #define CHECK(condition, ...) check(condition, __LINE__, __VA_ARGS__)
 
-/* A CUDA call without which the test cannot go on. */
+// A CUDA call without which the test cannot go on.
 #define must(call) must_succeed(call, #call, __LINE__)
 static inline void must_succeed(cudaError_t error, const char *call, int line) {
     if (error == cudaSuccess) return;
@@ -61,11 +60,11 @@ static inline int same_bits(const Values &a, const Values &b) {
 }
 #define CHECK_BITS(got, want, ...) CHECK(same_bits(got, want), __VA_ARGS__)
 
-/* error <= allowed; NaN is not. `what` groups the comparisons in the summary, `where` names this one. */
+// error <= allowed; NaN is not. `what` groups the comparisons in the summary, `where` names this one.
 static inline void check_error(double error, double allowed, int line, const char *what, const char *where) {
     size_t i = 0;
     while (i < comparisons.size() && comparisons[i].what != what) i++;
-    if (i == comparisons.size()) comparisons.push_back(Comparison{what, 0, allowed, 0});
+    if (i == comparisons.size()) comparisons.push_back(Comparison{ what, 0, allowed, 0 });
     comparisons[i].count++;
     if (isnan(error) || error > comparisons[i].worst) comparisons[i].worst = error;
     check(error <= allowed, line, "%s, %s: error %.2e, allowed %.1e", what, where, error, allowed);
@@ -95,7 +94,7 @@ static inline double max_error(const Values &got, const Values &want) {
 
 static uint64_t rng_state = 88172645463325252ull;
 
-static inline double uniform(void) {       // [-1, 1)
+static inline double uniform(void) {  // [-1, 1)
     rng_state ^= rng_state << 13;
     rng_state ^= rng_state >> 7;
     rng_state ^= rng_state << 17;
@@ -117,7 +116,7 @@ template <class T> static inline double rounded(double x) {
     return widen(t);
 }
 
-/* n values of type T around `center`. */
+// n values of type T around `center`.
 template <class T> static inline Values random_values(size_t n, double scale, double center = 0) {
     Values x(n);
     for (double &v : x) v = rounded<T>(center + scale * uniform());
@@ -145,7 +144,7 @@ template <class T> static inline Values read_device(const T *from, size_t n) {
     return to;
 }
 
-/* An array on the device, freed at the end of its scope. Without values it is all ones: NaN. */
+// An array on the device, freed at the end of its scope. Without values it is all ones: NaN.
 template <class T> struct Device {
     T *p;
     size_t n;
@@ -167,23 +166,26 @@ typedef struct Test {
     const char *name;
     void (*run)(void);
 } Test;
-#define TEST(function) {#function, function}
+#define TEST(function) \
+    { #function, function }
 
-/* Runs them all; the exit status of the program. */
+// Runs them all; the exit status of the program.
 static inline int run_tests(const Test *tests, size_t n) {
     int passed = 0, failed = 0;
     for (size_t i = 0; i < n; i++) {
         const int checks_before = checks, failures_before = failures;
         comparisons.clear();
-        rng_state = 88172645463325252ull;       // so that a test's numbers do not depend on the tests before it
+        rng_state = 88172645463325252ull;  // so that a test's numbers do not depend on the tests before it
         const clock_t start = clock();
         tests[i].run();
         const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
         const int ok = failures == failures_before && checks > checks_before;
         *(ok ? &passed : &failed) += 1;
-        printf("%-4s %s (%d checks, %.1f s of CPU)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before, seconds);
+        printf("%-4s %s (%d checks, %.1f s of CPU)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before,
+               seconds);
         for (const Comparison &c : comparisons) {
-            printf("     %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst, c.allowed);
+            printf("     %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst,
+                   c.allowed);
         }
         fflush(stdout);
     }

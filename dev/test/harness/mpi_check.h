@@ -1,5 +1,6 @@
-/* mpi_check.h: cases that all ranks run together. A case passes if it does on every rank; rank 0 prints and counts. And copies to and
-   from memory of the device, which a GPU's host cannot touch (CUDA_ON_CPU_PROTECT=1 sees to it that no test does). */
+// mpi_check.h: cases that all ranks run together. A case passes if it does on every rank; rank 0 prints and counts. And
+// copies to and from memory of the device, which a GPU's host cannot touch (CUDA_ON_CPU_PROTECT=1 sees to it that no
+// test does).
 #ifndef MPI_CHECK_H
 #define MPI_CHECK_H
 #include <cuda_runtime_api.h>
@@ -9,10 +10,8 @@
 
 static int case_failures, cases_passed, cases_failed;
 
-__attribute__((format(printf, 3, 4)))
-static void expect(int ok, int line, const char *format, ...)
-{
-    if (ok || case_failures++) return;      /* the first failure of a case says enough */
+__attribute__((format(printf, 3, 4))) static void expect(int ok, int line, const char *format, ...) {
+    if (ok || case_failures++) return;  // the first failure of a case says enough
     int rank;
     va_list args;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -25,12 +24,15 @@ static void expect(int ok, int line, const char *format, ...)
 }
 #define EXPECT(condition, ...) expect(condition, __LINE__, __VA_ARGS__)
 
-static inline void device_write(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess, "a copy to the device failed"); }
-static inline void device_read(void *to, const void *from, size_t bytes) { EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "a copy from the device failed"); }
+static inline void device_write(void *to, const void *from, size_t bytes) {
+    EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess, "a copy to the device failed");
+}
+static inline void device_read(void *to, const void *from, size_t bytes) {
+    EXPECT(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost) == cudaSuccess, "a copy from the device failed");
+}
 
-/* The ranks of a host share out its GPUs. */
-static inline void use_own_device(void)
-{
+// The ranks of a host share out its GPUs.
+static inline void use_own_device(void) {
     int rank, devices = 0;
     MPI_Comm host;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
@@ -42,9 +44,9 @@ static inline void use_own_device(void)
     }
 }
 
-/* NCCL wants a GPU for each rank (the CPU's stand-in does not), and where there are too few tests leave it out and say so. */
-static inline int nccl_runs_here(void)
-{
+// NCCL wants a GPU for each rank (the CPU's stand-in does not), and where there are too few tests leave it out and say
+// so.
+static inline int nccl_runs_here(void) {
 #ifndef CUDA_ON_CPU
     static int said;
     int devices = 0, rank, ranks;
@@ -58,9 +60,8 @@ static inline int nccl_runs_here(void)
     return 1;
 }
 
-/* Ends a case; all ranks must call. */
-static void case_done(const char *name)
-{
+// Ends a case; all ranks must call.
+static void case_done(const char *name) {
     int rank, worst = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Allreduce(&case_failures, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
@@ -70,9 +71,8 @@ static void case_done(const char *name)
     case_failures = 0;
 }
 
-/* Ends the program; returns its exit status. */
-static int cases_done(void)
-{
+// Ends the program; returns its exit status.
+static int cases_done(void) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank == 0) printf("%d passed, %d failed\n", cases_passed, cases_failed);

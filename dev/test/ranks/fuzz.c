@@ -1,16 +1,19 @@
-/* fuzz.c: do options break each other? Random configurations of the trainer against plain ones, bit for bit, for as long as one likes.
-
-       make fuzz SECONDS=600               another seed each time; it is printed
-       make fuzz SECONDS=600 SEED=7        the same configurations again
-
-   A configuration is a choice from each row of the table below. It is run as a user would run it, under mpirun, and so is its *baseline*:
-   the same training in stage 0, without debug mode and other complications, on one rank (N a power of two: the bits must not depend on N) or on
-   as many (other N). All that both print about the training must be equal: losses and norms of each step, validation losses,
-   the text that was sampled, and the hash of parameters and optimizer state. No measured byte may differ from its formula.
-   A baseline is good for several configurations that train the same in other ways.
-
-   What fails is made smaller: each choice is replaced by an earlier one of its row, the simplest first, as long as it still fails.
-   The two commands that are left are printed. --break trains with another seed than the baseline: the check of the check, it must fail. */
+// fuzz.c: do options break each other? Random configurations of the trainer against plain ones, bit for bit, for as
+// long as one likes.
+//
+//     make fuzz SECONDS=600               another seed each time; it is printed
+//     make fuzz SECONDS=600 SEED=7        the same configurations again
+//
+// A configuration is a choice from each row of the table below. It is run as a user would run it, under mpirun, and so
+// is its *baseline*: the same training in stage 0, without debug mode and other complications, on one rank (N a power
+// of two: the bits must not depend on N) or on as many (other N). All that both print about the training must be equal:
+// losses and norms of each step, validation losses, the text that was sampled, and the hash of parameters and optimizer
+// state. No measured byte may differ from its formula. A baseline is good for several configurations that train the
+// same in other ways.
+//
+// What fails is made smaller: each choice is replaced by an earlier one of its row, the simplest first, as long as it
+// still fails. The two commands that are left are printed. --break trains with another seed than the baseline: the
+// check of the check, it must fail.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +21,51 @@
 #include <sys/wait.h>
 #include <time.h>
 
-/* Many ranks with several threads each are slow on a small machine, and test nothing new. */
+// Many ranks with several threads each are slow on a small machine, and test nothing new.
 enum { WAYS_PER_TRAINING = 4, SHRINK_SECONDS = 90, MAX_VALUES = 10, MAX_RANKS_WITH_THREADS = 2 };
 
-/* Rows that say what is trained concern both sides, rows that say how (from STAGE on) only the one that is not the baseline. */
-enum { PRECISION, LAYERS, HEADS, HEAD_SIZE, VOCAB, MAX_T, T, B, STEPS, VAL, VAL_BATCHES, SAMPLE, SAMPLE_TOKENS, CLIP, DECAY, WARMUP, SCHEDULE,
-       FINAL, LR, SHUFFLE, SEED, OVERFIT, MASTER, N, G, STAGE, SPLIT, SHARD_GROUP, PREFETCH, RECOMPUTE, DEBUG, THREADS, STREAMS, TRANSPORT, ROWS };
-static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
+// Rows that say what is trained concern both sides, rows that say how (from STAGE on) only the one that is not the
+// baseline.
+enum {
+    PRECISION,
+    LAYERS,
+    HEADS,
+    HEAD_SIZE,
+    VOCAB,
+    MAX_T,
+    T,
+    B,
+    STEPS,
+    VAL,
+    VAL_BATCHES,
+    SAMPLE,
+    SAMPLE_TOKENS,
+    CLIP,
+    DECAY,
+    WARMUP,
+    SCHEDULE,
+    FINAL,
+    LR,
+    SHUFFLE,
+    SEED,
+    OVERFIT,
+    MASTER,
+    N,
+    G,
+    STAGE,
+    SPLIT,
+    SHARD_GROUP,
+    PREFETCH,
+    RECOMPUTE,
+    DEBUG,
+    THREADS,
+    STREAMS,
+    TRANSPORT,
+    ROWS
+};
+static const struct {
+    const char *flag, *values[MAX_VALUES];
+} table[ROWS] = {
     [PRECISION] = { "", { "fp32", "bf16" } },
     [LAYERS] = { "", { "1", "2", "3", "4" } },
     [HEADS] = { "", { "1", "2", "3", "5" } },
@@ -61,7 +102,9 @@ static const struct { const char *flag, *values[MAX_VALUES]; } table[ROWS] = {
     [TRANSPORT] = { "--transport", { "mpi", "nccl" } },
 };
 
-typedef struct config { int choice[ROWS]; } config;
+typedef struct config {
+    int choice[ROWS];
+} config;
 
 static const char *build = "build/cpu", *text = "dev/data/text/default.txt";
 static int broken;
@@ -70,15 +113,13 @@ static uint64_t dice;
 static const char *value(const config *c, int row) { return table[row].values[c->choice[row]]; }
 static int number(const config *c, int row) { return atoi(value(c, row)); }
 
-static int values(int row)
-{
+static int values(int row) {
     int n = 0;
     while (n < MAX_VALUES && table[row].values[n]) n++;
     return n;
 }
 
-static void draw(config *c, int row)
-{
+static void draw(config *c, int row) {
     dice ^= dice << 13;
     dice ^= dice >> 7;
     dice ^= dice << 17;
@@ -87,25 +128,27 @@ static void draw(config *c, int row)
 
 static int power_of_two(int n) { return (n & (n - 1)) == 0; }
 
-static config baseline_of(config c)
-{
+static config baseline_of(config c) {
     for (int row = STAGE; row < ROWS; row++) c.choice[row] = 0;
     return c;
 }
 
-/* The shell's command. A baseline of one rank takes all micro-batches of the step, which the flag -d says. */
-static void command(char *out, size_t bytes, const config *c, int ranks, int is_baseline)
-{
+// The shell's command. A baseline of one rank takes all micro-batches of the step, which the flag -d says.
+static void command(char *out, size_t bytes, const config *c, int ranks, int is_baseline) {
     const int micro_batches = number(c, N) * number(c, G), channels = number(c, HEADS) * number(c, HEAD_SIZE);
-    size_t n = (size_t)snprintf(out, bytes, "NP=%d; . scripts/env.sh; OMP_WAIT_POLICY=passive OMP_NUM_THREADS=%s ", ranks,
-                                ranks <= MAX_RANKS_WITH_THREADS ? value(c, THREADS) : "1");
+    size_t n = (size_t)snprintf(out, bytes, "NP=%d; . scripts/env.sh; OMP_WAIT_POLICY=passive OMP_NUM_THREADS=%s ",
+                                ranks, ranks <= MAX_RANKS_WITH_THREADS ? value(c, THREADS) : "1");
     if (*value(c, STREAMS)) n += (size_t)snprintf(out + n, bytes - n, "CUDA_ON_CPU_STREAMS=%s ", value(c, STREAMS));
-    n += (size_t)snprintf(out + n, bytes - n, "timeout 120 mpirun -np %d %s-%s/train_gpt2_zero -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks, build,
-                          value(c, PRECISION), value(c, LAYERS), value(c, HEADS), channels, value(c, VOCAB), value(c, MAX_T), text,
-                          number(c, B) * number(c, T) * micro_batches);
+    n += (size_t)snprintf(
+        out + n, bytes - n,
+        "timeout 120 mpirun -np %d %s-%s/train_gpt2_zero -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks,
+        build, value(c, PRECISION), value(c, LAYERS), value(c, HEADS), channels, value(c, VOCAB), value(c, MAX_T), text,
+        number(c, B) * number(c, T) * micro_batches);
     for (int row = 0; row < ROWS; row++)
-        if (table[row].flag[0] == '-') n += (size_t)snprintf(out + n, bytes - n, " %s %s", table[row].flag, value(c, row));
-    if (!strcmp(value(c, PRECISION), "bf16")) n += (size_t)snprintf(out + n, bytes - n, " -w %s", value(c, number(c, MASTER) ? SPLIT : MASTER));
+        if (table[row].flag[0] == '-')
+            n += (size_t)snprintf(out + n, bytes - n, " %s %s", table[row].flag, value(c, row));
+    if (!strcmp(value(c, PRECISION), "bf16"))
+        n += (size_t)snprintf(out + n, bytes - n, " -w %s", value(c, number(c, MASTER) ? SPLIT : MASTER));
     if (number(c, STAGE) && number(c, SHARD_GROUP) && ranks % number(c, SHARD_GROUP) == 0)
         n += (size_t)snprintf(out + n, bytes - n, " --shard-group %s", value(c, SHARD_GROUP));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
@@ -113,9 +156,9 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
 
 static int begins(const char *line, const char *word) { return !strncmp(line, word, strlen(word)); }
 
-/* Runs it. Returns what it has printed about the training, without times; NULL, and all of it in *problem, if it failed. Both are malloc'ed. */
-static char *run(const char *shell, char **problem)
-{
+// Runs it. Returns what it has printed about the training, without times; NULL, and all of it in *problem, if it
+// failed. Both are malloc'ed.
+static char *run(const char *shell, char **problem) {
     char *line = NULL, *all = NULL, *kept = NULL;
     size_t line_bytes = 0, all_bytes = 0, kept_bytes = 0;
     int training = 0, hashed = 0, wrong = 0;
@@ -143,9 +186,8 @@ static char *run(const char *shell, char **problem)
     return NULL;
 }
 
-/* Does this configuration fail? Says so aloud if asked to. The baseline of the last call is remembered. */
-static int fails(const config *c, int aloud)
-{
+// Does this configuration fail? Says so aloud if asked to. The baseline of the last call is remembered.
+static int fails(const config *c, int aloud) {
     static char last[2048], *expected, *trouble;
     char shell[2048], baseline[2048], *problem = NULL;
     const config plain = baseline_of(*c);
@@ -160,57 +202,65 @@ static int fails(const config *c, int aloud)
     char *have = expected ? run(shell, &problem) : NULL;
     const int failed = !have || strcmp(have, expected);
     if (failed && aloud) {
-        printf("\n%s\n    %s\n", have ? "The first prints other numbers than the second, its baseline:" : "A run failed, or a number of bytes differs from its formula:",
+        printf("\n%s\n    %s\n",
+               have ? "The first prints other numbers than the second, its baseline:"
+                    : "A run failed, or a number of bytes differs from its formula:",
                expected ? shell : baseline);
-        if (have) printf("    %s\n\nexpected:\n%s\ngot:\n%s", baseline, expected, have);
-        else printf("\n%s", expected ? problem : trouble);
+        if (have)
+            printf("    %s\n\nexpected:\n%s\ngot:\n%s", baseline, expected, have);
+        else
+            printf("\n%s", expected ? problem : trouble);
     }
     free(have);
     free(problem);
     return failed;
 }
 
-static config shrink(config c)
-{
+static config shrink(config c) {
     const time_t end = time(NULL) + SHRINK_SECONDS;
     for (int row = 0; row < ROWS; row++)
         for (int choice = 0; choice < c.choice[row] && time(NULL) < end; choice++) {
             config smaller = c;
             smaller.choice[row] = choice;
-            if (fails(&smaller, 0)) c = smaller;        /* and the loop ends: no earlier choice is left */
+            if (fails(&smaller, 0)) c = smaller;  // and the loop ends: no earlier choice is left
         }
     return c;
 }
 
-/* Another number of ranks for the same training, if both are powers of two. */
-static void draw_ranks(config *c)
-{
+// Another number of ranks for the same training, if both are powers of two.
+static void draw_ranks(config *c) {
     const int micro_batches = number(c, N) * number(c, G);
     config other = *c;
     draw(&other, N);
     draw(&other, G);
-    if (number(&other, N) * number(&other, G) == micro_batches && power_of_two(number(&other, N)) && power_of_two(number(c, N))) *c = other;
+    if (number(&other, N) * number(&other, G) == micro_batches && power_of_two(number(&other, N)) &&
+        power_of_two(number(c, N)))
+        *c = other;
 }
 
-static int usage(void)
-{
+static int usage(void) {
     fprintf(stderr, "usage: fuzz [--seconds S] [--seed N] [--build build/cpu] [--text FILE] [--break 1]\n");
     return 2;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     unsigned long long seed = (unsigned long long)time(NULL) % 1000000;
     long seconds = 60;
     size_t passed = 0;
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 == argc) return usage();
-        if (!strcmp(argv[i], "--seconds")) seconds = atol(argv[i + 1]);
-        else if (!strcmp(argv[i], "--seed")) seed = strtoull(argv[i + 1], NULL, 10);
-        else if (!strcmp(argv[i], "--build")) build = argv[i + 1];
-        else if (!strcmp(argv[i], "--text")) text = argv[i + 1];
-        else if (!strcmp(argv[i], "--break")) broken = atoi(argv[i + 1]);
-        else return usage();
+        if (!strcmp(argv[i], "--seconds"))
+            seconds = atol(argv[i + 1]);
+        else if (!strcmp(argv[i], "--seed"))
+            seed = strtoull(argv[i + 1], NULL, 10);
+        else if (!strcmp(argv[i], "--build"))
+            build = argv[i + 1];
+        else if (!strcmp(argv[i], "--text"))
+            text = argv[i + 1];
+        else if (!strcmp(argv[i], "--break"))
+            broken = atoi(argv[i + 1]);
+        else
+            return usage();
     }
     printf("fuzz: seed %llu, %ld s\n", seed, seconds);
     dice = (seed + 1) * 0x9e3779b97f4a7c15u;
@@ -228,7 +278,9 @@ int main(int argc, char **argv)
             printf("configuration %zu fails; looking for the smallest that does\n", passed + 1);
             fflush(stdout);
             c = shrink(c);
-            if (!fails(&c, 1)) printf("the smallest failing configuration does not fail each time: a race; repeat with --seed %llu\n", seed);
+            if (!fails(&c, 1))
+                printf("the smallest failing configuration does not fail each time: a race; repeat with --seed %llu\n",
+                       seed);
             printf("\nfuzz: seed %llu\n%zu passed, 1 failed\n", seed, passed);
             return 1;
         }

@@ -1,10 +1,12 @@
-/* test_bootstrap.c: do ranks find each other, those of one run and no others, and does each failure end in time, with words that help?
-
-       test_bootstrap                      tcp and fs: starts its ranks itself, as processes without MPI
-       mpirun -n 3 test_bootstrap mpi      the same of ranks that MPI has introduced
-
-   A rank is a process that meets the others, gathers a few times, checks every byte, and says "ok" or its error in a pipe. What it gathers has
-   the number of the run in it, so that a message of an earlier run would be seen. Killed runs are killed where the dice say; the seed is printed. */
+// test_bootstrap.c: do ranks find each other, those of one run and no others, and does each failure end in time, with
+// words that help?
+//
+//     test_bootstrap                      tcp and fs: starts its ranks itself, as processes without MPI
+//     mpirun -n 3 test_bootstrap mpi      the same of ranks that MPI has introduced
+//
+// A rank is a process that meets the others, gathers a few times, checks every byte, and says "ok" or its error in a
+// pipe. What it gathers has the number of the run in it, so that a message of an earlier run would be seen. Killed runs
+// are killed where the dice say; the seed is printed.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <mpi.h>
@@ -30,49 +32,47 @@ static int passed, failed, case_failed;
 static char directory[64];
 static uint64_t dice;
 
-static void expect(int ok, int line, const char *words)
-{
+static void expect(int ok, int line, const char *words) {
     if (!ok) printf("    line %d: %s\n", line, words);
     case_failed |= !ok;
 }
 #define EXPECT(condition, words) expect(condition, __LINE__, words)
 
-static void case_done(const char *name, const char *way)
-{
+static void case_done(const char *name, const char *way) {
     *(case_failed ? &failed : &passed) += 1;
     printf("%s %s: %s\n", case_failed ? "FAIL" : "ok  ", way, name);
     fflush(stdout);
     case_failed = 0;
 }
 
-static unsigned below(unsigned n)
-{
+static unsigned below(unsigned n) {
     dice ^= dice << 13;
     dice ^= dice >> 7;
     dice ^= dice << 17;
     return (unsigned)(dice >> 33) % n;
 }
 
-static void sleep_ms(double ms)
-{
+static void sleep_ms(double ms) {
     nanosleep(&(struct timespec){ (time_t)(ms / 1000), (long)(1e6 * (ms - 1000.0 * (double)(long)(ms / 1000))) }, NULL);
 }
 
-/* ---- a rank --------------------------------------------------------------------------------------------------------- */
+// ---- a rank ---------------------------------------------------------------------------------------------------------
 
 typedef struct Rank {
-    const char *way, *server, *job;     /* fs: server is the directory */
+    const char *way, *server, *job;  // fs: server is the directory
     int rank, ranks, run;
     double timeout_s;
-    int leave_at, wrong_at;             /* a round from which it does not come back; in which it has another size; -1: none */
-    int empty_rounds;                   /* all-gathers of nothing, after the others */
+    int leave_at, wrong_at;  // a round from which it does not come back; in which it has another size; -1:
+                             // none
+    int empty_rounds;        // all-gathers of nothing, after the others
 } Rank;
 
-static unsigned char byte_of(int run, int rank, size_t round, size_t i) { return (unsigned char)((size_t)run * 131 + (size_t)rank * 17 + round * 5 + i); }
+static unsigned char byte_of(int run, int rank, size_t round, size_t i) {
+    return (unsigned char)((size_t)run * 131 + (size_t)rank * 17 + round * 5 + i);
+}
 
-/* All rounds; NULL or what is wrong. */
-static const char *gather(zero_bootstrap *b, const Rank *r)
-{
+// All rounds; NULL or what is wrong.
+static const char *gather(zero_bootstrap *b, const Rank *r) {
     static unsigned char mine[LARGE + 1], all[MAX_RANKS * (LARGE + 1)];
     for (size_t round = 0; round < ROUNDS; round++) {
         const size_t bytes = SIZES[round] + ((int)round == r->wrong_at);
@@ -85,19 +85,20 @@ static const char *gather(zero_bootstrap *b, const Rank *r)
         }
         for (int other = 0; other < r->ranks; other++)
             for (size_t i = 0; i < bytes; i++)
-                if (all[(size_t)other * bytes + i] != byte_of(r->run, other, round, i)) return "wrong bytes were gathered";
+                if (all[(size_t)other * bytes + i] != byte_of(r->run, other, round, i))
+                    return "wrong bytes were gathered";
     }
     for (int i = 0; i < r->empty_rounds; i++)
         if (zero_bootstrap_allgather(b, mine, 0, all)) return zero_bootstrap_error(b);
     return NULL;
 }
 
-static const char *be_rank(const Rank *r)
-{
+static const char *be_rank(const Rank *r) {
     const zero_bootstrap_config config = { r->rank, r->ranks, r->timeout_s, r->job };
     static char words[2000];
     zero_bootstrap *b = NULL;
-    const int e = !strcmp(r->way, "fs") ? zero_bootstrap_create_fs(&b, r->server, &config) : zero_bootstrap_create_tcp(&b, r->server, &config);
+    const int e = !strcmp(r->way, "fs") ? zero_bootstrap_create_fs(&b, r->server, &config)
+                                        : zero_bootstrap_create_tcp(&b, r->server, &config);
     const char *wrong = e ? zero_bootstrap_error(b) : gather(b, r);
     snprintf(words, sizeof words, "%s", wrong ? wrong : "ok");
     if (e && !words[0]) return "a failure without words";
@@ -105,7 +106,7 @@ static const char *be_rank(const Rank *r)
     return words;
 }
 
-/* ---- jobs: several of them ------------------------------------------------------------------------------------------ */
+// ---- jobs: several of them ------------------------------------------------------------------------------------------
 
 typedef struct Job {
     int count;
@@ -116,8 +117,7 @@ typedef struct Job {
 
 static const char *be_launched(const Rank *r, int per_host, int late);
 
-static void start_as(Job *j, Rank r, int launched, int per_host, int late)
-{
+static void start_as(Job *j, Rank r, int launched, int per_host, int late) {
     int ends[2];
     fflush(stdout);
     if (pipe(ends)) abort();
@@ -136,18 +136,16 @@ static void start_as(Job *j, Rank r, int launched, int per_host, int late)
 
 static void start(Job *j, Rank r) { start_as(j, r, 0, 0, 0); }
 
-static void start_ranks(Job *j, Rank r)
-{
+static void start_ranks(Job *j, Rank r) {
     *j = (Job){ .count = 0 };
     for (int i = 0; i < r.ranks; i++) {
-        r.rank = (i + r.run) % r.ranks;         /* in another order each run */
+        r.rank = (i + r.run) % r.ranks;  // in another order each run
         start(j, r);
     }
 }
 
-/* Until all have ended. Returns how many said ok. */
-static int finish(Job *j)
-{
+// Until all have ended. Returns how many said ok.
+static int finish(Job *j) {
     int ok = 0;
     for (int i = 0; i < j->count; i++) {
         size_t got = 0;
@@ -160,24 +158,21 @@ static int finish(Job *j)
     return ok;
 }
 
-static void expect_all_ok(Job *j, int line)
-{
+static void expect_all_ok(Job *j, int line) {
     if (finish(j) == j->count) return;
     for (int i = 0; i < j->count; i++) expect(!strcmp(j->said[i], "ok"), line, j->said[i]);
 }
 #define EXPECT_ALL_OK(job) expect_all_ok(job, __LINE__)
 
-static void expect_says(const Job *j, int i, const char *word, int line)
-{
+static void expect_says(const Job *j, int i, const char *word, int line) {
     if (strstr(j->said[i], word)) return;
     printf("    line %d: process %d should say \"%s\", but: %s\n", line, i, word, j->said[i]);
     case_failed = 1;
 }
 #define EXPECT_SAYS(job, i, word) expect_says(job, i, word, __LINE__)
 
-/* A directory's files; removes them if asked to. */
-static int files(int remove)
-{
+// A directory's files; removes them if asked to.
+static int files(int remove) {
     int count = 0;
     char path[400];
     DIR *d = opendir(directory);
@@ -191,33 +186,34 @@ static int files(int remove)
     return count;
 }
 
-/* A port for each case; below those that the system gives to connections. */
-static const char *new_server(const char *way)
-{
+// A port for each case; below those that the system gives to connections.
+static const char *new_server(const char *way) {
     static char names[64][32];
     static unsigned count;
     char *name = names[count % 64];
     if (!strcmp(way, "fs")) return directory;
-    snprintf(name, 32, strcmp(way, "tcp6") ? "127.0.0.1:%u" : "[::1]:%u", 20300 + ((unsigned)getpid() * 64 + count++) % 12000);
+    snprintf(name, 32, strcmp(way, "tcp6") ? "127.0.0.1:%u" : "[::1]:%u",
+             20300 + ((unsigned)getpid() * 64 + count++) % 12000);
     return name;
 }
 
-/* A connection to a server of new_server, or one that listens there. */
-static int stranger(const char *server, int listens)
-{
+// A connection to a server of new_server, or one that listens there.
+static int stranger(const char *server, int listens) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(strchr(server, ':') + 1)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct sockaddr_in a = { .sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)atoi(strchr(server, ':') + 1)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    const int wrong = listens ? bind(fd, (struct sockaddr *)&a, sizeof a) || listen(fd, 64) : connect(fd, (struct sockaddr *)&a, sizeof a);
+    const int wrong = listens ? bind(fd, (struct sockaddr *)&a, sizeof a) || listen(fd, 64)
+                              : connect(fd, (struct sockaddr *)&a, sizeof a);
     if (!wrong) return fd;
     close(fd);
     return -1;
 }
 
-/* ---- cases of tcp and fs -------------------------------------------------------------------------------------------- */
+// ---- cases of tcp and fs --------------------------------------------------------------------------------------------
 
-static void any_number_of_ranks_meets(const char *way)
-{
+static void any_number_of_ranks_meets(const char *way) {
     static const int RANKS[] = { 1, 2, 3, 5, 8 };
     for (int i = 0; i < 5; i++) {
         Job j;
@@ -228,8 +224,7 @@ static void any_number_of_ranks_meets(const char *way)
     case_done("any number of ranks meets", way);
 }
 
-static void late_ranks_are_waited_for(const char *way)
-{
+static void late_ranks_are_waited_for(const char *way) {
     for (int late = 0; late < 3; late++) {
         Job j = { .count = 0 };
         Rank r = { way, new_server(way), NULL, 0, 3, late, 20, -1, -1, 0 };
@@ -243,16 +238,14 @@ static void late_ranks_are_waited_for(const char *way)
     case_done("a rank that starts late is waited for", way);
 }
 
-static void empty_messages_are_messages(const char *way)
-{
+static void empty_messages_are_messages(const char *way) {
     Job j;
     start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 8, 0, 20, -1, -1, 100 });
     EXPECT_ALL_OK(&j);
     case_done("messages of no bytes are messages", way);
 }
 
-static void restarts_do_not_mix(const char *way)
-{
+static void restarts_do_not_mix(const char *way) {
     const char *server = new_server(way);
     for (int run = 0; run < 100 && !case_failed; run++) {
         Job j;
@@ -263,8 +256,7 @@ static void restarts_do_not_mix(const char *way)
     case_done("100 runs, one after the other, at one place", way);
 }
 
-static void killed_runs_leave_nothing_that_confuses(const char *way)
-{
+static void killed_runs_leave_nothing_that_confuses(const char *way) {
     const char *server = new_server(way);
     int killed = 0;
     for (int run = 0; run < 80 && !case_failed; run++) {
@@ -276,7 +268,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way)
             if (below(2)) sleep_ms(below(200) / 100.0);
         }
         killed += 3 - finish(&j);
-        if (run % 4 != 3) continue;                     /* now and then only after several */
+        if (run % 4 != 3) continue;  // now and then only after several
         start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, 20, -1, -1, 0 });
         EXPECT_ALL_OK(&j);
     }
@@ -285,8 +277,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way)
     case_done("killed runs leave nothing that confuses", way);
 }
 
-static void planted_files_are_not_believed(void)
-{
+static void planted_files_are_not_believed(void) {
     Job j;
     char path[200];
     static const char *const NAMES[] = { "hello-0", "hello-1", "hello-2", "answer" };
@@ -304,8 +295,7 @@ static void planted_files_are_not_believed(void)
     case_done("empty files and files of nonsense are not believed", "fs");
 }
 
-static void missing_ranks_are_named(const char *way)
-{
+static void missing_ranks_are_named(const char *way) {
     Job missing_2 = { .count = 0 }, missing_0 = { .count = 0 }, leaves = { .count = 0 };
     Rank r = { way, new_server(way), "a", 0, 3, 0, 0.6, -1, -1, 0 };
     for (int i = 0; i < 2; i++) r.rank = i, start(&missing_2, r);
@@ -313,7 +303,8 @@ static void missing_ranks_are_named(const char *way)
     for (int i = 1; i < 3; i++) r.rank = i, start(&missing_0, r);
     r.server = new_server(way), r.job = "c";
     for (int i = 0; i < 3; i++) r.rank = i, r.leave_at = i == 1 ? 2 : -1, start(&leaves, r);
-    EXPECT(finish(&missing_2) == 0 && finish(&missing_0) == 0 && finish(&leaves) == 0, "a run without all its ranks succeeds");
+    EXPECT(finish(&missing_2) == 0 && finish(&missing_0) == 0 && finish(&leaves) == 0,
+           "a run without all its ranks succeeds");
     for (int i = 0; i < 2; i++) EXPECT_SAYS(&missing_2, i, "rank 2 has not come");
     EXPECT_SAYS(&missing_2, 1, "rank 1 of 3: rank 0");
     for (int i = 0; i < 2; i++) EXPECT_SAYS(&missing_0, i, "rank 0 ");
@@ -324,8 +315,7 @@ static void missing_ranks_are_named(const char *way)
     case_done("who does not come is named, on all ranks, in time", way);
 }
 
-static void second_ranks_are_refused(const char *way)
-{
+static void second_ranks_are_refused(const char *way) {
     Job j = { .count = 0 };
     Rank r = { way, new_server(way), NULL, 0, 3, 0, 20, -1, -1, 0 };
     static const int RANKS[] = { 0, 1, 1, 2 };
@@ -342,15 +332,16 @@ static void second_ranks_are_refused(const char *way)
     case_done("a second rank 1 is refused", way);
 }
 
-static void wrong_numbers_are_told(const char *way)
-{
+static void wrong_numbers_are_told(const char *way) {
     Job few = { .count = 0 }, many = { .count = 0 }, impossible = { .count = 0 };
     Rank r = { way, new_server(way), "d", 0, 3, 0, 0.6, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.ranks = i == 2 ? 4 : 3, start(&few, r);
     r.server = new_server(way), r.job = "e";
-    for (int i = 0; i < 3; i++) r.rank = i == 2 ? 4 : i, r.ranks = i == 2 ? 5 : 2, start(&many, r);     /* those who are right may be done before he comes */
+    // those who are right may be done before he comes
+    for (int i = 0; i < 3; i++) r.rank = i == 2 ? 4 : i, r.ranks = i == 2 ? 5 : 2, start(&many, r);
     r.rank = 3, r.ranks = 3, start(&impossible, r);
-    EXPECT(finish(&few) == 0 && finish(&many) == 2 && finish(&impossible) == 0, "a wrong number was accepted, or a right one was not");
+    EXPECT(finish(&few) == 0 && finish(&many) == 2 && finish(&impossible) == 0,
+           "a wrong number was accepted, or a right one was not");
     for (int i = 0; i < 2; i++) {
         EXPECT_SAYS(&few, i, "rank 2 has not come");
         EXPECT_SAYS(&few, i, "rank 2 ");
@@ -364,8 +355,7 @@ static void wrong_numbers_are_told(const char *way)
     case_done("a wrong -pn or -pr is told", way);
 }
 
-static void other_paths_are_told(const char *way)
-{
+static void other_paths_are_told(const char *way) {
     Job j = { .count = 0 };
     Rank r = { way, new_server(way), NULL, 0, 3, 0, 5, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.wrong_at = i == 1 ? 1 : -1, start(&j, r);
@@ -375,8 +365,7 @@ static void other_paths_are_told(const char *way)
     case_done("ranks that disagree are told", way);
 }
 
-static void jobs_at_one_place_do_not_mix(const char *way)
-{
+static void jobs_at_one_place_do_not_mix(const char *way) {
     Job a = { .count = 0 }, b;
     Rank r = { way, new_server(way), "first", 0, 3, 1, 20, -1, -1, 0 }, other = r;
     other.job = "second", other.run = 2;
@@ -391,19 +380,29 @@ static void jobs_at_one_place_do_not_mix(const char *way)
     case_done("two jobs at one place do not mix", way);
 }
 
-/* That no machine with this address has a rank 0. */
+// That no machine with this address has a rank 0.
 static int rank_1_cannot_know(const char *word) { return strstr(word, "has to run on the machine") != NULL; }
 
-static void mistakes_are_told(void)
-{
-    static const struct { const char *way, *server, *word; } WRONG[] = {
-        { "tcp", "", "no address" }, { "tcp", ":20000", "no address" }, { "tcp", "127.0.0.1:0", "from 1 to 65535" }, { "tcp", "127.0.0.1:70000", "from 1 to 65535" },
-        { "tcp", "127.0.0.1:20x", "no address" }, { "tcp", "[::1", "no address" }, { "tcp", "[::1]x", "no address" }, { "tcp", "192.0.2.1:20300", "rank 0 has to run on the machine" },
-        { "tcp", "no.such.host.invalid", "no.such.host.invalid" }, { "fs", "/no/such/directory", "/no/such/directory: No such file" }, { "fs", "/proc", "cannot be written" },
+static void mistakes_are_told(void) {
+    static const struct {
+        const char *way, *server, *word;
+    } WRONG[] = {
+        { "tcp", "", "no address" },
+        { "tcp", ":20000", "no address" },
+        { "tcp", "127.0.0.1:0", "from 1 to 65535" },
+        { "tcp", "127.0.0.1:70000", "from 1 to 65535" },
+        { "tcp", "127.0.0.1:20x", "no address" },
+        { "tcp", "[::1", "no address" },
+        { "tcp", "[::1]x", "no address" },
+        { "tcp", "192.0.2.1:20300", "rank 0 has to run on the machine" },
+        { "tcp", "no.such.host.invalid", "no.such.host.invalid" },
+        { "fs", "/no/such/directory", "/no/such/directory: No such file" },
+        { "fs", "/proc", "cannot be written" },
     };
     for (size_t i = 0; i < sizeof WRONG / sizeof WRONG[0]; i++) {
         Job j = { .count = 0 };
-        for (int rank = 0; rank < 2; rank++) start(&j, (Rank){ WRONG[i].way, WRONG[i].server, NULL, rank, 2, 0, 0.3, -1, -1, 0 });
+        for (int rank = 0; rank < 2; rank++)
+            start(&j, (Rank){ WRONG[i].way, WRONG[i].server, NULL, rank, 2, 0, 0.3, -1, -1, 0 });
         finish(&j);
         EXPECT_SAYS(&j, 0, WRONG[i].word);
         EXPECT_SAYS(&j, 1, rank_1_cannot_know(WRONG[i].word) ? "rank 0 was not found" : WRONG[i].word);
@@ -411,10 +410,10 @@ static void mistakes_are_told(void)
     case_done("wrong addresses and directories are told", "tcp, fs");
 }
 
-static void strangers_keep_nobody_waiting(void)
-{
+static void strangers_keep_nobody_waiting(void) {
     enum { MANY = 150 };
-    static const char *const SPEECH[] = { "", "GET / HTTP/1.1\r\n\r\n", "zero", "zero.c1\0\1\0\0\0", "\377\377\377\377\377\377\377\377\377\377\377\377" };
+    static const char *const SPEECH[] = { "", "GET / HTTP/1.1\r\n\r\n", "zero", "zero.c1\0\1\0\0\0",
+                                          "\377\377\377\377\377\377\377\377\377\377\377\377" };
     static const size_t LENGTH[] = { 0, 18, 4, 12, 12 };
     Job j = { .count = 0 };
     int fds[MANY], count = 0;
@@ -424,7 +423,8 @@ static void strangers_keep_nobody_waiting(void)
     for (int i = 0; i < 500 && (fds[0] = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
     EXPECT(fds[0] >= 0, "rank 0 does not listen");
     for (count = 1; count < MANY && (fds[count] = stranger(r.server, 0)) >= 0; count++)
-        if (send(fds[count], SPEECH[count % 5], LENGTH[count % 5], MSG_NOSIGNAL) < 0 || count % 7 == 0) shutdown(fds[count], SHUT_RDWR);
+        if (send(fds[count], SPEECH[count % 5], LENGTH[count % 5], MSG_NOSIGNAL) < 0 || count % 7 == 0)
+            shutdown(fds[count], SHUT_RDWR);
     EXPECT(count == MANY, "not all strangers could connect");
     r.rank = 2, start(&j, r);
     EXPECT_ALL_OK(&j);
@@ -432,8 +432,7 @@ static void strangers_keep_nobody_waiting(void)
     case_done("strangers who say nothing, or nonsense, keep nobody waiting", "tcp");
 }
 
-static void other_programs_are_not_rank_0(void)
-{
+static void other_programs_are_not_rank_0(void) {
     Job j = { .count = 0 };
     char nonsense[4096];
     memset(nonsense, 'x', sizeof nonsense);
@@ -449,8 +448,7 @@ static void other_programs_are_not_rank_0(void)
     case_done("another program that listens is not rank 0", "tcp");
 }
 
-static void dead_ranks_may_come_again(void)
-{
+static void dead_ranks_may_come_again(void) {
     Job j = { .count = 0 };
     for (int way = 0; way < 2; way++) {
         Rank r = { way ? "fs" : "tcp", new_server(way ? "fs" : "tcp"), NULL, 0, 3, 0, 20, -1, -1, 0 };
@@ -459,7 +457,7 @@ static void dead_ranks_may_come_again(void)
         r.rank = 1, start(&j, r);
         sleep_ms(150);
         kill(j.pid[1], SIGKILL);
-        waitpid(j.pid[1], NULL, 0);             /* its connection is closed now */
+        waitpid(j.pid[1], NULL, 0);  // its connection is closed now
         Job again = { .count = 0 };
         start(&again, r);
         r.rank = 2, start(&again, r);
@@ -471,17 +469,19 @@ static void dead_ranks_may_come_again(void)
     case_done("a rank that died before all had come may come again", "tcp, fs");
 }
 
-/* ---- the trainer's start, without MPI (dev/trainer/launch.h) ----------------------------------------------------------------- */
+// ---- the trainer's start, without MPI (dev/trainer/launch.h)
+// -----------------------------------------------------------------
 
-/* What rank r says of itself after a start by the flags. Rank `late` does not come to the meeting. */
-static const char *be_launched(const Rank *r, int per_host, int late)
-{
+// What rank r says of itself after a start by the flags. Rank `late` does not come to the meeting.
+static const char *be_launched(const Rank *r, int per_host, int late) {
     static char words[2000];
     char err[1500], pn[16], pr[16], pg[16];
     snprintf(pn, sizeof pn, "%d", r->ranks);
     snprintf(pr, sizeof pr, "%d", r->rank);
     snprintf(pg, sizeof pg, "%d", per_host);
-    char *argv[] = { "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "20", "-pg", pg, NULL };
+    char *argv[] = {
+        "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "20", "-pg", pg, NULL
+    };
     int argc = per_host < 0 ? 11 : 13;
     const OptionsBuild build = { 0 };
     Options o;
@@ -490,24 +490,37 @@ static const char *be_launched(const Rank *r, int per_host, int late)
     const Launch *l = launch();
     if (l->mpi || launch_bootstrap(20, err, sizeof err) == NULL) return "there is MPI, or no bootstrap";
     int together = -1;
-    if (r->rank != late) together = launch_together(late < 0 ? 20 : 0.3, err, sizeof err);
-    else sleep_ms(800);
-    if (together == 0 && strstr(err, "rank 1 has not come") == NULL) return strcpy(words, err[0] ? err : "it is not said who is missing");
-    snprintf(words, sizeof words, "rank %d of %d, %d of %d here, together %d", l->rank, l->ranks, l->local_rank, l->local_ranks, together);
+    if (r->rank != late)
+        together = launch_together(late < 0 ? 20 : 0.3, err, sizeof err);
+    else
+        sleep_ms(800);
+    if (together == 0 && strstr(err, "rank 1 has not come") == NULL)
+        return strcpy(words, err[0] ? err : "it is not said who is missing");
+    snprintf(words, sizeof words, "rank %d of %d, %d of %d here, together %d", l->rank, l->ranks, l->local_rank,
+             l->local_ranks, together);
     launch_end();
     return words;
 }
 
-static void trainers_start_without_mpi(void)
-{
-    static const struct { int per_host, late; const char *says[3]; } CASES[] = {
-        { -1, -1, { "rank 0 of 3, 0 of 3 here, together 1", "rank 1 of 3, 1 of 3 here, together 1", "rank 2 of 3, 2 of 3 here, together 1" } },
-        { 2, -1, { "rank 0 of 3, 0 of 2 here, together 1", "rank 1 of 3, 1 of 2 here, together 1", "rank 2 of 3, 0 of 1 here, together 1" } },
+static void trainers_start_without_mpi(void) {
+    static const struct {
+        int per_host, late;
+        const char *says[3];
+    } CASES[] = {
+        { -1,
+          -1,
+          { "rank 0 of 3, 0 of 3 here, together 1", "rank 1 of 3, 1 of 3 here, together 1",
+            "rank 2 of 3, 2 of 3 here, together 1" } },
+        { 2,
+          -1,
+          { "rank 0 of 3, 0 of 2 here, together 1", "rank 1 of 3, 1 of 2 here, together 1",
+            "rank 2 of 3, 0 of 1 here, together 1" } },
         { -1, 1, { "rank 0 of 3, 0 of 3 here, together 0", "together -1", "rank 2 of 3, 2 of 3 here, together 0" } },
     };
     for (size_t c = 0; c < sizeof CASES / sizeof CASES[0]; c++) {
         Job j = { .count = 0 };
-        for (int i = 0; i < 3; i++) start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1, 0 }, 1, CASES[c].per_host, CASES[c].late);
+        for (int i = 0; i < 3; i++)
+            start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1, 0 }, 1, CASES[c].per_host, CASES[c].late);
         finish(&j);
         for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, CASES[c].says[i]);
         files(1);
@@ -515,10 +528,9 @@ static void trainers_start_without_mpi(void)
     case_done("the trainer's start: local ranks by host and by -pg, a meeting with and without all", "fs");
 }
 
-/* ---- MPI ------------------------------------------------------------------------------------------------------------ */
+// ---- MPI ------------------------------------------------------------------------------------------------------------
 
-static int mpi_cases(int *argc, char ***argv)
-{
+static int mpi_cases(int *argc, char ***argv) {
     Rank r = { .way = "mpi", .leave_at = -1, .wrong_at = -1, .run = 7 };
     zero_bootstrap *b;
     MPI_Init(argc, argv);
@@ -533,12 +545,13 @@ static int mpi_cases(int *argc, char ***argv)
     case_failed = !all_ok;
     if (r.rank == 0) case_done("ranks meet", "mpi");
 
-    /* The last rank does not come; the others name it. Then it has no partner. */
+    // The last rank does not come; the others name it. Then it has no partner.
     char word[32];
     snprintf(word, sizeof word, "rank %d has not come", r.ranks - 1);
     ok = zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 0.3) == ZERO_OK;
     char mine = 1, all[64];
-    if (r.ranks > 1 && r.rank < r.ranks - 1) ok = ok && zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_ERR_COMM && strstr(zero_bootstrap_error(b), word);
+    if (r.ranks > 1 && r.rank < r.ranks - 1)
+        ok = ok && zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_ERR_COMM && strstr(zero_bootstrap_error(b), word);
     if (!ok) printf("    rank %d: %s\n", r.rank, zero_bootstrap_error(b));
     MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     case_failed = !all_ok;
@@ -548,15 +561,14 @@ static int mpi_cases(int *argc, char ***argv)
     return !all_ok;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "mpi")) return mpi_cases(&argc, &argv);
     dice = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     printf("seed %llu\n", (unsigned long long)dice);
     fflush(stdout);
     dice = dice * 0x9e3779b97f4a7c15u + 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* Both ways at a time: they mostly wait. */
+    // Both ways at a time: they mostly wait.
     int ends[2], counts[2] = { 0, 0 };
     if (pipe(ends)) return perror("pipe"), 1;
     const pid_t other = fork();
@@ -585,15 +597,17 @@ int main(int argc, char **argv)
     close(ends[1]);
     const int six = socket(AF_INET6, SOCK_STREAM, 0);
     const struct sockaddr_in6 a = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
-    if (six >= 0 && !bind(six, (const struct sockaddr *)&a, sizeof a)) any_number_of_ranks_meets("tcp6");
-    else printf("     tcp6: this machine has no IPv6\n");
+    if (six >= 0 && !bind(six, (const struct sockaddr *)&a, sizeof a))
+        any_number_of_ranks_meets("tcp6");
+    else
+        printf("     tcp6: this machine has no IPv6\n");
     strangers_keep_nobody_waiting();
     other_programs_are_not_rank_0();
     dead_ranks_may_come_again();
     mistakes_are_told();
     files(1);
     rmdir(directory);
-    if (read(ends[0], counts, sizeof counts) != sizeof counts) counts[1] = 1;       /* it did not get to its end */
+    if (read(ends[0], counts, sizeof counts) != sizeof counts) counts[1] = 1;  // it did not get to its end
     waitpid(other, NULL, 0);
     passed += counts[0];
     failed += counts[1];

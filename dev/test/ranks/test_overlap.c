@@ -1,10 +1,11 @@
-/* test_overlap.c: what may run beside what, with a transport that has a stream of its own (NCCL). Run under mpirun.
-
-   The CPU's CUDA runtime leaves work in the queue of its stream until the host waits for it (CUDA_ON_CPU_STREAMS=0), and tells what it runs. So a
-   whole step is queued without a wait, and then the host waits for one stream first, for the other after it. If it waits for the caller's stream,
-   communication runs as late as the events allow; if it waits for the transport's, as early. Two things that come in one order in the first
-   run and in the other in the second have nothing that makes either wait for the other: on a GPU they overlap. And what must
-   not overlap comes in its one order in both. The rows below are the overlap that the engine is for. */
+// test_overlap.c: what may run beside what, with a transport that has a stream of its own (NCCL). Run under mpirun.
+//
+// The CPU's CUDA runtime leaves work in the queue of its stream until the host waits for it (CUDA_ON_CPU_STREAMS=0),
+// and tells what it runs. So a whole step is queued without a wait, and then the host waits for one stream first, for
+// the other after it. If it waits for the caller's stream, communication runs as late as the events allow; if it waits
+// for the transport's, as early. Two things that come in one order in the first run and in the other in the second have
+// nothing that makes either wait for the other: on a GPU they overlap. And what must not overlap comes in its one order
+// in both. The rows below are the overlap that the engine is for.
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/mpi_check.h"
@@ -19,20 +20,20 @@ static zero_memory memory;
 static const char *events[MAX_EVENTS];
 static int num_events;
 
-static void on_event(void *ctx, const char *name)
-{
+static void on_event(void *ctx, const char *name) {
     (void)ctx;
     if (num_events < MAX_EVENTS) events[num_events++] = name;
 }
 
-/* When something of this kind and unit first ran; the transport's own part of it: moved != 0. */
-static int when(const char *what, size_t unit, int moved)
-{
+// When something of this kind and unit first ran; the transport's own part of it: moved != 0.
+static int when(const char *what, size_t unit, int moved) {
     char prefix[32];
     snprintf(prefix, sizeof prefix, "%s %zu", what, unit);
     const size_t n = strlen(prefix);
     for (int i = 0; i < num_events; i++)
-        if (!strncmp(events[i], prefix, n) && (events[i][n] == '\0' || events[i][n] == '/') && (!moved || strstr(events[i], "nccl"))) return i;
+        if (!strncmp(events[i], prefix, n) && (events[i][n] == '\0' || events[i][n] == '/') &&
+            (!moved || strstr(events[i], "nccl")))
+            return i;
     EXPECT(0, "\"%s\" never ran", prefix);
     return -1;
 }
@@ -40,31 +41,29 @@ static int when(const char *what, size_t unit, int moved)
 static void must(const zero *z, int e, int line) { expect(e == ZERO_OK, line, "%s", zero_error(z)); }
 #define MUST(call) must(z, (call), __LINE__)
 
-static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out)
-{
+static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     (void)ctx;
     for (size_t i = 0; i < count; i++) out[i] = (float)((tensor * 31 + begin + i) % 97) / 97.0f;
     return 0;
 }
 
-/* Stands for the kernels of a unit: it reads and writes a buffer, under a name. */
-static void work(const char *what, size_t unit, void *buffer, cudaStream_t stream)
-{
+// Stands for the kernels of a unit: it reads and writes a buffer, under a name.
+static void work(const char *what, size_t unit, void *buffer, cudaStream_t stream) {
     zero_range_begin(what, unit);
-    EXPECT(buffer && cudaMemcpyAsync(buffer, buffer, NUMEL * sizeof(float), cudaMemcpyDeviceToDevice, stream) == cudaSuccess, "%s %zu could not be queued", what, unit);
+    EXPECT(buffer &&
+               cudaMemcpyAsync(buffer, buffer, NUMEL * sizeof(float), cudaMemcpyDeviceToDevice, stream) == cudaSuccess,
+           "%s %zu could not be queued", what, unit);
     zero_range_end();
 }
 
-static void forward(zero *z, cudaStream_t stream)
-{
+static void forward(zero *z, cudaStream_t stream) {
     for (size_t u = 0; u < UNITS; u++) {
         work("forward", u, zero_acquire_params(z, u), stream);
         MUST(zero_release_params(z, u));
     }
 }
 
-static void backward(zero *z, cudaStream_t stream)
-{
+static void backward(zero *z, cudaStream_t stream) {
     for (size_t u = UNITS; u-- > 0;) {
         (void)zero_acquire_params(z, u);
         work("backward", u, zero_acquire_grads(z, u), stream);
@@ -74,9 +73,8 @@ static void backward(zero *z, cudaStream_t stream)
     MUST(zero_finish_backward(z));
 }
 
-/* Queues backward, update and the next forward; then waits for one stream, and for the other. */
-static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, uint64_t t)
-{
+// Queues backward, update and the next forward; then waits for one stream, and for the other.
+static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, uint64_t t) {
     const zero_adamw adamw = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = t };
     MUST(zero_comm_synchronize(c, stream));
     MUST(zero_comm_synchronize(c, zero_comm_stream(c)));
@@ -90,17 +88,18 @@ static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, ui
     cuda_on_cpu_trace(NULL, NULL);
 }
 
-/* moved(unit) runs before `other` of another unit if communication comes early, and after it if it comes late. */
-static void overlaps(int early, const char *moved, size_t unit, const char *other, size_t other_unit)
-{
+// moved(unit) runs before `other` of another unit if communication comes early, and after it if it comes late.
+static void overlaps(int early, const char *moved, size_t unit, const char *other, size_t other_unit) {
     const int a = when(moved, unit, 1), b = when(other, other_unit, 0);
-    EXPECT(early ? a < b : b < a, "with communication as %s as possible, %s %zu came %s %s %zu", early ? "early" : "late", moved, unit, a < b ? "before" : "after", other, other_unit);
+    EXPECT(early ? a < b : b < a, "with communication as %s as possible, %s %zu came %s %s %zu",
+           early ? "early" : "late", moved, unit, a < b ? "before" : "after", other, other_unit);
 }
 
-static void in_order(int first, int second, const char *what, size_t unit) { EXPECT(first < second, "%s %zu came too early", what, unit); }
+static void in_order(int first, int second, const char *what, size_t unit) {
+    EXPECT(first < second, "%s %zu came too early", what, unit);
+}
 
-static void check_step(int stage, int early)
-{
+static void check_step(int stage, int early) {
     for (size_t u = 0; u < UNITS; u++) {
         in_order(when("backward", u, 0), when("reduce", u, 1), "reduce", u);
         in_order(when("reduce", u, 1), when("AdamW", u, 0), "AdamW", u);
@@ -112,19 +111,21 @@ static void check_step(int stage, int early)
         }
     }
     for (size_t u = 1; u < UNITS; u++) {
-        overlaps(early, "reduce", u, "backward", u - 1);        /* the reduction of a unit, under the backward of the one before it */
-        if (stage == 1 || stage == 2) overlaps(early, "gather", u - 1, "AdamW", u);         /* the gather of a unit, under the update of the next, */
+        overlaps(early, "reduce", u, "backward", u - 1);  // the reduction of a unit, under the backward of the
+                                                          // one before it
+        // the gather of a unit, under the update of the next,
+        if (stage == 1 || stage == 2) overlaps(early, "gather", u - 1, "AdamW", u);
     }
     if ((stage == 1 || stage == 2) && !early)
-        for (size_t u = 1; u < UNITS; u++) in_order(when("forward", u - 1, 0), when("gather", u, 1), "gather", u);      /* and under the forward of the one before it */
+        // and under the forward of the one before it
+        for (size_t u = 1; u < UNITS; u++) in_order(when("forward", u - 1, 0), when("gather", u, 1), "gather", u);
 }
 
-/* Stage 3 by itself: units are fetched several times, so only a forward is looked at. */
-static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early)
-{
+// Stage 3 by itself: units are fetched several times, so only a forward is looked at.
+static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early) {
     MUST(zero_comm_synchronize(c, stream));
     MUST(zero_comm_synchronize(c, zero_comm_stream(c)));
-    MUST(zero_begin_step(z));           /* nothing is at hand */
+    MUST(zero_begin_step(z));  // nothing is at hand
     num_events = 0;
     cuda_on_cpu_trace(on_event, NULL);
     forward(z, stream);
@@ -132,13 +133,13 @@ static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early)
     MUST(zero_comm_synchronize(c, early ? stream : zero_comm_stream(c)));
     cuda_on_cpu_trace(NULL, NULL);
     for (size_t u = 0; u < UNITS; u++) in_order(when("fetch", u, 1), when("forward", u, 0), "forward", u);
-    for (size_t u = 1; u < UNITS; u++) overlaps(early, "fetch", u, "forward", u - 1);       /* the fetch of a unit, under the forward of the one before it */
+    // the fetch of a unit, under the forward of the one before it
+    for (size_t u = 1; u < UNITS; u++) overlaps(early, "fetch", u, "forward", u - 1);
     backward(z, stream);
     MUST(zero_discard(z));
 }
 
-static void run_stage(int stage, zero_comm *c, cudaStream_t stream)
-{
+static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
     zero_tensor tensors[UNITS];
     size_t order[2 * UNITS];
     for (size_t u = 0; u < UNITS; u++) {
@@ -146,38 +147,49 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream)
         order[u] = u;
         order[UNITS + u] = UNITS - 1 - u;
     }
-    const zero_config config = { .stage = stage, .dtype = ZERO_F32, .tensors = tensors, .num_tensors = UNITS, .order = order, .order_length = 2 * UNITS,
-                                 .prefetch = 1, .comm = c, .memory = &memory, .stream = stream };
+    const zero_config config = { .stage = stage,
+                                 .dtype = ZERO_F32,
+                                 .tensors = tensors,
+                                 .num_tensors = UNITS,
+                                 .order = order,
+                                 .order_length = 2 * UNITS,
+                                 .prefetch = 1,
+                                 .comm = c,
+                                 .memory = &memory,
+                                 .stream = stream };
     zero *z = NULL;
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");
     MUST(zero_fill(z, fill, NULL));
     forward(z, stream);
-    trace_step(z, c, stream, 0, 1);     /* the first time memory is allocated on the way, which waits */
+    trace_step(z, c, stream, 0, 1);  // the first time memory is allocated on the way, which waits
     for (int early = 0; early <= 1; early++) {
         char name[96];
         trace_step(z, c, stream, early, (uint64_t)(2 + early));
         check_step(stage, early);
-        snprintf(name, sizeof name, "stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late");
+        snprintf(name, sizeof name, "stage %d: what overlaps, communication as %s as possible", stage,
+                 early ? "early" : "late");
         case_done(name);
     }
     for (int early = 0; early <= 1 && stage == 3; early++) {
         backward(z, stream);
         MUST(zero_discard(z));
         check_fetches(z, c, stream, early);
-        case_done(early ? "stage 3: fetches overlap the forward, communication as early as possible" : "stage 3: fetches overlap the forward, communication as late as possible");
+        case_done(early ? "stage 3: fetches overlap the forward, communication as early as possible"
+                        : "stage 3: fetches overlap the forward, communication as late as possible");
     }
     zero_destroy(z);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     cudaStream_t stream;
     setenv("CUDA_ON_CPU_STREAMS", "0", 1);
     MPI_Init(&argc, &argv);
     zero_bootstrap *boot = NULL;
     zero_comm *c = NULL;
-    EXPECT(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s", zero_bootstrap_error(boot));
-    EXPECT(zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory) == ZERO_OK, "create: %s", c ? zero_comm_error(c) : "out of memory");
+    EXPECT(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s",
+           zero_bootstrap_error(boot));
+    EXPECT(zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory) == ZERO_OK,
+           "create: %s", c ? zero_comm_error(c) : "out of memory");
     EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
     for (int stage = 0; stage <= 3; stage++) run_stage(stage, c, stream);
     zero_comm_destroy(c);

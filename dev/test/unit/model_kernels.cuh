@@ -1,20 +1,22 @@
-/* model_kernels.cuh: the part of test_model.cu that compares the model's kernels one by one with the reference.
-
-   Sizes are chosen for what can go wrong: a single row, one less and one more than a tile or a chunk, channels that are not a multiple
-   of a warp's packs, enough rows for chunks of more than the smallest size. Outputs are NaN before a kernel writes them, or have a value
-   where it says that it adds to them. Errors are relative to the largest element wanted: 1e-5 in fp32, which leaves room for a
-   sum of some hundred terms, and in bf16 half an ulp at the largest element, 2^-8 with a margin for what is rounded twice. */
+// model_kernels.cuh: the part of test_model.cu that compares the model's kernels one by one with the reference.
+//
+// Sizes are chosen for what can go wrong: a single row, one less and one more than a tile or a chunk, channels that are
+// not a multiple of a warp's packs, enough rows for chunks of more than the smallest size. Outputs are NaN before a
+// kernel writes them, or have a value where it says that it adds to them. Errors are relative to the largest element
+// wanted: 1e-5 in fp32, which leaves room for a sum of some hundred terms, and in bf16 half an ulp at the largest
+// element, 2^-8 with a margin for what is rounded twice.
 #ifndef MODEL_KERNELS_CUH
 #define MODEL_KERNELS_CUH
 
 #ifdef CUDA_ON_CPU_EMULATED
-static const size_t MAX_WORK = 100000;      /* an emulated thread is a hundred times slower: shapes of more elements are left out */
+static const size_t MAX_WORK = 100000;  // an emulated thread is a hundred times slower: shapes of more elements are
+                                        // left out
 #else
 static const size_t MAX_WORK = SIZE_MAX;
 #endif
 
-static const double stored = FLOATX == ZERO_F32 ? 1e-5 : 0x1p-8 * 1.1;     /* of floatX */
-static const double fp32_sum = 1e-5;                                        /* of float, whatever floatX is */
+static const double stored = FLOATX == ZERO_F32 ? 1e-5 : 0x1p-8 * 1.1;  // of floatX
+static const double fp32_sum = 1e-5;                                    // of float, whatever floatX is
 
 typedef Device<floatX> DeviceX;
 typedef Device<float> DeviceF;
@@ -29,7 +31,7 @@ static std::string shape_name(const char *format, size_t a, size_t b = 0, size_t
 }
 
 static void elementwise_kernel_is_wrong(void) {
-    for (size_t n : {(size_t)8, (size_t)24, (size_t)8 * 515, (size_t)96 * 65 * 4, (size_t)8 * 30001}) {
+    for (size_t n : { (size_t)8, (size_t)24, (size_t)8 * 515, (size_t)96 * 65 * 4, (size_t)8 * 30001 }) {
         if (n > MAX_WORK) continue;
         const std::string where = shape_name("n = %zu", n);
         const Values a = random_x(n, 6), b = random_x(n, 1);
@@ -51,9 +53,13 @@ static void elementwise_kernel_is_wrong(void) {
 }
 
 static void layernorm_kernel_is_wrong(void) {
-    static const struct { size_t R, C; double center, scale; } shape[] = {
-        {1, 8, 0, 2}, {7, 96, 0, 2}, {16, 128, 10, 2}, {17, 80, -1, 2}, {195, 96, 3, 2}, {200, 264, 0, 2}, {65, 768, 0, 2},
-        {4097, 16, 1, 2}, {6000, 8, 0, 2}, {33, 96, 0, 0.005}};      /* the last one's variance is about epsilon */
+    static const struct {
+        size_t R, C;
+        double center, scale;
+    } shape[] = {
+        { 1, 8, 0, 2 },     { 7, 96, 0, 2 },   { 16, 128, 10, 2 }, { 17, 80, -1, 2 }, { 195, 96, 3, 2 },
+        { 200, 264, 0, 2 }, { 65, 768, 0, 2 }, { 4097, 16, 1, 2 }, { 6000, 8, 0, 2 }, { 33, 96, 0, 0.005 }
+    };  // the last one's variance is about epsilon
     for (const auto &s : shape) {
         const size_t R = s.R, C = s.C, n = R * C;
         if (n > MAX_WORK) continue;
@@ -65,54 +71,67 @@ static void layernorm_kernel_is_wrong(void) {
         Values want(n), mean(R), rstd(R), want_dx = dx, dweight(C, 0), dbias(C, 0);
         reference_layernorm_forward(want.data(), x.data(), weight.data(), bias.data(), R, C);
         for (size_t r = 0; r < R; r++) reference_layernorm_moments(&x[r * C], C, &mean[r], &rstd[r]);
-        reference_layernorm_backward(want_dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(), R, C);
+        reference_layernorm_backward(want_dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(),
+                                     R, C);
 
         layernorm_forward(out.p, d_mean.p, d_rstd.p, d_x.p, d_weight.p, d_bias.p, R, C, 0);
         check_error(max_error(out.read(), want), stored, __LINE__, "layernorm forward (max)", where.c_str());
         check_error(max_error(d_mean.read(), mean), fp32_sum, __LINE__, "layernorm mean (max)", where.c_str());
         check_error(max_error(d_rstd.read(), rstd), fp32_sum, __LINE__, "layernorm rstd (max)", where.c_str());
-        layernorm_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, d_mean.p, d_rstd.p, R, C, 0);
+        layernorm_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, d_mean.p, d_rstd.p,
+                           R, C, 0);
         check_error(max_error(d_dx.read(), want_dx), stored, __LINE__, "layernorm backward dx (max)", where.c_str());
-        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "layernorm backward dweight (max)", where.c_str());
-        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "layernorm backward dbias (max)", where.c_str());
+        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "layernorm backward dweight (max)",
+                    where.c_str());
+        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "layernorm backward dbias (max)",
+                    where.c_str());
     }
 }
 
 static void linear_layer_is_wrong(void) {
-    static const struct { size_t R, C, OC; } shape[] = {{1, 8, 24}, {7, 96, 96}, {65, 96, 288}, {195, 80, 320}, {600, 16, 8}, {5000, 8, 8}};
+    static const struct {
+        size_t R, C, OC;
+    } shape[] = { { 1, 8, 24 }, { 7, 96, 96 }, { 65, 96, 288 }, { 195, 80, 320 }, { 600, 16, 8 }, { 5000, 8, 8 } };
     for (const auto &s : shape) {
         const size_t R = s.R, C = s.C, OC = s.OC;
         if (R * OC > MAX_WORK) continue;
         const std::string where = shape_name("%zu rows, %zu to %zu", R, C, OC);
-        const Values x = random_x(R * C, 1), weight = random_x(OC * C, 1), bias = random_x(OC, 1), dout = random_x(R * OC, 1);
-        const DeviceX d_x(x), d_weight(weight), d_bias(bias), d_dout(dout), out(R * OC), d_dx(R * C), d_dweight(OC * C), d_dbias(OC);
+        const Values x = random_x(R * C, 1), weight = random_x(OC * C, 1), bias = random_x(OC, 1),
+                     dout = random_x(R * OC, 1);
+        const DeviceX d_x(x), d_weight(weight), d_bias(bias), d_dout(dout), out(R * OC), d_dx(R * C), d_dweight(OC * C),
+            d_dbias(OC);
         const DeviceF partial(max_chunks(R) * OC);
         Values want(R * OC), dx(R * C, 0), dweight(OC * C, 0), dbias(OC, 0);
         reference_linear_forward(want.data(), x.data(), weight.data(), bias.data(), R, C, OC);
-        reference_linear_backward(dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(), R, C, OC);
+        reference_linear_backward(dx.data(), dweight.data(), dbias.data(), dout.data(), x.data(), weight.data(), R, C,
+                                  OC);
 
         linear_forward(out.p, d_x.p, d_weight.p, d_bias.p, R, C, OC, 0);
         linear_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, R, C, OC, 0);
         check_error(max_error(out.read(), want), stored, __LINE__, "linear forward (max)", where.c_str());
         check_error(max_error(d_dx.read(), dx), stored, __LINE__, "linear backward dx (max)", where.c_str());
-        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "linear backward dweight (max)", where.c_str());
+        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "linear backward dweight (max)",
+                    where.c_str());
         check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "linear backward dbias (max)", where.c_str());
     }
 }
 
-/* A GELU between two layers: forward and backward, by kernels of their own and inside the products. On the CPU to the bit. */
+// A GELU between two layers: forward and backward, by kernels of their own and inside the products. On the CPU to the
+// bit.
 static void gelu_inside_the_product_is_another(void) {
-    static const struct { size_t R, C, OC; } shape[] = {{1, 8, 8}, {33, 48, 200}, {195, 96, 384}};
+    static const struct { size_t R, C, OC; } shape[] = { { 1, 8, 8 }, { 33, 48, 200 }, { 195, 96, 384 } };
     for (const auto &s : shape) {
         const size_t R = s.R, C = s.C, OC = s.OC;
         const std::string where = shape_name("%zu rows, %zu to %zu", R, C, OC);
-        const DeviceX x(random_x(R * C, 1)), w(random_x(OC * C, 1)), bias(random_x(OC, 1)), dout(random_x(R * C, 1)), w2(random_x(C * OC, 1));
+        const DeviceX x(random_x(R * C, 1)), w(random_x(OC * C, 1)), bias(random_x(OC, 1)), dout(random_x(R * C, 1)),
+            w2(random_x(C * OC, 1));
         const DeviceF partial(max_chunks(R) * OC);
         Values out[2], pre[2], dpre[2], dweight[2];
         for (int fused = 0; fused < 2; fused++) {
             const DeviceX d_out(R * OC), d_pre(R * OC), d_dpre(R * OC), d_dweight(C * OC), d_dbias(C);
             linear_gelu_forward(d_out.p, d_pre.p, x.p, w.p, bias.p, R, C, OC, fused, 0);
-            gelu_linear_backward(d_dpre.p, d_dweight.p, d_dbias.p, partial.p, dout.p, d_out.p, d_pre.p, w2.p, R, OC, C, fused, 0);
+            gelu_linear_backward(d_dpre.p, d_dweight.p, d_dbias.p, partial.p, dout.p, d_out.p, d_pre.p, w2.p, R, OC, C,
+                                 fused, 0);
             out[fused] = d_out.read();
             pre[fused] = d_pre.read();
             dpre[fused] = d_dpre.read();
@@ -124,20 +143,24 @@ static void gelu_inside_the_product_is_another(void) {
 #endif
         check_error(max_error(pre[1], pre[0]), stored, __LINE__, "GELU in the product: its input (max)", where.c_str());
         check_error(max_error(out[1], out[0]), 2 * stored, __LINE__, "GELU in the product (max)", where.c_str());
-        check_error(max_error(dpre[1], dpre[0]), 2 * stored, __LINE__, "GELU's derivative in the product (max)", where.c_str());
-        check_error(max_error(dweight[1], dweight[0]), 2 * stored, __LINE__, "GELU in the product: dweight (max)", where.c_str());
+        check_error(max_error(dpre[1], dpre[0]), 2 * stored, __LINE__, "GELU's derivative in the product (max)",
+                    where.c_str());
+        check_error(max_error(dweight[1], dweight[0]), 2 * stored, __LINE__, "GELU in the product: dweight (max)",
+                    where.c_str());
     }
 }
 
 static void encoder_kernel_is_wrong(void) {
-    static const struct { size_t B, T, C, V; } shape[] = {
-        {1, 1, 8, 1}, {2, 7, 96, 50}, {3, 65, 96, 9}, {1, 200, 80, 131}, {2, 64, 1032, 257}};
+    static const struct {
+        size_t B, T, C, V;
+    } shape[] = { { 1, 1, 8, 1 }, { 2, 7, 96, 50 }, { 3, 65, 96, 9 }, { 1, 200, 80, 131 }, { 2, 64, 1032, 257 } };
     for (const auto &s : shape) {
         const size_t B = s.B, T = s.T, C = s.C, V = s.V, R = B * T, maxT = T + 3;
         if (R * C > MAX_WORK) continue;
         const std::string where = shape_name("B %zu, T %zu, C %zu, V %zu", B, T, C, V);
         const std::vector<int> ids = random_ids(R, V);
-        const Values wte = random_x(V * C, 1), wpe = random_x(maxT * C, 1), dout = random_x(R * C, 1), dwte = random_x(V * C, 1);
+        const Values wte = random_x(V * C, 1), wpe = random_x(maxT * C, 1), dout = random_x(R * C, 1),
+                     dwte = random_x(V * C, 1);
         const DeviceX d_wte(wte), d_wpe(wpe), d_dout(dout), d_dwte(dwte), d_dwpe(Values(maxT * C, 0)), out(R * C);
         Values want(R * C), want_dwte = dwte, dwpe(maxT * C, 0), token, start, position;
         for (size_t v = 0; v < V; v++) {
@@ -156,16 +179,21 @@ static void encoder_kernel_is_wrong(void) {
 
         encoder_forward(out.p, d_ids.p, d_wte.p, d_wpe.p, B, T, C, 0);
         check_error(max_error(out.read(), want), stored, __LINE__, "encoder forward (max)", where.c_str());
-        encoder_backward(d_dwte.p, d_dwpe.p, d_dout.p, TokenRows{d_token.p, d_start.p, d_position.p}, token.size(), B, T, C, 0);
-        check_error(max_error(d_dwte.read(), want_dwte), stored, __LINE__, "encoder backward dwte (max)", where.c_str());
+        encoder_backward(d_dwte.p, d_dwpe.p, d_dout.p, TokenRows{ d_token.p, d_start.p, d_position.p }, token.size(), B,
+                         T, C, 0);
+        check_error(max_error(d_dwte.read(), want_dwte), stored, __LINE__, "encoder backward dwte (max)",
+                    where.c_str());
         check_error(max_error(d_dwpe.read(), dwpe), stored, __LINE__, "encoder backward dwpe (max)", where.c_str());
     }
 }
 
-/* The padding columns hold NaN: whoever reads one shows it. */
+// The padding columns hold NaN: whoever reads one shows it.
 static void classifier_kernel_is_wrong(void) {
-    static const struct { size_t R, V, Vp; double scale; } shape[] = {
-        {1, 1, 8, 1}, {7, 7, 128, 5}, {64, 50, 56, 1}, {65, 131, 256, 30}, {3, 1000, 1000, 80}, {5, 8193, 8320, 5}, {2, 50257, 50304, 10}};
+    static const struct {
+        size_t R, V, Vp;
+        double scale;
+    } shape[] = { { 1, 1, 8, 1 },        { 7, 7, 128, 5 },     { 64, 50, 56, 1 },      { 65, 131, 256, 30 },
+                  { 3, 1000, 1000, 80 }, { 5, 8193, 8320, 5 }, { 2, 50257, 50304, 10 } };
     for (const auto &s : shape) {
         const size_t R = s.R, V = s.V, Vp = s.Vp;
         if (R * Vp > MAX_WORK) continue;
@@ -187,21 +215,23 @@ static void classifier_kernel_is_wrong(void) {
         classifier(d_logits.p, d_losses_train.p, d_targets.p, (float)dloss, R, V, Vp, 1, 0);
         const Values got = d_logits.read();
         for (size_t r = 0; r < R; r++) got_padding.insert(got_padding.end(), &got[r * Vp] + V, &got[r * Vp] + Vp);
-        if (V > 1) check_error(max_error(d_losses.read(), losses), fp32_sum, __LINE__, "losses (max)", where.c_str());
-        else CHECK_BITS(d_losses.read(), Values(R, 0), "%s: the loss of a certain choice is not 0", where.c_str());
+        if (V > 1)
+            check_error(max_error(d_losses.read(), losses), fp32_sum, __LINE__, "losses (max)", where.c_str());
+        else
+            CHECK_BITS(d_losses.read(), Values(R, 0), "%s: the loss of a certain choice is not 0", where.c_str());
         CHECK_BITS(d_losses_train.read(), d_losses.read(), "%s: losses with train", where.c_str());
         check_error(max_error(got, dlogits), stored, __LINE__, "dlogits (max)", where.c_str());
         CHECK_BITS(got_padding, padding, "%s: gradients of padding columns", where.c_str());
     }
 }
 
-/* Comparisons with NaN are false, so a maximum passes over it; the sum of exp must not. */
+// Comparisons with NaN are false, so a maximum passes over it; the sum of exp must not.
 static void nan_logit_is_swallowed(void) {
     const size_t V = 131, Vp = 256;
     const int target = 50;
     const Device<int> d_target(Values(1, target));
-    for (size_t column : {(size_t)0, (size_t)1, (size_t)7, (size_t)8, (size_t)50, (size_t)128, V - 1}) {
-        for (double bad : {(double)NAN, (double)INFINITY}) {
+    for (size_t column : { (size_t)0, (size_t)1, (size_t)7, (size_t)8, (size_t)50, (size_t)128, V - 1 }) {
+        for (double bad : { (double)NAN, (double)INFINITY }) {
             Values logits = random_x(Vp, 1);
             logits[column] = bad;
             const DeviceX d_logits(logits);
@@ -215,35 +245,42 @@ static void nan_logit_is_swallowed(void) {
     }
 }
 
-/* What attention_shape promises its kernels: an item of sums for each thread at most, and no more shared memory than any GPU has. A
-   CPU's block has one thread, and as much memory as it likes. */
+// What attention_shape promises its kernels: an item of sums for each thread at most, and no more shared memory than
+// any GPU has. A CPU's block has one thread, and as much memory as it likes.
 static void attention_does_not_fit_a_block(void) {
-    for (const AttentionTiles *t : {&FORWARD_TILES, &DQ_TILES, &DKV_TILES}) {
+    for (const AttentionTiles *t : { &FORWARD_TILES, &DQ_TILES, &DKV_TILES }) {
         for (size_t HS = PACK; HS <= MAX_HEAD_SIZE; HS += PACK) {
-            for (size_t T : {1, 15, 16, 17, 64, 1000, 8192}) {
+            for (size_t T : { 1, 15, 16, 17, 64, 1000, 8192 }) {
                 const Attention a = attention_shape(1, T, HS, 1, t);
-                const std::string where = shape_name("T %zu, head of %zu: %zu rows, %zu cols", T, HS, (size_t)a.rows, (size_t)a.cols);
-                CHECK(a.rows >= MICRO && a.rows % MICRO == 0 && a.cols >= PACK && a.cols % PACK == 0, "%s: not whole items", where.c_str());
+                const std::string where = shape_name("T %zu, head of %zu: %zu rows, %zu cols", T, HS, (size_t)a.rows,
+                                                     (size_t)a.cols);
+                CHECK(a.rows >= MICRO && a.rows % MICRO == 0 && a.cols >= PACK && a.cols % PACK == 0,
+                      "%s: not whole items", where.c_str());
                 if (WARP == 1) continue;
-                CHECK(a.rows / MICRO * (int)HS / PACK <= ATTENTION_THREADS, "%s: a thread has two items of sums", where.c_str());
-                CHECK(a.shared_bytes <= ATTENTION_SHARED, "%s: %zu bytes of shared memory", where.c_str(), a.shared_bytes);
+                CHECK(a.rows / MICRO * (int)HS / PACK <= ATTENTION_THREADS, "%s: a thread has two items of sums",
+                      where.c_str());
+                CHECK(a.shared_bytes <= ATTENTION_SHARED, "%s: %zu bytes of shared memory", where.c_str(),
+                      a.shared_bytes);
             }
         }
     }
 }
 
 static void attention_kernel_is_wrong(void) {
-    static const struct { size_t B, T, NH, HS; } shape[] = {
-        {1, 1, 1, 8}, {3, 1, 2, 64}, {2, 7, 3, 32}, {1, 63, 1, 128}, {2, 64, 2, 64}, {3, 65, 3, 32}, {1, 65, 2, 80}, {2, 200, 1, 8},
-        {1, 200, 2, 64}, {1, 200, 1, 80}, {2, 200, 1, 128}, {1, 33, 1, 256}, {1, 65, 1, 136}, {1, 129, 1, 96}, {1, 300, 1, 16},
-        {1, 130, 1, 64}};
+    static const struct {
+        size_t B, T, NH, HS;
+    } shape[] = { { 1, 1, 1, 8 },    { 3, 1, 2, 64 },   { 2, 7, 3, 32 },    { 1, 63, 1, 128 },
+                  { 2, 64, 2, 64 },  { 3, 65, 3, 32 },  { 1, 65, 2, 80 },   { 2, 200, 1, 8 },
+                  { 1, 200, 2, 64 }, { 1, 200, 1, 80 }, { 2, 200, 1, 128 }, { 1, 33, 1, 256 },
+                  { 1, 65, 1, 136 }, { 1, 129, 1, 96 }, { 1, 300, 1, 16 },  { 1, 130, 1, 64 } };
     for (const auto &s : shape) {
         const size_t B = s.B, T = s.T, NH = s.NH, C = NH * s.HS, R = B * T;
         if (R * C > MAX_WORK / 6) continue;
         const std::string where = shape_name("B %zu, T %zu, %zu heads of %zu", B, T, NH, s.HS);
-        if constexpr (ATTENTION_CUDNN) {        // which is free to refuse large heads, in words
+        if constexpr (ATTENTION_CUDNN) {  // which is free to refuse large heads, in words
             if (s.HS > 128 && attention_cudnn_prepare(B, T, NH, s.HS, 1)) {
-                CHECK(strstr(attention_cudnn_error(), "USE_CUDNN") != NULL, "%s: %s", where.c_str(), attention_cudnn_error());
+                CHECK(strstr(attention_cudnn_error(), "USE_CUDNN") != NULL, "%s: %s", where.c_str(),
+                      attention_cudnn_error());
                 continue;
             }
         }
@@ -263,16 +300,17 @@ static void attention_kernel_is_wrong(void) {
     }
 }
 
-/* A sequence that is too long for the reference. But a row of the output is made of one query, so a few rows can be computed alone; and where only those
-   have a gradient, they are all that dk and dv are made of, and dq is zero elsewhere. The kernels cannot know and go through all of it. */
+// A sequence that is too long for the reference. But a row of the output is made of one query, so a few rows can be
+// computed alone; and where only those have a gradient, they are all that dk and dv are made of, and dq is zero
+// elsewhere. The kernels cannot know and go through all of it.
 static void long_attention_is_wrong(void) {
 #ifdef CUDA_ON_CPU_EMULATED
-    static const struct { size_t T, HS; } shape[] = {{520, 16}, {300, 64}};
+    static const struct { size_t T, HS; } shape[] = { { 520, 16 }, { 300, 64 } };
 #else
-    static const struct { size_t T, HS; } shape[] = {{8192, 64}, {4100, 80}, {4095, 96}, {8191, 128}};
+    static const struct { size_t T, HS; } shape[] = { { 8192, 64 }, { 4100, 80 }, { 4095, 96 }, { 8191, 128 } };
 #endif
     for (const auto &s : shape) {
-        const size_t T = s.T, HS = s.HS, rows[] = {0, 40, 63, 64, T / 2 + 1, T - 65, T - 2, T - 1};
+        const size_t T = s.T, HS = s.HS, rows[] = { 0, 40, 63, 64, T / 2 + 1, T - 65, T - 2, T - 1 };
         const double scale = 1 / sqrt((double)HS);
         const Values qkv = random_x(T * 3 * HS, 2), some = random_x(8 * HS, 1);
         Values dout(T * HS, 0), dqkv(T * 3 * HS, 0), out(8 * HS, 0), lse, got, got_lse;
@@ -314,21 +352,26 @@ static void long_attention_is_wrong(void) {
         const Values all_out = d_out.read(), all_lse = d_lse.read(), all_dqkv = d_dqkv.read();
         size_t not_zero = 0;
         for (size_t i = 0; i < T; i++) {
-            for (size_t c = 0; c < HS; c++) not_zero += all_dqkv[i * 3 * HS + c] != 0 && std::find(rows, rows + 8, i) == rows + 8;
+            for (size_t c = 0; c < HS; c++)
+                not_zero += all_dqkv[i * 3 * HS + c] != 0 && std::find(rows, rows + 8, i) == rows + 8;
         }
-        CHECK(not_zero == 0, "T %zu, head of %zu: %zu elements of dq of rows without a gradient are not zero", T, HS, not_zero);
-        for (size_t i = 0; i < 8; i++) {        /* row by row: the last ones are the smallest, means over everything */
+        CHECK(not_zero == 0, "T %zu, head of %zu: %zu elements of dq of rows without a gradient are not zero", T, HS,
+              not_zero);
+        for (size_t i = 0; i < 8; i++) {  // row by row: the last ones are the smallest, means over everything
             const std::string where = shape_name("T %zu, head of %zu, row %zu", T, HS, rows[i]);
             const size_t at = rows[i] * HS;
-            check_error(max_error(Values(&all_out[at], &all_out[at] + HS), Values(&out[i * HS], &out[i * HS] + HS)), stored, __LINE__,
-                        "long attention forward (max)", where.c_str());
-            check_error(fabs(all_lse[rows[i]] - lse[i]) / fmax(1, fabs(lse[i])), fp32_sum, __LINE__, "long attention log-sum-exp", where.c_str());
-            if (rows[i] == 0) continue;         /* one key: nothing to choose, dq is zero but for rounding */
-            /* Twice, because the difference dp - delta is made with an output that was stored. */
-            check_error(max_error(Values(&all_dqkv[at * 3], &all_dqkv[at * 3] + HS), Values(&dqkv[at * 3], &dqkv[at * 3] + HS)), 2 * stored, __LINE__,
-                        "long attention backward dq (max)", where.c_str());
+            check_error(max_error(Values(&all_out[at], &all_out[at] + HS), Values(&out[i * HS], &out[i * HS] + HS)),
+                        stored, __LINE__, "long attention forward (max)", where.c_str());
+            check_error(fabs(all_lse[rows[i]] - lse[i]) / fmax(1, fabs(lse[i])), fp32_sum, __LINE__,
+                        "long attention log-sum-exp", where.c_str());
+            if (rows[i] == 0) continue;  // one key: nothing to choose, dq is zero but for rounding
+            // Twice, because the difference dp - delta is made with an output that was stored.
+            check_error(
+                max_error(Values(&all_dqkv[at * 3], &all_dqkv[at * 3] + HS), Values(&dqkv[at * 3], &dqkv[at * 3] + HS)),
+                2 * stored, __LINE__, "long attention backward dq (max)", where.c_str());
         }
-        check_error(max_error(all_dqkv, dqkv), stored, __LINE__, "long attention backward dqkv (max)", shape_name("T %zu, head of %zu", T, HS).c_str());
+        check_error(max_error(all_dqkv, dqkv), stored, __LINE__, "long attention backward dqkv (max)",
+                    shape_name("T %zu, head of %zu", T, HS).c_str());
     }
 }
 

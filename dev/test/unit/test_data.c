@@ -1,10 +1,9 @@
-/*
-Tests of dev/data: loader, tokenizer, the tools that make data. Each is named after the fault that it prevents.
-
-The golden order of a shuffle comes from llm.c. Beyond it the loader is compared with a walk through the files as llm.c with one
-process does it, written here a second time, step by step, without any of the loader's arithmetic. Files are made in a
-fresh temporary directory. Run it from the root of the repository (prepare_text.sh is found from there).
-*/
+// Tests of dev/data: loader, tokenizer, the tools that make data. Each is named after the fault that it prevents.
+//
+// The golden order of a shuffle comes from llm.c. Beyond it the loader is compared with a walk through the files as
+// llm.c with one process does it, written here a second time, step by step, without any of the loader's arithmetic.
+// Files are made in a fresh temporary directory. Run it from the root of the repository (prepare_text.sh is found from
+// there).
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +51,7 @@ static const char *write_file(const char *name, const void *bytes, size_t n) {
 static const char *write_shard_file(const char *name, int magic, int version, int count, int first, size_t bytes) {
     size_t n = 1024 + 2 * (size_t)(count > 0 ? count : 0);
     unsigned char *all = calloc(1, n);
-    int32_t header[3] = {magic, version, count};
+    int32_t header[3] = { magic, version, count };
     memcpy(all, header, sizeof header);
     for (int i = 0; i < count; i++) {
         uint16_t token = (uint16_t)(first + i);
@@ -68,7 +67,7 @@ static const char *good_shard(const char *name, int count, int first) {
 }
 
 static LoaderConfig config(const char *pattern, size_t B, size_t T) {
-    return (LoaderConfig){.pattern = pattern, .B = B, .T = T, .vocab = 65536, .end_percent = 100, .seed = 42};
+    return (LoaderConfig){ .pattern = pattern, .B = B, .T = T, .vocab = 65536, .end_percent = 100, .seed = 42 };
 }
 
 static Loader *must_open(LoaderConfig c) {
@@ -98,11 +97,11 @@ static void must_refuse(LoaderConfig c, const char *word, const char *other) {
     }
 }
 
-/* ---- loader ---- */
+// ---- loader ----
 
 static void test_shuffle_differs_from_llmc(void **state) {
     (void)state;
-    static const int golden[] = {408, 791, 914, 1057, 81, 450, 299, 907};
+    static const int golden[] = { 408, 791, 914, 1057, 81, 450, 299, 907 };
     LoaderConfig c = config(good_shard("golden.bin", 1192 * 2 + 1, 0), 1, 2);
     c.shuffle = 1;
     Loader *l = must_open(c);
@@ -118,8 +117,8 @@ static void test_shuffle_differs_from_llmc(void **state) {
 
 // Shards of different sizes, with and without tokens left over at their ends. Token values are unique.
 enum { SHARDS = 4 };
-static const int shard_tokens[SHARDS] = {101, 7, 48, 30};
-static const int shard_first[SHARDS] = {0, 1000, 2000, 3000};
+static const int shard_tokens[SHARDS] = { 101, 7, 48, 30 };
+static const int shard_first[SHARDS] = { 0, 1000, 2000, 3000 };
 
 static LoaderConfig four_shards(int shuffle) {
     for (int s = 0; s < SHARDS; s++) {
@@ -135,7 +134,7 @@ static LoaderConfig four_shards(int shuffle) {
 // The first token of every batch of `epochs` epochs, found by walking like llm.c.
 static size_t walk(int shuffle, int epochs, int *first_token) {
     Mt19937 g;
-    uint32_t shards[SHARDS] = {0, 1, 2, 3};
+    uint32_t shards[SHARDS] = { 0, 1, 2, 3 };
     size_t j = 0;
     mt_seed(&g, 42);
     for (int e = 0; e < epochs; e++) {
@@ -144,7 +143,8 @@ static size_t walk(int shuffle, int epochs, int *first_token) {
         }
         for (int k = 0; k < SHARDS; k++) {
             uint32_t s = shards[k], order[100], n = 0;
-            for (int end = 6; end < shard_tokens[s]; end += 6) {    // the sample ends before token `end`, which is its last target
+            for (int end = 6; end < shard_tokens[s]; end += 6) {  // the sample ends before token `end`, which is its
+                                                                  // last target
                 order[n] = n;
                 n++;
             }
@@ -174,7 +174,8 @@ static void test_order_differs_from_llmc(void **state) {
             }
         }
         LoaderInfo info = loader_info(l);
-        assert_true(info.shards == SHARDS && !info.is_text && info.tokens == 101 + 7 + 48 + 30 && info.max_token == 3024);
+        assert_true(info.shards == SHARDS && !info.is_text && info.tokens == 101 + 7 + 48 + 30 &&
+                    info.max_token == 3024);
         loader_close(l);
     }
 }
@@ -203,7 +204,7 @@ static void test_sample_is_left_out_or_repeated(void **state) {
     c.seed = 5;
     Loader *l = must_open(c);
     for (size_t epoch = 0; epoch < 3; epoch++) {
-        int seen[N] = {0}, in[3], target[3];
+        int seen[N] = { 0 }, in[3], target[3];
         for (size_t j = 0; j < N; j++) {
             must_read(l, epoch * N + j, in, target);
             assert_int_equal(seen[in[0] / 3]++, 0);
@@ -261,7 +262,7 @@ static void test_token_beyond_vocabulary_is_served(void **state) {
     c.vocab = 50258;
     Loader *l = must_open(c);
     must_read(l, 0, in, target);
-    assert_int_equal(loader_batch(l, 1, in, target, err), -1);      // 50258 is only the last target
+    assert_int_equal(loader_batch(l, 1, in, target, err), -1);  // 50258 is only the last target
     assert_non_null(strstr(err, "vocab.bin: token 8 is 50258, but the model's vocabulary is 50258"));
     must_read(l, 0, in, target);
     loader_close(l);
@@ -285,7 +286,7 @@ static void test_validation_text_is_trained_on(void **state) {
     (void)state;
     enum { N = 1005 };
     char text[N];
-    int seen[N] = {0}, in[1], target[1];
+    int seen[N] = { 0 }, in[1], target[1];
     for (int i = 0; i < N; i++) {
         text[i] = (char)(i % 251 + 1);
     }
@@ -312,12 +313,13 @@ static void test_validation_text_is_trained_on(void **state) {
     }
 }
 
-// Sparse files: a shard of 2.4 GB, a text of 5 GB. The last sample must come from the end, not from an offset modulo 2^31 or 2^32.
+// Sparse files: a shard of 2.4 GB, a text of 5 GB. The last sample must come from the end, not from an offset modulo
+// 2^31 or 2^32.
 static void test_offset_overflows(void **state) {
     (void)state;
     int in[10], target[10];
-    int32_t header[256] = {20240520, 1, 1200000001};
-    uint16_t tail[11] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    int32_t header[256] = { 20240520, 1, 1200000001 };
+    uint16_t tail[11] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 };
     const char *shard = write_file("huge.bin", header, sizeof header);
     FILE *f = fopen(shard, "r+b");
     assert_int_equal(fseeko(f, 1024 + 2 * ((off_t)1200000001 - 11), SEEK_SET), 0);
@@ -344,10 +346,10 @@ static void test_offset_overflows(void **state) {
     unlink(text);
 }
 
-/* ---- tokenizer ---- */
+// ---- tokenizer ----
 
 static size_t make_tokenizer(unsigned char *out, int version, int vocab, int eot, const char *const *tokens) {
-    int32_t header[256] = {20240328, version, vocab, eot};
+    int32_t header[256] = { 20240328, version, vocab, eot };
     size_t n = sizeof header;
     memcpy(out, header, n);
     for (int i = 0; i < vocab; i++) {
@@ -361,8 +363,8 @@ static size_t make_tokenizer(unsigned char *out, int version, int vocab, int eot
 
 static void test_tokenizer_versions_are_confused(void **state) {
     (void)state;
-    static const char *tokens[50257] = {[0] = "!", [50256] = "<|endoftext|>"};
-    static const char *few[4] = {"!", "<s>", " the", "cat"};
+    static const char *tokens[50257] = { [0] = "!", [50256] = "<|endoftext|>" };
+    static const char *few[4] = { "!", "<s>", " the", "cat" };
     static unsigned char file[200000];
     char err[512];
     Tokenizer *t;
@@ -422,12 +424,16 @@ static void test_model_controls_the_terminal(void **state) {
     assert_string_equal(tokenizer_decode(t, 0), "");
     assert_string_equal(show(t, "a\tb\nc"), "a\tb\nc");
     assert_string_equal(show(t, "\x1b[2J\a\b\r\x7f!"), "[2J!");
-    assert_string_equal(show(t, "\xc2\x9b" "2J"), "2J");                        // the 8-bit escape, as UTF-8
-    assert_string_equal(show(t, "\x9b" "2J"), "?2J");                           // and as a raw byte
+    assert_string_equal(show(t, "\xc2\x9b"
+                                "2J"),
+                        "2J");  // the 8-bit escape, as UTF-8
+    assert_string_equal(show(t, "\x9b"
+                                "2J"),
+                        "?2J");  // and as a raw byte
     assert_string_equal(show(t, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
-    assert_string_equal(show(t, "\xe2\x82x\xc3\xc3\xa9"), "?x?\xc3\xa9");       // unfinished
+    assert_string_equal(show(t, "\xe2\x82x\xc3\xc3\xa9"), "?x?\xc3\xa9");  // unfinished
     assert_string_equal(show(t, "\xc1\x81.\xe0\x80\xaf.\xed\xa0\x80.\xf4\x90\x80\x80.\xff"), "?.?.?.?.?");
-    assert_string_equal(show(t, "\xe2\x82\n-"), "\n-");                         // the end of a text
+    assert_string_equal(show(t, "\xe2\x82\n-"), "\n-");  // the end of a text
     tokenizer_close(t);
 }
 
@@ -448,7 +454,8 @@ static void test_output_is_not_utf8(void **state) {
         tokens[i] = bytes[i];
     }
     Tokenizer *t;
-    assert_int_equal(tokenizer_open(&t, write_file("wild.bin", file, make_tokenizer(file, 2, TOKENS, 0, tokens)), err), 0);
+    assert_int_equal(tokenizer_open(&t, write_file("wild.bin", file, make_tokenizer(file, 2, TOKENS, 0, tokens)), err),
+                     0);
     iconv_t utf8 = iconv_open("UTF-32LE", "UTF-8");
     assert_true(utf8 != (iconv_t)-1);
     for (int i = 0; i < 20000; i++) {
@@ -463,7 +470,7 @@ static void test_output_is_not_utf8(void **state) {
     tokenizer_close(t);
 }
 
-/* ---- tools ---- */
+// ---- tools ----
 
 static void test_shards_differ_from_text(void **state) {
     (void)state;
@@ -476,7 +483,7 @@ static void test_shards_differ_from_text(void **state) {
     snprintf(source, sizeof source, "%s", write_file("source.txt", text, N));
     snprintf(train, sizeof train, "%s", path("bytes_train.bin"));
     snprintf(val, sizeof val, "%s", path("bytes_val.bin"));
-    char *argv[] = {"tokenize_bytes", source, train, val, NULL};
+    char *argv[] = { "tokenize_bytes", source, train, val, NULL };
     assert_int_equal(tokenize_bytes_main(4, argv), 0);
     for (int part = 0; part < 2; part++) {
         LoaderConfig c = config(source, 2, 4);
@@ -495,7 +502,7 @@ static void test_shards_differ_from_text(void **state) {
         loader_close(from_text);
         loader_close(from_shard);
     }
-    char *bad[] = {"tokenize_bytes", source, "/nonexistent/train.bin", val, NULL};
+    char *bad[] = { "tokenize_bytes", source, "/nonexistent/train.bin", val, NULL };
     assert_int_equal(tokenize_bytes_main(4, bad), 1);
 }
 
@@ -526,14 +533,16 @@ static void test_text_is_not_text(void **state) {
     assert_int_equal(prepare_text("", out), 0);
     assert_int_equal(stat(out, &after), 0);
     assert_true(before.st_ino == after.st_ino && before.st_mtime == after.st_mtime);
-    assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/text | wc -l) = 1"), 0);     // no temporary file stays
+    assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/text | wc -l) = 1"), 0);  // no temporary file stays
 }
 
 // On a machine without the Bible: other text, the same each time, or a failure that leaves nothing behind.
 static void test_substitute_text_is_random(void **state) {
     (void)state;
-    assert_int_equal(system("mkdir \"$TEST_DATA_DIR\"/bin; for p in sh find sort gzip sed tr cat awk wc mv rm mkdir dirname head; "
-                            "do ln -s \"$(command -v $p)\" \"$TEST_DATA_DIR\"/bin/$p; done"), 0);
+    assert_int_equal(
+        system("mkdir \"$TEST_DATA_DIR\"/bin; for p in sh find sort gzip sed tr cat awk wc mv rm mkdir dirname head; "
+               "do ln -s \"$(command -v $p)\" \"$TEST_DATA_DIR\"/bin/$p; done"),
+        0);
     const char *one = path("substitute/1.txt"), *two = path("substitute/2.txt");
     if (prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", one) != 0) {
         assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/substitute | wc -l) = 0"), 0);

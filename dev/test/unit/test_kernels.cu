@@ -1,7 +1,7 @@
-/* test_kernels.cu: the module's kernels (zero/kernels.h), fp32 and bf16 in one program.
-
-   They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops here
-   that add in the order which the header states, to the bit. The model's kernels are test_model.cu's. */
+// test_kernels.cu: the module's kernels (zero/kernels.h), fp32 and bf16 in one program.
+//
+// They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops
+// here that add in the order which the header states, to the bit. The model's kernels are test_model.cu's.
 #include "test/harness/check.h"
 #include "zero/kernels.h"
 #include "zero/split_master.h"
@@ -9,7 +9,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Ordered sum.
 
-/* The balanced tree of zero/kernels.h, from its definition. */
+// The balanced tree of zero/kernels.h, from its definition.
 static float tree_sum(const float *x, int n) {
     if (n == 1) return x[0];
     int p = 1;
@@ -37,20 +37,21 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
     }
     const void **device_pointers;
     must(cudaMalloc((void **)&device_pointers, pointers.size() * sizeof *device_pointers));
-    must(cudaMemcpy(device_pointers, pointers.data(), pointers.size() * sizeof *device_pointers, cudaMemcpyHostToDevice));
+    must(cudaMemcpy(device_pointers, pointers.data(), pointers.size() * sizeof *device_pointers,
+                    cudaMemcpyHostToDevice));
     Device<float> separate(n);
-    float *out = num_slots ? slots.slot[num_slots / 2] : separate.p;       /* in place where that is possible */
+    float *out = num_slots ? slots.slot[num_slots / 2] : separate.p;  // in place where that is possible
     must(zero_kernel_sum(out, device_pointers, num_pieces, dtype, slots, n, 0));
     const Values got = read_device(out, n);
 
     Values want(n);
-    double worst = 0;       /* difference to the exact sum, in units of half an ulp of the sum of the absolute values */
+    double worst = 0;  // difference to the exact sum, in units of half an ulp of the sum of the absolute values
     for (size_t i = 0; i < n; i++) {
         std::vector<float> leaf, term;
         double exact = 0, absolute = 0;
         for (const Values &p : piece) leaf.push_back((float)p[i]);
         for (const Values &s : slot) term.push_back((float)s[i]);
-        for (const auto *list : {&leaf, &term}) {
+        for (const auto *list : { &leaf, &term }) {
             for (float x : *list) {
                 exact += x;
                 absolute += fabs(x);
@@ -62,12 +63,14 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
         want[i] = sum;
         worst = fmax(worst, fabs(got[i] - exact) / (absolute * 0x1p-24));
     }
-    int depth = num_slots;      /* additions that a piece goes through */
+    int depth = num_slots;  // additions that a piece goes through
     for (int width = 1; width < num_pieces; width *= 2) depth++;
     char where[80];
-    snprintf(where, sizeof where, "%d pieces of %s, %d slots, n = %zu", num_pieces, dtype == ZERO_F32 ? "fp32" : "bf16", num_slots, n);
+    snprintf(where, sizeof where, "%d pieces of %s, %d slots, n = %zu", num_pieces, dtype == ZERO_F32 ? "fp32" : "bf16",
+             num_slots, n);
     CHECK_BITS(got, want, "%s: not the sum in the order of the tree", where);
-    check_error(worst / fmax(depth, 1), 1, __LINE__, "sum, in half ulps for each addition that a piece goes through", where);
+    check_error(worst / fmax(depth, 1), 1, __LINE__, "sum, in half ulps for each addition that a piece goes through",
+                where);
 
     for (auto *d : device_piece) delete d;
     for (auto *d : device_slot) delete d;
@@ -81,7 +84,7 @@ static void sum_is_in_another_order(void) {
         check_sum<float>(n, 1 + n % 3, 64 * 5);
         check_sum<bf16>(n, 1 + n % 3, 64);
     }
-    for (int n : {119, 120, 121, 128, 129, 1000, 1025}) {      /* around the border of two kernels, and far beyond */
+    for (int n : { 119, 120, 121, 128, 129, 1000, 1025 }) {  // around the border of two kernels, and far beyond
         check_sum<float>(n, 0, 64);
         check_sum<bf16>(n, 1, 64);
     }
@@ -91,7 +94,7 @@ static void sum_is_in_another_order(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Sum of squares.
 
-/* The parts added and the carries done: ZERO_WIDE_DIGITS digits below 2^32, and the two counters. */
+// The parts added and the carries done: ZERO_WIDE_DIGITS digits below 2^32, and the two counters.
 static std::vector<uint64_t> wide_square_sum(const Values &x) {
     const Device<float> device(x);
     const Device<uint64_t> out(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS);
@@ -114,26 +117,29 @@ static long double wide_value(const std::vector<uint64_t> &wide) {
 }
 
 static void square_sum_is_inexact_or_overflows(void) {
-    for (double scale : {1.0, 1e-30, 1e-45, 3e38}) {
-        for (size_t n : {(size_t)64, (size_t)64 * 7, (size_t)64 * 1000}) {
+    for (double scale : { 1.0, 1e-30, 1e-45, 3e38 }) {
+        for (size_t n : { (size_t)64, (size_t)64 * 7, (size_t)64 * 1000 }) {
             Values x = random_values<float>(n, scale);
             long double want = 0;
             for (size_t i = 0; i < n; i++) {
-                if (scale == 1 && i % 5 == 0) x[i] = rounded<float>(x[i] * pow(10, random_below(40) - 25));    /* wide range */
+                // wide range
+                if (scale == 1 && i % 5 == 0) x[i] = rounded<float>(x[i] * pow(10, random_below(40) - 25));
                 want += (long double)x[i] * x[i];
             }
             char where[80];
             snprintf(where, sizeof where, "n = %zu, scale %g", n, scale);
-            check_error((double)(fabsl(wide_value(wide_square_sum(x)) - want) / want), 1e-15, __LINE__, "sum of squares, relative", where);
+            check_error((double)(fabsl(wide_value(wide_square_sum(x)) - want) / want), 1e-15, __LINE__,
+                        "sum of squares, relative", where);
         }
     }
 }
 
-/* Blocks of 64 dealt to other positions, as another number of ranks would: not one digit may change. */
+// Blocks of 64 dealt to other positions, as another number of ranks would: not one digit may change.
 static void square_sum_depends_on_where_blocks_are(void) {
     Values x = random_values<float>(64 * 777, 1), moved;
     for (double &v : x) v = rounded<float>(v * exp(8 * uniform()));
-    for (size_t b = 0; b < 777; b++) moved.insert(moved.end(), x.begin() + 64 * (b * 100 % 777), x.begin() + 64 * (b * 100 % 777) + 64);
+    for (size_t b = 0; b < 777; b++)
+        moved.insert(moved.end(), x.begin() + 64 * (b * 100 % 777), x.begin() + 64 * (b * 100 % 777) + 64);
     const std::vector<uint64_t> wide = wide_square_sum(x);
     CHECK(wide == wide_square_sum(moved), "blocks in another order give other digits");
     moved.insert(moved.begin() + 64 * 300, 64 * 99, 0.0);
@@ -141,16 +147,18 @@ static void square_sum_depends_on_where_blocks_are(void) {
 }
 
 static void square_sum_hides_nan_or_infinity(void) {
-    for (size_t at : {(size_t)0, (size_t)63, (size_t)64 * 500 + 17, (size_t)64 * 1000 - 1}) {
+    for (size_t at : { (size_t)0, (size_t)63, (size_t)64 * 500 + 17, (size_t)64 * 1000 - 1 }) {
         Values x = random_values<float>(64 * 1000, 1);
         std::vector<uint64_t> wide = wide_square_sum(x);
         CHECK(wide[ZERO_WIDE_NAN] == 0 && wide[ZERO_WIDE_INF] == 0, "finite values are counted as infinite");
         x[at] = NAN;
         wide = wide_square_sum(x);
-        CHECK(wide[ZERO_WIDE_NAN] == 1, "NaN at %zu is counted %llu times", at, (unsigned long long)wide[ZERO_WIDE_NAN]);
+        CHECK(wide[ZERO_WIDE_NAN] == 1, "NaN at %zu is counted %llu times", at,
+              (unsigned long long)wide[ZERO_WIDE_NAN]);
         x[at] = -INFINITY;
         wide = wide_square_sum(x);
-        CHECK(wide[ZERO_WIDE_INF] == 1, "infinity at %zu is counted %llu times", at, (unsigned long long)wide[ZERO_WIDE_INF]);
+        CHECK(wide[ZERO_WIDE_INF] == 1, "infinity at %zu is counted %llu times", at,
+              (unsigned long long)wide[ZERO_WIDE_INF]);
     }
 }
 
@@ -169,17 +177,17 @@ static float float_of(uint32_t u) {
     return x;
 }
 
-/* The parameter of a master weight. */
+// The parameter of a master weight.
 static float nearest(float master) { return float_of(zero_master_round(word_of(master)) << 16); }
 
-/* A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched. */
+// A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched.
 template <class T> static void check_adamw(int t, float scale) {
     constexpr enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
-    const size_t counts[] = {ZERO_TILE, 8, 64, 3000, 0, 72, ZERO_TILE}, gap = 128;
+    const size_t counts[] = { ZERO_TILE, 8, 64, 3000, 0, 72, ZERO_TILE }, gap = 128;
     std::vector<zero_tile> tiles;
     size_t n = gap;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tiles.push_back(zero_tile{n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2)});
+        tiles.push_back(zero_tile{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
         n += (counts[i] + 63) / 64 * 64 + gap;
     }
     n += 128;
@@ -193,8 +201,10 @@ template <class T> static void check_adamw(int t, float scale) {
     zero_tile *device_tiles;
     must(cudaMalloc((void **)&device_tiles, tiles.size() * sizeof *device_tiles));
     must(cudaMemcpy(device_tiles, tiles.data(), tiles.size() * sizeof *device_tiles, cudaMemcpyHostToDevice));
-    const zero_adamw_args a = {6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale, 0, 0};
-    must(zero_kernel_adamw(dp.p, dtype, ZERO_MASTER_FP32, own_master ? dw.p : NULL, dm.p, dv.p, dg.p, device_tiles, tiles.size(), a, 0));
+    const zero_adamw_args a = { 6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t),
+                                scale, 0,    0 };
+    must(zero_kernel_adamw(dp.p, dtype, ZERO_MASTER_FP32, own_master ? dw.p : NULL, dm.p, dv.p, dg.p, device_tiles,
+                           tiles.size(), a, 0));
     must(cudaFree(device_tiles));
 
     Values &master = own_master ? w : params;
@@ -218,40 +228,42 @@ template <class T> static void check_adamw(int t, float scale) {
         for (const zero_tile &tile : tiles) {
             for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = nearest((float)got_master[tile.state + i]);
         }
-        CHECK_BITS(got_params, params, "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
+        CHECK_BITS(got_params, params,
+                   "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
     }
 }
 
 static void adamw_is_another_formula(void) {
-    for (int t : {1, 2, 1000}) {
+    for (int t : { 1, 2, 1000 }) {
         check_adamw<float>(t, 1);
         check_adamw<bf16>(t, 0.125f);
     }
 }
 
 static void adamw_moves_padding(void) {
-    const zero_tile tile = {0, 0, 0, 0, 64, 1};
-    const zero_adamw_args a = {1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0};
+    const zero_tile tile = { 0, 0, 0, 0, 64, 1 };
+    const zero_adamw_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0 };
     const Values zero(64, 0);
     const Device<float> w(zero), m(zero), v(zero), g(zero);
     zero_tile *device_tile;
     must(cudaMalloc((void **)&device_tile, sizeof tile));
     must(cudaMemcpy(device_tile, &tile, sizeof tile, cudaMemcpyHostToDevice));
-    for (int step = 0; step < 3; step++) must(zero_kernel_adamw(w.p, ZERO_F32, ZERO_MASTER_FP32, NULL, m.p, v.p, g.p, device_tile, 1, a, 0));
+    for (int step = 0; step < 3; step++)
+        must(zero_kernel_adamw(w.p, ZERO_F32, ZERO_MASTER_FP32, NULL, m.p, v.p, g.p, device_tile, 1, a, 0));
     must(cudaFree(device_tile));
     CHECK_BITS(w.read(), zero, "weights of padding");
     CHECK_BITS(m.read(), zero, "m of padding");
     CHECK_BITS(v.read(), zero, "v of padding");
 }
 
-/* bf16 weights with their optimizer state, as bits; what is between the tiles is all ones and must stay so. */
+// bf16 weights with their optimizer state, as bits; what is between the tiles is all ones and must stay so.
 typedef struct Weights {
     std::vector<zero_tile> tiles;
     std::vector<uint16_t> params, low;
     std::vector<uint32_t> master, m, v, g;
 } Weights;
 
-template <class T> struct OnDevice {           /* a host array on the device, and read back at the end of the scope */
+template <class T> struct OnDevice {  // a host array on the device, and read back at the end of the scope
     std::vector<T> &host;
     T *p;
     explicit OnDevice(std::vector<T> &h) : host(h), p(NULL) {
@@ -267,7 +279,7 @@ template <class T> struct OnDevice {           /* a host array on the device, an
     float *floats() const { return reinterpret_cast<float *>(p); }
 };
 
-static const zero_adamw_args ARGS = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0};
+static const zero_adamw_args ARGS = { 3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0 };
 
 static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_adamw_args a = ARGS) {
     OnDevice<zero_tile> tiles(w.tiles);
@@ -276,23 +288,25 @@ static void train(Weights &w, enum zero_master mode, uint64_t first_step, int st
     void *const kept = mode == ZERO_MASTER_FP32 ? (void *)master.p : mode == ZERO_MASTER_SPLIT ? (void *)low.p : NULL;
     for (int s = 0; s < steps; s++) {
         a.t = first_step + (uint64_t)s;
-        must(zero_kernel_adamw(params.p, ZERO_BF16, mode, kept, m.floats(), v.floats(), g.floats(), tiles.p, w.tiles.size(), a, 0));
+        must(zero_kernel_adamw(params.p, ZERO_BF16, mode, kept, m.floats(), v.floats(), g.floats(), tiles.p,
+                               w.tiles.size(), a, 0));
     }
 }
 
 static Weights some_weights(void) {
-    const size_t counts[] = {ZERO_TILE, 8, 64, 3000, 72}, n = 4 * ZERO_TILE;
+    const size_t counts[] = { ZERO_TILE, 8, 64, 3000, 72 }, n = 4 * ZERO_TILE;
     Weights w;
     size_t at = 64;
     w.params.assign(n, 0xffff);
     w.low.assign(n, 0xffff);
-    for (auto *words : {&w.master, &w.m, &w.v, &w.g}) words->assign(n, 0xffffffff);
+    for (auto *words : { &w.master, &w.m, &w.v, &w.g }) words->assign(n, 0xffffffff);
     for (size_t count : counts) {
-        w.tiles.push_back(zero_tile{at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count, (int32_t)(at / 64 % 2)});
+        w.tiles.push_back(
+            zero_tile{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count, (int32_t)(at / 64 % 2) });
         for (size_t i = at; i < at + count; i++) {
             uint32_t master = word_of((float)uniform());
-            if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);      /* a tie, and its neighbours */
-            if (i == at + 5) master = 0x7f7fffff;       /* the largest float: its parameter is infinity */
+            if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);  // a tie, and its neighbours
+            if (i == at + 5) master = 0x7f7fffff;  // the largest float: its parameter is infinity
             w.master[i] = master;
             w.low[i] = (uint16_t)master;
             w.params[i + 64] = (uint16_t)zero_master_round(master);
@@ -313,14 +327,16 @@ static void split_master_has_other_bits(void) {
     CHECK(plain.params == split.params && plain.m == split.m && plain.v == split.v, "the parameters, m or v differ");
     std::vector<uint32_t> joined(plain.master.size(), 0xffffffff);
     for (const zero_tile &t : split.tiles) {
-        for (size_t i = 0; i < t.count; i++) joined[t.state + i] = zero_master_join((uint32_t)split.params[t.param + i], (uint32_t)split.low[t.state + i]);
+        for (size_t i = 0; i < t.count; i++)
+            joined[t.state + i] = zero_master_join((uint32_t)split.params[t.param + i],
+                                                   (uint32_t)split.low[t.state + i]);
     }
     CHECK(joined == plain.master, "the joined master weights differ");
     for (const zero_tile &t : split.tiles) memcpy(&split.low[t.state], &gaps[t.state], t.count * sizeof(uint16_t));
     CHECK(split.low == gaps, "low halves outside of the tiles were written");
 }
 
-/* The fp32 value before rounding is what the plain mode makes of a master weight that is the parameter. */
+// The fp32 value before rounding is what the plain mode makes of a master weight that is the parameter.
 static void no_master_rounds_otherwise(void) {
     Weights none = some_weights();
     size_t up = 0, all = 0;
@@ -337,41 +353,46 @@ static void no_master_rounds_otherwise(void) {
                 zero_master_random(random, ARGS.seed, step, t.logical + i / 8 * 8);
                 const uint32_t word = plain.master[t.state + i];
                 const int nan = (word & 0x7fffffff) > 0x7f800000;
-                const uint32_t rounded = nan ? (word | 0x400000) >> 16 : (word >> 16) + ((word & 0xffff) + random[i % 8] > 0xffff);
+                const uint32_t rounded = nan ? (word | 0x400000) >> 16
+                                             : (word >> 16) + ((word & 0xffff) + random[i % 8] > 0xffff);
                 up += rounded != word >> 16;
                 all++;
                 plain.params[t.param + i] = (uint16_t)rounded;
             }
         }
-        CHECK(plain.params == none.params && plain.m == none.m && plain.v == none.v, "step %d: other bits than a plain loop's", (int)step);
+        CHECK(plain.params == none.params && plain.m == none.m && plain.v == none.v,
+              "step %d: other bits than a plain loop's", (int)step);
     }
     CHECK(up > all / 3 && up < all * 2 / 3, "%zu of %zu were rounded up", up, all);
 }
 
-/* One value, rounded in many places and steps: the mean is the value, within 4 standard deviations. */
+// One value, rounded in many places and steps: the mean is the value, within 4 standard deviations.
 static void rounding_by_chance_has_a_bias(void) {
     const size_t n = ZERO_TILE, steps = 16;
-    for (double value : {0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3}) {
+    for (double value : { 0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3 }) {
         double sum = 0;
-        zero_adamw_args a = {1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0};       /* w = 2 value - value m / sqrt(v) */
+        zero_adamw_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0 };  // w = 2 value - value m / sqrt(v)
         a.lr = (float)value;
         const uint32_t start = zero_master_round(word_of(2 * a.lr));
         const float before = float_of(start << 16), exact = before - a.lr * 1.0f;
         for (size_t step = 1; step <= steps; step++) {
             Weights w;
-            w.tiles.push_back(zero_tile{0, 0, 0, 1000, (uint32_t)n, 0});
+            w.tiles.push_back(zero_tile{ 0, 0, 0, 1000, (uint32_t)n, 0 });
             w.params.assign(n, (uint16_t)start);
             w.low.assign(n, 0);
-            for (auto *words : {&w.master, &w.m, &w.v}) words->assign(n, 0);
+            for (auto *words : { &w.master, &w.m, &w.v }) words->assign(n, 0);
             w.g.assign(n, word_of(1));
             train(w, ZERO_MASTER_NONE, step, 1, a);
             for (uint16_t p : w.params) sum += float_of((uint32_t)p << 16);
         }
-        const double p = (word_of(exact) & 0xffff) / 65536.0, gap = fabs((double)float_of((word_of(exact) & 0xffff0000) + 0x10000) - float_of(word_of(exact) & 0xffff0000));
+        const double p = (word_of(exact) & 0xffff) / 65536.0,
+                     gap = fabs((double)float_of((word_of(exact) & 0xffff0000) + 0x10000) -
+                                float_of(word_of(exact) & 0xffff0000));
         const double sigma = gap * sqrt(p * (1 - p) / (double)(n * steps));
         char where[64];
         snprintf(where, sizeof where, "value %.6f, up with probability %.4f", exact, p);
-        check_error(fabs(sum / (double)(n * steps) - exact) / sigma, 4, __LINE__, "mean of roundings, in standard deviations", where);
+        check_error(fabs(sum / (double)(n * steps) - exact) / sigma, 4, __LINE__,
+                    "mean of roundings, in standard deviations", where);
     }
 }
 

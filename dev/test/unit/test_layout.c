@@ -1,13 +1,14 @@
-/* Layout and mesh: is every element owned once, whatever the sizes and the number of ranks?
-
-   Faults that these tests are named after: tensors smaller than, equal to or one more than a block, empty tensors and ranks
-   that own nothing; offsets that move when the number of ranks changes; 32-bit sizes; sums that wrap around.
-
-   Nothing here allocates model memory: a layout is arithmetic, so 175 billion parameters on 65536 ranks are checked exactly.
-   The check walks the ranks of a unit in order and asks for the segments of each. A segment has to begin where the one before
-   it ended, in the same tensor or at the start of the next, and has to lie where the tensor's offset says. If all tensors are
-   used up at the end, every element was met, once. Transformer blocks are alike, so of these the first and the last are walked.
-   What is expected (offsets, padding) is computed here a second time, by the rules in layout.h. */
+// Layout and mesh: is every element owned once, whatever the sizes and the number of ranks?
+//
+// Faults that these tests are named after: tensors smaller than, equal to or one more than a block, empty tensors and
+// ranks that own nothing; offsets that move when the number of ranks changes; 32-bit sizes; sums that wrap around.
+//
+// Nothing here allocates model memory: a layout is arithmetic, so 175 billion parameters on 65536 ranks are checked
+// exactly. The check walks the ranks of a unit in order and asks for the segments of each. A segment has to begin where
+// the one before it ended, in the same tensor or at the start of the next, and has to lie where the tensor's offset
+// says. If all tensors are used up at the end, every element was met, once. Transformer blocks are alike, so of these
+// the first and the last are walked. What is expected (offsets, padding) is computed here a second time, by the rules
+// in layout.h.
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -22,16 +23,16 @@
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
-static const size_t RANKS[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 1000, 65536};
+static const size_t RANKS[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 1000, 65536 };
 
 static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   The check of one unit: all its ranks, or, when the next unit is alike, none of them. */
+// --------------------------------------------------------------------------------------------------------------------
+// The check of one unit: all its ranks, or, when the next unit is alike, none of them.
 
 static void check_unit_is_owned_once(const zero_layout *l, size_t unit) {
     const size_t shard = zero_layout_shard_numel(l, unit), last = l->unit_first[unit + 1];
-    size_t tensor = l->unit_first[unit], element = 0;       /* what the next segment has to begin with */
+    size_t tensor = l->unit_first[unit], element = 0;  // what the next segment has to begin with
     for (size_t r = 0; r < l->ranks; r++) {
         const size_t begin = r * shard, end = begin + shard;
         size_t cursor = 0, at = begin;
@@ -74,7 +75,7 @@ static void check_layout(const zero_tensor *tensors, size_t num_tensors, size_t 
             assert_int_equal(l.unit_offset[unit], physical);
             unit_numel = 0;
         }
-        assert_int_equal(l.tensor_offset[t], unit_numel);           /* no word about ranks in this */
+        assert_int_equal(l.tensor_offset[t], unit_numel);  // no word about ranks in this
         assert_int_equal(l.tensors[t].numel, tensors[t].numel);
         unit_numel += round_up(tensors[t].numel, ZERO_ALIGN);
         numel += tensors[t].numel;
@@ -97,27 +98,30 @@ static void check_layout(const zero_tensor *tensors, size_t num_tensors, size_t 
     zero_layout_destroy(&l);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   Edge sizes. */
+// --------------------------------------------------------------------------------------------------------------------
+// Edge sizes.
 
 static void edge_sizes_are_owned_once(void **state) {
     (void)state;
-    static const size_t sizes[] = {0, 1, 63, 64, 65, 127, 128, 129, 2, 3, 61, 67, 997, 7919, 104729, 64 * 1000, 64 * 1000 + 1, 4096};
+    static const size_t sizes[] = { 0, 1,  63, 64,  65,   127,    128,       129,           2,
+                                    3, 61, 67, 997, 7919, 104729, 64 * 1000, 64 * 1000 + 1, 4096 };
     zero_tensor tensors[3 * COUNT(sizes)];
     for (size_t n = 0; n < COUNT(RANKS); n++) {
-        for (size_t a = 0; a < COUNT(sizes); a++) {                 /* one tensor alone; then with neighbours in two units */
-            tensors[0] = (zero_tensor){"a", sizes[a], 0, 0, 0};
+        for (size_t a = 0; a < COUNT(sizes); a++) {  // one tensor alone; then with neighbours in two
+                                                     // units
+            tensors[0] = (zero_tensor){ "a", sizes[a], 0, 0, 0 };
             check_layout(tensors, 1, RANKS[n], 0);
             if (RANKS[n] > 1000) continue;
             for (size_t b = 0; b < COUNT(sizes); b++) {
-                tensors[1] = (zero_tensor){"b", sizes[b], 0, sizes[a], 1};
-                tensors[2] = (zero_tensor){"c", sizes[a], 1, sizes[a] + sizes[b], 1};
+                tensors[1] = (zero_tensor){ "b", sizes[b], 0, sizes[a], 1 };
+                tensors[2] = (zero_tensor){ "c", sizes[a], 1, sizes[a] + sizes[b], 1 };
                 check_layout(tensors, 3, RANKS[n], 0);
             }
         }
-        size_t logical = 0;                                         /* all of them, cut into units of 1, 2, 3 ... tensors */
+        size_t logical = 0;  // all of them, cut into units of 1, 2, 3 ...
+                             // tensors
         for (size_t t = 0, unit = 0, left = 1; t < COUNT(tensors); t++) {
-            tensors[t] = (zero_tensor){"t", sizes[t * 7 % COUNT(sizes)], unit, logical, (int)(t % 2)};
+            tensors[t] = (zero_tensor){ "t", sizes[t * 7 % COUNT(sizes)], unit, logical, (int)(t % 2) };
             logical += tensors[t].numel;
             if (--left == 0) {
                 unit++;
@@ -130,7 +134,8 @@ static void edge_sizes_are_owned_once(void **state) {
 
 static void a_range_gives_only_its_own_segments(void **state) {
     (void)state;
-    static const zero_tensor tensors[] = {{"a", 65, 0, 0, 0}, {"empty", 0, 0, 65, 0}, {"b", 100, 0, 65, 1}};     /* at 0, 128, 128 */
+    // at 0, 128, 128
+    static const zero_tensor tensors[] = { { "a", 65, 0, 0, 0 }, { "empty", 0, 0, 65, 0 }, { "b", 100, 0, 65, 1 } };
     zero_layout l;
     const char *why;
     assert_int_equal(zero_layout_create(&l, tensors, 3, 1, &why), 0);
@@ -148,34 +153,37 @@ static void a_range_gives_only_its_own_segments(void **state) {
     assert_int_equal(s.unit_begin, 128);
     assert_false(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
     cursor = 0;
-    assert_false(zero_layout_next_segment(&l, 0, 65, 128, &cursor, &s));     /* padding between tensors */
+    assert_false(zero_layout_next_segment(&l, 0, 65, 128, &cursor, &s));  // padding between tensors
     cursor = 0;
-    assert_false(zero_layout_next_segment(&l, 0, 130, 130, &cursor, &s));    /* an empty range */
+    assert_false(zero_layout_next_segment(&l, 0, 130, 130, &cursor, &s));  // an empty range
     zero_layout_destroy(&l);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   The models that llm.c knows, and beyond. */
+// --------------------------------------------------------------------------------------------------------------------
+// The models that llm.c knows, and beyond.
 
 static const struct model {
     const char *name;
     size_t channels, layers, max_t;
 } MODELS[] = {
-    {"gpt2:d6", 384, 6, 1024},      {"gpt2:d12", 768, 12, 1024},    {"gpt2:d24", 1024, 24, 1024},  {"gpt2:d36", 1280, 36, 1024},
-    {"gpt2:d48", 1600, 48, 1024},   {"gpt2:d60", 1920, 60, 1024},   {"gpt2:d72", 2880, 72, 1024},  {"gpt2:d84", 3456, 84, 1024},
-    {"gpt3:c384", 384, 6, 2048},    {"gpt3:c768", 768, 12, 2048},   {"gpt3:c1024", 1024, 24, 2048}, {"gpt3:c1536", 1536, 24, 2048},
-    {"gpt3:c2048", 2048, 24, 2048}, {"gpt3:c2560", 2560, 32, 2048}, {"gpt3:c4096", 4096, 32, 2048}, {"gpt3:c12288", 12288, 96, 2048},
+    { "gpt2:d6", 384, 6, 1024 },        { "gpt2:d12", 768, 12, 1024 },    { "gpt2:d24", 1024, 24, 1024 },
+    { "gpt2:d36", 1280, 36, 1024 },     { "gpt2:d48", 1600, 48, 1024 },   { "gpt2:d60", 1920, 60, 1024 },
+    { "gpt2:d72", 2880, 72, 1024 },     { "gpt2:d84", 3456, 84, 1024 },   { "gpt3:c384", 384, 6, 2048 },
+    { "gpt3:c768", 768, 12, 2048 },     { "gpt3:c1024", 1024, 24, 2048 }, { "gpt3:c1536", 1536, 24, 2048 },
+    { "gpt3:c2048", 2048, 24, 2048 },   { "gpt3:c2560", 2560, 32, 2048 }, { "gpt3:c4096", 4096, 32, 2048 },
+    { "gpt3:c12288", 12288, 96, 2048 },
 };
 
-/* In registration order: the embeddings with the final layernorm, then one unit per block. Returns the number of tensors. */
+// In registration order: the embeddings with the final layernorm, then one unit per block. Returns the number of
+// tensors.
 static size_t model_tensors(const struct model *m, zero_tensor *out) {
     const size_t C = m->channels;
-    const size_t embeddings[] = {50304 * C, m->max_t * C, C, C};
-    const size_t block[] = {C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C};
+    const size_t embeddings[] = { 50304 * C, m->max_t * C, C, C };
+    const size_t block[] = { C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C };
     size_t n = 0, logical = 0;
-    for (size_t t = 0; t < COUNT(embeddings); t++) out[n++] = (zero_tensor){"embeddings", embeddings[t], 0, 0, 1};
+    for (size_t t = 0; t < COUNT(embeddings); t++) out[n++] = (zero_tensor){ "embeddings", embeddings[t], 0, 0, 1 };
     for (size_t l = 0; l < m->layers; l++) {
-        for (size_t t = 0; t < COUNT(block); t++) out[n++] = (zero_tensor){"block", block[t], 1 + l, 0, 0};
+        for (size_t t = 0; t < COUNT(block); t++) out[n++] = (zero_tensor){ "block", block[t], 1 + l, 0, 0 };
     }
     for (size_t t = 0; t < n; t++) {
         out[t].logical = logical;
@@ -202,7 +210,7 @@ static void models_are_owned_once_on_up_to_65536_ranks(void **state) {
             assert_int_equal(l.numel, 50304 * C + m->max_t * C + m->layers * (12 * C * C + 13 * C) + 2 * C);
             if (n == 0) printf("    %-12s %9.1f", m->name, (double)l.numel * 1e-6);
             printf(" %8.4f", 100.0 * (double)(l.numel_padded - l.numel) / (double)l.numel);
-            /* no rank carries more than one rounding per unit, so the waste is bounded for every N */
+            // no rank carries more than one rounding per unit, so the waste is bounded for every N
             assert_true(l.numel_padded - l.numel <= 64 * (RANKS[n] * l.num_units + l.num_tensors));
             zero_layout_destroy(&l);
         }
@@ -213,20 +221,20 @@ static void models_are_owned_once_on_up_to_65536_ranks(void **state) {
 static void sizes_beyond_32_bits_are_exact(void **state) {
     (void)state;
     const size_t two31 = (size_t)1 << 31, two32 = (size_t)1 << 32, two40 = (size_t)1 << 40;
-    const size_t sizes[] = {two31 - 1, two31, two31 + 1, two32 - 1, two32, two32 + 1, 3 * two32 + 7, two40 + 12345};
+    const size_t sizes[] = { two31 - 1, two31, two31 + 1, two32 - 1, two32, two32 + 1, 3 * two32 + 7, two40 + 12345 };
     for (size_t n = 0; n < COUNT(RANKS); n++) {
         zero_tensor tensors[COUNT(sizes)];
         size_t logical = 0;
         for (size_t t = 0; t < COUNT(sizes); t++) {
-            tensors[t] = (zero_tensor){"big", sizes[t], t / 3, logical, 0};
+            tensors[t] = (zero_tensor){ "big", sizes[t], t / 3, logical, 0 };
             logical += sizes[t];
         }
         check_layout(tensors, COUNT(sizes), RANKS[n], 0);
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   Refusals. */
+// --------------------------------------------------------------------------------------------------------------------
+// Refusals.
 
 static void assert_refused(const zero_tensor *tensors, size_t num_tensors, size_t ranks) {
     zero_layout l;
@@ -238,40 +246,44 @@ static void assert_refused(const zero_tensor *tensors, size_t num_tensors, size_
 
 static void impossible_descriptions_are_refused_in_words(void **state) {
     (void)state;
-    const zero_tensor one[] = {{"a", 10, 0, 0, 0}};
+    const zero_tensor one[] = { { "a", 10, 0, 0, 0 } };
     assert_refused(one, 1, 0);
     assert_refused(one, 0, 1);
-    const zero_tensor late[] = {{"a", 10, 1, 0, 0}};
+    const zero_tensor late[] = { { "a", 10, 1, 0, 0 } };
     assert_refused(late, 1, 2);
-    const zero_tensor gap[] = {{"a", 10, 0, 0, 0}, {"b", 10, 2, 10, 0}};
+    const zero_tensor gap[] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
     assert_refused(gap, 2, 2);
-    const zero_tensor back[] = {{"a", 10, 0, 0, 0}, {"b", 10, 1, 10, 0}, {"c", 10, 0, 20, 0}};
+    const zero_tensor back[] = { { "a", 10, 0, 0, 0 }, { "b", 10, 1, 10, 0 }, { "c", 10, 0, 20, 0 } };
     assert_refused(back, 3, 2);
 }
 
 static void sums_that_wrap_around_are_refused(void **state) {
     (void)state;
-    const zero_tensor huge[] = {{"a", SIZE_MAX, 0, 0, 0}};                     /* rounding up wraps */
+    const zero_tensor huge[] = { { "a", SIZE_MAX, 0, 0, 0 } };  // rounding up wraps
     assert_refused(huge, 1, 1);
-    const zero_tensor sum[] = {{"a", SIZE_MAX / 2, 0, 0, 0}, {"b", SIZE_MAX / 2 + 2, 0, 0, 0}};
+    const zero_tensor sum[] = { { "a", SIZE_MAX / 2, 0, 0, 0 }, { "b", SIZE_MAX / 2 + 2, 0, 0, 0 } };
     assert_refused(sum, 2, 1);
-    const zero_tensor units[] = {{"a", SIZE_MAX / 2, 0, 0, 0}, {"b", SIZE_MAX / 2 + 2, 1, 0, 0}};
+    const zero_tensor units[] = { { "a", SIZE_MAX / 2, 0, 0, 0 }, { "b", SIZE_MAX / 2 + 2, 1, 0, 0 } };
     assert_refused(units, 2, 1);
-    const zero_tensor one[] = {{"a", 1, 0, 0, 0}};                             /* 64 * ranks wraps */
+    const zero_tensor one[] = { { "a", 1, 0, 0, 0 } };  // 64 * ranks wraps
     assert_refused(one, 1, SIZE_MAX / 2);
     assert_refused(one, 1, SIZE_MAX / 64 + 1);
-    const zero_tensor edge[] = {{"a", SIZE_MAX / 2 - 64, 0, 0, 0}, {"b", SIZE_MAX / 2, 0, 0, 0}};     /* a fits by a hair: b cannot */
+    // a fits by a hair: b cannot
+    const zero_tensor edge[] = { { "a", SIZE_MAX / 2 - 64, 0, 0, 0 }, { "b", SIZE_MAX / 2, 0, 0, 0 } };
     assert_refused(edge, 2, 1);
-    const zero_tensor padding[] = {{"a", 1, 0, 0, 0}, {"b", 1, 1, 1, 0}, {"c", 1, 2, 2, 0}, {"d", 1, 3, 3, 0}};
-    assert_refused(padding, 4, SIZE_MAX / 192);                                /* each unit's padding fits, their sum does not */
+    const zero_tensor padding[] = {
+        { "a", 1, 0, 0, 0 }, { "b", 1, 1, 1, 0 }, { "c", 1, 2, 2, 0 }, { "d", 1, 3, 3, 0 }
+    };
+    // each unit's padding fits, their sum does not
+    assert_refused(padding, 4, SIZE_MAX / 192);
 }
 
-/* --------------------------------------------------------------------------------------------------------------------
-   Mesh. */
+// --------------------------------------------------------------------------------------------------------------------
+// Mesh.
 
 static void data_parallel_meshes_number_the_ranks(void **state) {
     (void)state;
-    static const int sizes[] = {1, 2, 3, 7, 8, 64, 1000};
+    static const int sizes[] = { 1, 2, 3, 7, 8, 64, 1000 };
     for (size_t i = 0; i < COUNT(sizes); i++) {
         for (int r = 0; r < sizes[i]; r++) {
             zero_mesh m;
@@ -287,7 +299,7 @@ static void data_parallel_meshes_number_the_ranks(void **state) {
             zero_pp_units(&m, 13, &first, &last);
             assert_int_equal(first, 0);
             assert_int_equal(last, 13);
-            float x[4] = {1, 2, 3, 4};
+            float x[4] = { 1, 2, 3, 4 };
             assert_int_equal(zero_tp_copy(&m, x, ZERO_F32, 4, 0), ZERO_OK);
             assert_int_equal(zero_tp_reduce(&m, x, ZERO_F32, 4, 0), ZERO_OK);
             assert_int_equal(zero_pp_recv(&m, x, ZERO_F32, 4, 0), ZERO_OK);
@@ -297,16 +309,20 @@ static void data_parallel_meshes_number_the_ranks(void **state) {
     }
 }
 
-/* Every rank has coordinates of its own, from which its rank follows by the documented order. */
+// Every rank has coordinates of its own, from which its rank follows by the documented order.
 static void grids_number_every_rank_once(void **state) {
     (void)state;
-    static const int grids[][4] = {{2, 2, 2, 0}, {2, 2, 2, 1}, {4, 2, 3, 2}, {6, 1, 4, 3}, {8, 5, 1, 4}, {1, 4, 4, 1}};      /* data, tensor, pipe, shard */
+    // data, tensor, pipe, shard
+    static const int grids[][4] = { { 2, 2, 2, 0 }, { 2, 2, 2, 1 }, { 4, 2, 3, 2 },
+                                    { 6, 1, 4, 3 }, { 8, 5, 1, 4 }, { 1, 4, 4, 1 } };
     for (size_t i = 0; i < COUNT(grids); i++) {
-        const int data = grids[i][0], tensor = grids[i][1], pipe = grids[i][2], shard = grids[i][3] ? grids[i][3] : data;
+        const int data = grids[i][0], tensor = grids[i][1], pipe = grids[i][2],
+                  shard = grids[i][3] ? grids[i][3] : data;
         for (int r = 0; r < data * tensor * pipe; r++) {
             zero_mesh m;
             char err[256] = "";
-            assert_int_equal(zero_mesh_create(&m, r, data * tensor * pipe, tensor, pipe, grids[i][3], err, sizeof err), ZERO_OK);
+            assert_int_equal(zero_mesh_create(&m, r, data * tensor * pipe, tensor, pipe, grids[i][3], err, sizeof err),
+                             ZERO_OK);
             assert_int_equal(m.data, data);
             assert_int_equal((m.pipe_rank * data + m.data_rank) * tensor + m.tensor_rank, r);
             assert_in_range(m.tensor_rank, 0, tensor - 1);
@@ -320,7 +336,8 @@ static void grids_number_every_rank_once(void **state) {
             float x = 1;
             assert_int_equal(zero_tp_copy(&m, &x, ZERO_F32, 1, 0), tensor == 1 ? ZERO_OK : ZERO_ERR_ARG);
             assert_int_equal(zero_pp_send(&m, &x, ZERO_F32, 1, 0), pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
-            assert_int_equal(zero_mesh_require_data_only(&m, err, sizeof err), tensor * pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            assert_int_equal(zero_mesh_require_data_only(&m, err, sizeof err),
+                             tensor * pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
         }
     }
 }
@@ -335,7 +352,7 @@ static void assert_mesh_refused(int ranks, int tensor, int pipe, int shard, cons
     memset(small, 'x', sizeof small);
     e = zero_mesh_create(&m, 0, ranks, tensor, pipe, shard, small, 4);
     if (e == ZERO_OK) e = zero_mesh_require_data_only(&m, small, 4);
-    assert_int_equal(small[4], 'x');                                           /* not a byte more than it was given */
+    assert_int_equal(small[4], 'x');  // not a byte more than it was given
 }
 
 static void meshes_that_cannot_run_are_refused_by_flag(void **state) {

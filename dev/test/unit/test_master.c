@@ -1,12 +1,11 @@
-/* test_master.c: the bits of master weights (zero/split_master.h): all words, and known random numbers. */
+// test_master.c: the bits of master weights (zero/split_master.h): all words, and known random numbers.
 #include <stdio.h>
 #include <string.h>
 #include "zero/split_master.h"
 
 static int passed, failed;
 
-static void done(const char *name, unsigned long long wrong)
-{
+static void done(const char *name, unsigned long long wrong) {
     *(wrong ? &failed : &passed) += 1;
     printf("%s %s", wrong ? "FAIL" : "ok  ", name);
     if (wrong) printf(": %llu times", wrong);
@@ -15,18 +14,18 @@ static void done(const char *name, unsigned long long wrong)
 
 static int is_nan(uint32_t word) { return (word & 0x7fffffff) > 0x7f800000; }
 
-/* Between two neighbours of bf16 floats are equidistant, so nearness can be read from the words. */
-static void all_words(void)
-{
+// Between two neighbours of bf16 floats are equidistant, so nearness can be read from the words.
+static void all_words(void) {
     unsigned long long lost = 0, far = 0, no_nan = 0;
-    #pragma omp parallel for reduction(+ : lost, far, no_nan)
+#pragma omp parallel for reduction(+ : lost, far, no_nan)
     for (uint32_t high = 0; high < 0x10000; high++) {
-        uint32_t l = 0, f = 0, n = 0;       /* in words of 32 bits and without branches this is a loop of vectors */
+        uint32_t l = 0, f = 0, n = 0;  // in words of 32 bits and without branches this is a loop of vectors
         for (uint32_t low = 0; low < 0x10000; low++) {
-            const uint32_t word = high << 16 | low, param = zero_master_round(word), back = zero_master_join(param, low);
+            const uint32_t word = high << 16 | low, param = zero_master_round(word),
+                           back = zero_master_join(param, low);
             const uint32_t moved = (param << 16) - word, nan = is_nan(word);
-            l += back != (word | nan << 22);                        /* quiet NaNs have that bit already */
-            f += (moved + 0x7fff > 0xffff || param > 0xffff) & !nan;    /* moved is from -0x7fff to 0x8000 */
+            l += back != (word | nan << 22);                          // quiet NaNs have that bit already
+            f += (moved + 0x7fff > 0xffff || param > 0xffff) & !nan;  // moved is from -0x7fff to 0x8000
             n += nan != (uint32_t)is_nan(param << 16);
         }
         lost += l;
@@ -38,8 +37,7 @@ static void all_words(void)
     done("NaN becomes a number, or a number NaN", no_nan);
 }
 
-static void chances(void)
-{
+static void chances(void) {
     unsigned long long wrong = 0;
     for (uint32_t high = 0; high < 0xffff; high += 0x1111)
         for (uint32_t low = 0; low < 0x10000; low += 0x101) {
@@ -54,20 +52,28 @@ static void chances(void)
     done("rounded up more or less often than the low half says", wrong);
     wrong = 0;
     for (uint32_t random = 0; random < 0x10000; random++) {
-        wrong += zero_master_round_by_chance(0x7f800000, random) != 0x7f80 || zero_master_round_by_chance(0xff800000, random) != 0xff80;
-        wrong += !is_nan(zero_master_round_by_chance(0x7f800001, random) << 16) || !is_nan(zero_master_round_by_chance(0xffffffff, random) << 16);
-        wrong += zero_master_round_by_chance(0, random) != 0 || zero_master_round_by_chance(0x80000000, random) != 0x8000;
+        wrong += zero_master_round_by_chance(0x7f800000, random) != 0x7f80 ||
+                 zero_master_round_by_chance(0xff800000, random) != 0xff80;
+        wrong += !is_nan(zero_master_round_by_chance(0x7f800001, random) << 16) ||
+                 !is_nan(zero_master_round_by_chance(0xffffffff, random) << 16);
+        wrong += zero_master_round_by_chance(0, random) != 0 ||
+                 zero_master_round_by_chance(0x80000000, random) != 0x8000;
     }
     done("infinity, NaN or zero becomes something else by chance", wrong);
 }
 
-/* From the test vectors of the authors' library, Random123 (kat_vectors, philox4x32 10). */
-static void known_answers(void)
-{
-    static const struct { uint64_t seed, t, logical; uint32_t out[4]; } known[] = {
+// From the test vectors of the authors' library, Random123 (kat_vectors, philox4x32 10).
+static void known_answers(void) {
+    static const struct {
+        uint64_t seed, t, logical;
+        uint32_t out[4];
+    } known[] = {
         { 0, 0, 0, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
         { UINT64_MAX, UINT64_MAX, UINT64_MAX, { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
-        { 0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
+        { 0x299f31d0a4093822,
+          0x0370734413198a2e,
+          0x85a308d3243f6a88,
+          { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
     };
     unsigned long long wrong = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -78,8 +84,7 @@ static void known_answers(void)
     done("random numbers are not those of Philox4x32-10", wrong);
 }
 
-int main(void)
-{
+int main(void) {
     all_words();
     chances();
     known_answers();

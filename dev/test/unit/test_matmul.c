@@ -1,10 +1,9 @@
-/*
-matmul() against a plain triple loop in double, for every use, type, option and awkward size; and the promise that its bits do not
-depend on the number of threads, on where the buffers lie, or on how many rows are computed at once (the last on the CPU
-only). The buffers come from cudaMalloc, so the same file tests the GPU's implementation.
-
-An element is a sum of k products, each at most 1. fp32 summation may err by about k * 2^-24 at most; storing bf16 adds half an ulp.
-*/
+// matmul() against a plain triple loop in double, for every use, type, option and awkward size; and the promise that
+// its bits do not depend on the number of threads, on where the buffers lie, or on how many rows are computed at once
+// (the last on the CPU only). The buffers come from cudaMalloc, so the same file tests the GPU's implementation.
+//
+// An element is a sum of k products, each at most 1. fp32 summation may err by about k * 2^-24 at most; storing bf16
+// adds half an ulp.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,41 +21,34 @@ An element is a sum of k products, each at most 1. fp32 summation may err by abo
 #include <omp.h>
 #endif
 
-enum { GUARD = 64 }; // bytes before and after c that must not change
+enum { GUARD = 64 };  // bytes before and after c that must not change
 
 typedef struct {
     size_t m, n, k;
     int dtype, trans_a, trans_b, accumulate, bias;
 } Case;
 
-static size_t size_of(int dtype)
-{
-    return dtype == MATMUL_F32 ? 4 : 2;
-}
+static size_t size_of(int dtype) { return dtype == MATMUL_F32 ? 4 : 2; }
 
-static float bf16_value(uint16_t h)
-{
+static float bf16_value(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
 
-static double value(const void *p, int dtype, size_t i)
-{
+static double value(const void *p, int dtype, size_t i) {
     return dtype == MATMUL_F32 ? ((const float *)p)[i] : bf16_value(((const uint16_t *)p)[i]);
 }
 
-static void *host(size_t bytes)
-{
+static void *host(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     assert_non_null(p);
     return p;
 }
 
-/* n numbers in [-1, 1], exact in bf16's 8 bits. */
-static void *numbers(size_t n, int dtype, uint32_t seed)
-{
+// n numbers in [-1, 1], exact in bf16's 8 bits.
+static void *numbers(size_t n, int dtype, uint32_t seed) {
     unsigned char *p = host(n * size_of(dtype));
     for (size_t i = 0; i < n; i++) {
         seed = seed * 1664525u + 1013904223u;
@@ -74,42 +66,35 @@ static void *numbers(size_t n, int dtype, uint32_t seed)
     return p;
 }
 
-/* A device copy of `bytes` bytes, `shift` bytes into an allocation of its own. */
-static char *to_device(const void *from, size_t bytes, size_t shift)
-{
+// A device copy of `bytes` bytes, `shift` bytes into an allocation of its own.
+static char *to_device(const void *from, size_t bytes, size_t shift) {
     void *p = NULL;
     assert_int_equal(cudaMalloc(&p, bytes + shift + 16), cudaSuccess);
     assert_int_equal(cudaMemcpy((char *)p + shift, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     return (char *)p + shift;
 }
 
-static void device_free(char *p, size_t shift)
-{
-    assert_int_equal(cudaFree(p - shift), cudaSuccess);
-}
+static void device_free(char *p, size_t shift) { assert_int_equal(cudaFree(p - shift), cudaSuccess); }
 
 typedef struct {
     void *a, *b, *c, *bias;
 } Operands;
 
-static Operands operands(const Case *t)
-{
-    Operands o = { numbers(t->m * t->k, t->dtype, 1), numbers(t->k * t->n, t->dtype, 2), numbers(t->m * t->n, t->dtype, 3),
-                   t->bias ? numbers(t->n, t->dtype, 4) : NULL };
+static Operands operands(const Case *t) {
+    Operands o = { numbers(t->m * t->k, t->dtype, 1), numbers(t->k * t->n, t->dtype, 2),
+                   numbers(t->m * t->n, t->dtype, 3), t->bias ? numbers(t->n, t->dtype, 4) : NULL };
     return o;
 }
 
-static void operands_free(Operands *o)
-{
+static void operands_free(Operands *o) {
     free(o->a);
     free(o->b);
     free(o->c);
     free(o->bias);
 }
 
-/* The product on the device, with buffers shifted by `shift` bytes; the result in new host memory. */
-static void *product(const Case *t, const Operands *o, size_t shift)
-{
+// The product on the device, with buffers shifted by `shift` bytes; the result in new host memory.
+static void *product(const Case *t, const Operands *o, size_t shift) {
     size_t element = size_of(t->dtype), bytes = t->m * t->n * element;
     unsigned char *guarded = host(bytes + 2 * GUARD);
     memset(guarded, 0xa5, bytes + 2 * GUARD);
@@ -136,8 +121,7 @@ static void *product(const Case *t, const Operands *o, size_t shift)
     return guarded;
 }
 
-static double expected(const Case *t, const Operands *o, size_t i, size_t j)
-{
+static double expected(const Case *t, const Operands *o, size_t i, size_t j) {
     double sum = t->bias ? value(o->bias, t->dtype, j) : 0.0;
     if (t->accumulate) {
         sum += value(o->c, t->dtype, i * t->n + j);
@@ -150,8 +134,7 @@ static double expected(const Case *t, const Operands *o, size_t i, size_t j)
     return sum;
 }
 
-static void check(const Case *t)
-{
+static void check(const Case *t) {
     Operands o = operands(t);
     void *c = product(t, &o, 0);
     for (size_t i = 0; i < t->m; i++) {
@@ -160,8 +143,9 @@ static void check(const Case *t)
             double got = value(c, t->dtype, i * t->n + j);
             double bound = (double)(t->k + 2) * 6e-8 + (t->dtype == MATMUL_BF16 ? fabs(want) / 256.0 : 0.0);
             if (!(fabs(got - want) <= bound)) {
-                fail_msg("c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i, j,
-                         got, want, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
+                fail_msg(
+                    "c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i,
+                    j, got, want, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
             }
         }
     }
@@ -169,27 +153,28 @@ static void check(const Case *t)
     operands_free(&o);
 }
 
-/* Sizes: one element; primes; around the CPU's panels (6, 16), blocks (8, 256) and tiles (264, 384). */
+// Sizes: one element; primes; around the CPU's panels (6, 16), blocks (8, 256) and tiles (264, 384).
 static const size_t sizes[][3] = {
-    { 1, 1, 1 },    { 1, 2, 3 },   { 5, 7, 1 },     { 2, 1, 9 },     { 6, 16, 8 },   { 7, 17, 9 },     { 13, 31, 23 },
-    { 12, 32, 16 }, { 64, 1, 65 }, { 1, 97, 257 },  { 31, 64, 256 }, { 48, 96, 24 }, { 264, 16, 33 },  { 265, 3, 40 },
-    { 3, 384, 40 }, { 4, 385, 5 }, { 101, 203, 61 }, { 40, 50, 521 }, { 97, 96, 255 }, { 529, 130, 17 }, { 96, 800, 19 },
+    { 1, 1, 1 },     { 1, 2, 3 },      { 5, 7, 1 },     { 2, 1, 9 },    { 6, 16, 8 },     { 7, 17, 9 },
+    { 13, 31, 23 },  { 12, 32, 16 },   { 64, 1, 65 },   { 1, 97, 257 }, { 31, 64, 256 },  { 48, 96, 24 },
+    { 264, 16, 33 }, { 265, 3, 40 },   { 3, 384, 40 },  { 4, 385, 5 },  { 101, 203, 61 }, { 40, 50, 521 },
+    { 97, 96, 255 }, { 529, 130, 17 }, { 96, 800, 19 },
 };
 
-static void test_every_use_and_size(void **state)
-{
+static void test_every_use_and_size(void **state) {
     (void)state;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (int bits = 0; bits < 32; bits++) {
             const size_t *size = sizes[s];
-            Case t = { size[0], size[1], size[2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, bits >> 3 & 1, bits >> 4 & 1 };
+            Case t = {
+                size[0], size[1], size[2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, bits >> 3 & 1, bits >> 4 & 1
+            };
             check(&t);
         }
     }
 }
 
-static void test_empty_sum_is_bias_or_zero(void **state)
-{
+static void test_empty_sum_is_bias_or_zero(void **state) {
     (void)state;
     for (int bits = 0; bits < 8; bits++) {
         Case t = { 9, 40, 0, bits & 1, 0, 1, bits >> 1 & 1, bits >> 2 & 1 };
@@ -197,28 +182,30 @@ static void test_empty_sum_is_bias_or_zero(void **state)
     }
 }
 
-/* GELU and its derivative, as in the paper: x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3). */
-static double gelu(double x, double *derivative)
-{
+// GELU and its derivative, as in the paper: x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+static double gelu(double x, double *derivative) {
     double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
     *derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
     return 0.5 * x * (1 + t);
 }
 
-/* Forward, then the derivative at what the forward has stored. Derivatives of GELU are below 1.13, and its own derivative's below 1.2:
-   so much more may an error of the sum be; exp of some u adds a few ulps of u. A bf16 may be rounded twice. */
-static void check_gelu(const Case *t)
-{
+// Forward, then the derivative at what the forward has stored. Derivatives of GELU are below 1.13, and its own
+// derivative's below 1.2: so much more may an error of the sum be; exp of some u adds a few ulps of u. A bf16 may be
+// rounded twice.
+static void check_gelu(const Case *t) {
     Operands o = operands(t);
     size_t numel = t->m * t->n, bytes = numel * size_of(t->dtype);
-    char *a = to_device(o.a, t->m * t->k * size_of(t->dtype), 0), *b = to_device(o.b, t->k * t->n * size_of(t->dtype), 0);
+    char *a = to_device(o.a, t->m * t->k * size_of(t->dtype), 0),
+         *b = to_device(o.b, t->k * t->n * size_of(t->dtype), 0);
     char *bias = t->bias ? to_device(o.bias, t->n * size_of(t->dtype), 0) : NULL;
     char *c = to_device(o.c, bytes, 0), *pre = to_device(o.c, bytes, 0);
     void *got_c = host(bytes), *got_pre = host(bytes);
     double slack = 1.3 * (double)(t->k + 2) * 6e-8 + 1e-6, half_ulps = t->dtype == MATMUL_BF16 ? 1 / 128.0 : 0.0;
     for (int backward = 0; backward < 2; backward++) {
-        assert_int_equal(backward ? matmul_gelu_backward(c, pre, a, b, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0)
-                                  : matmul_gelu(c, pre, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0), 0);
+        assert_int_equal(backward
+                             ? matmul_gelu_backward(c, pre, a, b, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0)
+                             : matmul_gelu(c, pre, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0),
+                         0);
         assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
         assert_int_equal(cudaMemcpy(got_c, c, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
         assert_int_equal(cudaMemcpy(got_pre, pre, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
@@ -230,12 +217,14 @@ static void check_gelu(const Case *t)
             if (backward) {
                 want = sum * derivative;
             } else if (!(fabs(x - sum) <= slack + fabs(sum) * half_ulps)) {
-                fail_msg("pre[%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d", i, x, sum, t->m, t->n, t->k, t->dtype);
+                fail_msg("pre[%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d", i, x, sum, t->m, t->n, t->k,
+                         t->dtype);
             }
-            double got = value(got_c, t->dtype, i), bound = slack + 3e-6 * fabs(sum) + (fabs(want) + (backward ? 0 : fabs(sum))) * half_ulps;
+            double got = value(got_c, t->dtype, i),
+                   bound = slack + 3e-6 * fabs(sum) + (fabs(want) + (backward ? 0 : fabs(sum))) * half_ulps;
             if (!(fabs(got - want) <= bound)) {
-                fail_msg("c[%zu] is %.9g, not %.9g: backward %d, m %zu n %zu k %zu, dtype %d, trans %d %d, bias %d", i, got, want,
-                         backward, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->bias);
+                fail_msg("c[%zu] is %.9g, not %.9g: backward %d, m %zu n %zu k %zu, dtype %d, trans %d %d, bias %d", i,
+                         got, want, backward, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->bias);
             }
         }
     }
@@ -251,20 +240,20 @@ static void check_gelu(const Case *t)
     operands_free(&o);
 }
 
-static void test_gelu_inside_is_gelu(void **state)
-{
+static void test_gelu_inside_is_gelu(void **state) {
     (void)state;
-    static const size_t shapes[][3] = { { 1, 8, 1 }, { 7, 24, 9 }, { 31, 64, 256 }, { 265, 8, 40 }, { 4, 392, 5 }, { 40, 56, 521 }, { 3, 32, 0 } };
+    static const size_t shapes[][3] = { { 1, 8, 1 },   { 7, 24, 9 },    { 31, 64, 256 }, { 265, 8, 40 },
+                                        { 4, 392, 5 }, { 40, 56, 521 }, { 3, 32, 0 } };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (int bits = 0; bits < 16; bits++) {
-            Case t = { shapes[s][0], shapes[s][1], shapes[s][2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0, bits >> 3 & 1 };
+            Case t = { shapes[s][0], shapes[s][1], shapes[s][2], bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0,
+                       bits >> 3 & 1 };
             check_gelu(&t);
         }
     }
 }
 
-static void test_gelu_inside_refuses_odd_rows(void **state)
-{
+static void test_gelu_inside_refuses_odd_rows(void **state) {
     (void)state;
     _Alignas(16) float x[64] = { 0 };
     assert_int_equal(matmul_gelu(x, x, x, x, NULL, MATMUL_F32, 1, 12, 1, 0, 0, 0), cudaErrorInvalidValue);
@@ -272,15 +261,13 @@ static void test_gelu_inside_refuses_odd_rows(void **state)
     assert_int_equal(matmul_gelu_backward(x, x, x, x + 2, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
 }
 
-static void test_empty_result_is_left_alone(void **state)
-{
+static void test_empty_result_is_left_alone(void **state) {
     (void)state;
     assert_int_equal(matmul(NULL, NULL, NULL, NULL, MATMUL_F32, 0, 5, 5, 0, 0, 0, 0), 0);
     assert_int_equal(matmul(NULL, NULL, NULL, NULL, MATMUL_BF16, 5, 0, 5, 0, 0, 0, 0), 0);
 }
 
-static void test_bad_arguments_are_refused(void **state)
-{
+static void test_bad_arguments_are_refused(void **state) {
     (void)state;
     float x = 0;
     assert_int_equal(matmul(&x, &x, &x, NULL, 2, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
@@ -289,9 +276,8 @@ static void test_bad_arguments_are_refused(void **state)
     assert_int_equal(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, 1, (size_t)1 << 31, 0, 0, 0, 0), cudaErrorInvalidValue);
 }
 
-/* A new buffer is full of anything: without accumulate, NaN in c must not reach the result. */
-static void test_old_c_is_not_read_without_accumulate(void **state)
-{
+// A new buffer is full of anything: without accumulate, NaN in c must not reach the result.
+static void test_old_c_is_not_read_without_accumulate(void **state) {
     (void)state;
     for (int dtype = 0; dtype < 2; dtype++) {
         Case t = { 20, 50, 30, dtype, 0, 1, 0, 0 };
@@ -306,9 +292,9 @@ static void test_old_c_is_not_read_without_accumulate(void **state)
     }
 }
 
-/* NaN and infinity go where they should, whole: a NaN whose rounding would carry stays a NaN; other elements stay clean. */
-static void test_nan_and_infinity_stay_in_their_row(void **state)
-{
+// NaN and infinity go where they should, whole: a NaN whose rounding would carry stays a NaN; other elements stay
+// clean.
+static void test_nan_and_infinity_stay_in_their_row(void **state) {
     (void)state;
     static const uint32_t planted[] = { 0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7f800000u, 0xff800000u };
     for (int dtype = 0; dtype < 2; dtype++) {
@@ -330,16 +316,18 @@ static void test_nan_and_infinity_stay_in_their_row(void **state)
     }
 }
 
-/* One product of 1.0 with x leaves x itself to be rounded, by adding a small term: halves go to even. */
-static void test_bf16_rounds_to_nearest_even(void **state)
-{
+// One product of 1.0 with x leaves x itself to be rounded, by adding a small term: halves go to even.
+static void test_bf16_rounds_to_nearest_even(void **state) {
     (void)state;
-    static const struct { float big, small; uint16_t want; } cases[] = {
-        { 1.0f, 0.00390625f, 0x3f80 },       // 1 + 2^-8, half an ulp above an even 1: down
-        { 1.0078125f, 0.00390625f, 0x3f82 }, // half an ulp above an odd neighbour: up
-        { 1.0f, 0.00393677f, 0x3f81 },       // a little more than half: up
+    static const struct {
+        float big, small;
+        uint16_t want;
+    } cases[] = {
+        { 1.0f, 0.00390625f, 0x3f80 },        // 1 + 2^-8, half an ulp above an even 1: down
+        { 1.0078125f, 0.00390625f, 0x3f82 },  // half an ulp above an odd neighbour: up
+        { 1.0f, 0.00393677f, 0x3f81 },        // a little more than half: up
         { -1.0f, -0.00390625f, 0xbf80 },
-        { 3.3895314e38f, 1.3292280e36f, 0x7f80 }, // above the largest bf16 by more than half an ulp: infinity
+        { 3.3895314e38f, 1.3292280e36f, 0x7f80 },  // above the largest bf16 by more than half an ulp: infinity
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint16_t a[2] = { 0x3f80, 0x3f80 }, b[2], c = 0;
@@ -357,8 +345,7 @@ static void test_bf16_rounds_to_nearest_even(void **state)
     }
 }
 
-static void test_same_bits_at_another_address(void **state)
-{
+static void test_same_bits_at_another_address(void **state) {
     (void)state;
     for (int bits = 0; bits < 8; bits++) {
         Case t = { 96, 160, 272, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 1, 1 };
@@ -372,8 +359,7 @@ static void test_same_bits_at_another_address(void **state)
 }
 
 #ifdef CUDA_ON_CPU
-static void test_same_bits_for_any_number_of_threads(void **state)
-{
+static void test_same_bits_for_any_number_of_threads(void **state) {
     (void)state;
     static const size_t shapes[][3] = { { 256, 768, 300 }, { 64, 1000, 520 }, { 301, 97, 513 }, { 7, 11, 2000 } };
     int before = omp_get_max_threads();
@@ -400,8 +386,7 @@ static void test_same_bits_for_any_number_of_threads(void **state)
     omp_set_num_threads(before);
 }
 
-static void test_same_bits_for_part_of_the_rows(void **state)
-{
+static void test_same_bits_for_part_of_the_rows(void **state) {
     (void)state;
     for (int dtype = 0; dtype < 2; dtype++) {
         Case whole = { 256, 200, 700, dtype, 0, 1, 0, 1 };
@@ -422,8 +407,7 @@ static void test_same_bits_for_part_of_the_rows(void **state)
 }
 #endif
 
-static void test_works_again_after_destroy(void **state)
-{
+static void test_works_again_after_destroy(void **state) {
     (void)state;
     Case t = { 30, 40, 50, MATMUL_BF16, 0, 1, 0, 1 };
     check(&t);
@@ -432,8 +416,7 @@ static void test_works_again_after_destroy(void **state)
     check(&t);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_use_and_size),
         cmocka_unit_test(test_empty_sum_is_bias_or_zero),

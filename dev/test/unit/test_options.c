@@ -1,8 +1,6 @@
-/*
-The command line, the log and the model files: what a user meets first when something is wrong. Most of this is a table of command
-lines that must be refused, each with a word that its message must contain: the flag, the value or the remedy. A refusal that does
-not say what to do instead is a bug, and so is a flag that is taken for another.
-*/
+// The command line, the log and the model files: what a user meets first when something is wrong. Most of this is a
+// table of command lines that must be refused, each with a word that its message must contain: the flag, the value or
+// the remedy. A refusal that does not say what to do instead is a bug, and so is a flag that is taken for another.
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -23,12 +21,13 @@ not say what to do instead is a bug, and so is a flag that is taken for another.
 #include "trainer/options.h"
 #include "trainer/log.h"
 
-static const OptionsBuild CPU_FP32 = {.cpu = 1};
-static const OptionsBuild CPU_BF16 = {.cpu = 1, .bf16 = 1};
-static const OptionsBuild GPU_BF16 = {.bf16 = 1};
+static const OptionsBuild CPU_FP32 = { .cpu = 1 };
+static const OptionsBuild CPU_BF16 = { .cpu = 1, .bf16 = 1 };
+static const OptionsBuild GPU_BF16 = { .bf16 = 1 };
 static char err[8192];
 
-// Parses a command line as a shell would split it. Returns what options_parse returns; the words are kept for the test's duration.
+// Parses a command line as a shell would split it. Returns what options_parse returns; the words are kept for the
+// test's duration.
 static int parse(Options *o, const OptionsBuild *build, const char *line) {
     static char words[4096];
     static char *argv[128];
@@ -50,42 +49,126 @@ static const struct {
     const char *line, *word;
 } REFUSED[] = {
     // not a flag, or not this one
-    {"foo", "foo: not a flag"}, {"-b 4 foo", "foo: not a flag"}, {"-- -b 4", "--: not a flag"}, {"-", "not a flag"},
-    {"-b 4 8", "8: not a flag"}, {"-zz 1", "-zz: unknown flag"}, {"-? 1", "unknown"}, {"-: 1", "unknown"}, {"-+ 1", "unknown"},
-    {"--batch 4", "abbreviated"}, {"--max 3", "abbreviated"}, {"-gr 3", "unknown"}, {"--va 3", "unknown"}, {"--batch=4", "--batch-size"},
-    {"-b4", "unknown flag"}, {"-bs 4", "unknown flag"}, {"-slx 1", "unknown"}, {"-nn 3", "unknown"}, {"--hel", "unknown"},
+    { "foo", "foo: not a flag" },
+    { "-b 4 foo", "foo: not a flag" },
+    { "-- -b 4", "--: not a flag" },
+    { "-", "not a flag" },
+    { "-b 4 8", "8: not a flag" },
+    { "-zz 1", "-zz: unknown flag" },
+    { "-? 1", "unknown" },
+    { "-: 1", "unknown" },
+    { "-+ 1", "unknown" },
+    { "--batch 4", "abbreviated" },
+    { "--max 3", "abbreviated" },
+    { "-gr 3", "unknown" },
+    { "--va 3", "unknown" },
+    { "--batch=4", "--batch-size" },
+    { "-b4", "unknown flag" },
+    { "-bs 4", "unknown flag" },
+    { "-slx 1", "unknown" },
+    { "-nn 3", "unknown" },
+    { "--hel", "unknown" },
     // no value, no number
-    {"-b", "value is missing"}, {"-z 1 -h", "-h: its value is missing"}, {"--lr", "value is missing"}, {"-b four", "-b four: not a whole number"},
-    {"-b 4x", "-b 4x"}, {"-b 4.5", "whole number"}, {"-b ''", "whole number"}, {"--batch-size=", "whole number"}, {"-b 0x10", "whole number"},
-    {"-l fast", "-l fast: not a number"}, {"-l nan", "not a number"}, {"-l inf", "not a number"}, {"-l 1e999", "not a number"},
-    {"-l 3e-4,", "not a number"}, {"-i ''", "empty"}, {"-k -z 1", "-k -z: unknown: use one of cosine"},
+    { "-b", "value is missing" },
+    { "-z 1 -h", "-h: its value is missing" },
+    { "--lr", "value is missing" },
+    { "-b four", "-b four: not a whole number" },
+    { "-b 4x", "-b 4x" },
+    { "-b 4.5", "whole number" },
+    { "-b ''", "whole number" },
+    { "--batch-size=", "whole number" },
+    { "-b 0x10", "whole number" },
+    { "-l fast", "-l fast: not a number" },
+    { "-l nan", "not a number" },
+    { "-l inf", "not a number" },
+    { "-l 1e999", "not a number" },
+    { "-l 3e-4,", "not a number" },
+    { "-i ''", "empty" },
+    { "-k -z 1", "-k -z: unknown: use one of cosine" },
     // out of range
-    {"-b 0", "-b 0: out of range"}, {"-b -4", "out of range"}, {"-b 99999999999999999999", "out of range"}, {"-t 0", "-t 0"}, {"-x -2", "-x -2"},
-    {"-d -2", "-d -2"}, {"-d 0", "-d 0"}, {"-l -1", "-l -1: out of range"}, {"-q 1.5", "-q 1.5"}, {"-u -1", "-u -1"}, {"-c -0.1", "-c -0.1"},
-    {"-r 3", "-r 3"}, {"-ge 3", "-ge 3"}, {"-z 4", "-z 4"}, {"-z -1", "-z -1"}, {"-a 2", "-a 2"}, {"-w 3", "-w 3"}, {"-v -1", "-v -1"}, {"-m -2", "-m -2"}, {"-g 0", "-g 0"},
-    {"--beta1 1", "--beta1 1"}, {"--beta2 1.0", "--beta2"}, {"--eps 0", "--eps 0"}, {"--grad-clip -1", "--grad-clip"}, {"--shuffle 2", "--shuffle 2"},
-    {"--seed -1", "--seed"}, {"--seed 4294967296", "--seed"}, {"--hash yes", "--hash yes"}, {"--timeout 0", "--timeout 0"}, {"--tp 0", "--tp 0"},
+    { "-b 0", "-b 0: out of range" },
+    { "-b -4", "out of range" },
+    { "-b 99999999999999999999", "out of range" },
+    { "-t 0", "-t 0" },
+    { "-x -2", "-x -2" },
+    { "-d -2", "-d -2" },
+    { "-d 0", "-d 0" },
+    { "-l -1", "-l -1: out of range" },
+    { "-q 1.5", "-q 1.5" },
+    { "-u -1", "-u -1" },
+    { "-c -0.1", "-c -0.1" },
+    { "-r 3", "-r 3" },
+    { "-ge 3", "-ge 3" },
+    { "-z 4", "-z 4" },
+    { "-z -1", "-z -1" },
+    { "-a 2", "-a 2" },
+    { "-w 3", "-w 3" },
+    { "-v -1", "-v -1" },
+    { "-m -2", "-m -2" },
+    { "-g 0", "-g 0" },
+    { "--beta1 1", "--beta1 1" },
+    { "--beta2 1.0", "--beta2" },
+    { "--eps 0", "--eps 0" },
+    { "--grad-clip -1", "--grad-clip" },
+    { "--shuffle 2", "--shuffle 2" },
+    { "--seed -1", "--seed" },
+    { "--seed 4294967296", "--seed" },
+    { "--hash yes", "--hash yes" },
+    { "--timeout 0", "--timeout 0" },
+    { "--tp 0", "--tp 0" },
     // unknown words
-    {"-k cos", "cosine|linear|constant|wsd"}, {"-k cosine|linear", "unknown"}, {"--transport tcp", "auto|mpi|nccl"}, {"--reduce fast", "exact|library"},
-    {"-pi file", "mpi|tcp|fs"},
+    { "-k cos", "cosine|linear|constant|wsd" },
+    { "-k cosine|linear", "unknown" },
+    { "--transport tcp", "auto|mpi|nccl" },
+    { "--reduce fast", "exact|library" },
+    { "-pi file", "mpi|tcp|fs" },
     // not there yet
-    {"-y 1", "-e DIR/model_STEP.bin"}, {"--resume 1", "--resume 1"}, {"-h 1", "-h 0"},
-    {"-z 4", "-z 4"}, {"--stage=5", "--stage 5"}, {"--prefetch 3", "--prefetch 3"},
+    { "-y 1", "-e DIR/model_STEP.bin" },
+    { "--resume 1", "--resume 1" },
+    { "-h 1", "-h 0" },
+    { "-z 4", "-z 4" },
+    { "--stage=5", "--stage 5" },
+    { "--prefetch 3", "--prefetch 3" },
     // how processes are started
-    {"-pn 8", "mpirun -n"}, {"-pr 0", "mpirun"}, {"-pg 8", "mpirun"}, {"-ps 10.0.0.1", "mpirun"}, {"-pf /tmp", "mpirun"}, {"-pi mpi -pf /tmp", "-pf: with -pi mpi"},
-    {"-pi tcp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK"}, {"-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES"},
-    {"-pi fs -pn 4 -pr 4 -pf /tmp", "-pr 4: there is no such rank"}, {"-pi tcp -pn 4 -pr 0", "add -ps"}, {"-pi fs -pn 4 -pr 0", "add -pf"},
-    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pf /tmp", "-pf: is not for -pi tcp"}, {"-pi fs -pn 4 -pr 0 -ps ::1 -pf /tmp", "-ps: is not for -pi fs"},
-    {"-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0"}, {"-pi tcp -pn 4 -pr 0 -ps ::1 --transport mpi", "--transport mpi: MPI carries nothing"},
+    { "-pn 8", "mpirun -n" },
+    { "-pr 0", "mpirun" },
+    { "-pg 8", "mpirun" },
+    { "-ps 10.0.0.1", "mpirun" },
+    { "-pf /tmp", "mpirun" },
+    { "-pi mpi -pf /tmp", "-pf: with -pi mpi" },
+    { "-pi tcp", "-pn PROCESSES -pr RANK" },
+    { "-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK" },
+    { "-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES" },
+    { "-pi fs -pn 4 -pr 4 -pf /tmp", "-pr 4: there is no such rank" },
+    { "-pi tcp -pn 4 -pr 0", "add -ps" },
+    { "-pi fs -pn 4 -pr 0", "add -pf" },
+    { "-pi tcp -pn 4 -pr 0 -ps ::1 -pf /tmp", "-pf: is not for -pi tcp" },
+    { "-pi fs -pn 4 -pr 0 -ps ::1 -pf /tmp", "-ps: is not for -pi fs" },
+    { "-pi tcp -pn 4 -pr 0 -ps ::1 -pg 0", "-pg 0" },
+    { "-pi tcp -pn 4 -pr 0 -ps ::1 --transport mpi", "--transport mpi: MPI carries nothing" },
     // not there
-    {"-f 1", "-f 0"}, {"-lg 1", "-lg 0"}, {"--nccl-register 1", "--transport nccl"}, {"--transport mpi --nccl-register 1", "--transport nccl"},
+    { "-f 1", "-f 0" },
+    { "-lg 1", "-lg 0" },
+    { "--nccl-register 1", "--transport nccl" },
+    { "--transport mpi --nccl-register 1", "--transport nccl" },
     // together
-    {"-n 10", "-o DIR"}, {"-nk 3 -o out", "-n STEPS"}, {"-nm 3 -o out", "-n STEPS"}, {"-j val.bin", "add -i"}, {"-m 0", "-v 0"},
+    { "-n 10", "-o DIR" },
+    { "-nk 3 -o out", "-n STEPS" },
+    { "-nm 3 -o out", "-n STEPS" },
+    { "-j val.bin", "add -i" },
+    { "-m 0", "-v 0" },
     // plans
-    {"--plan xml", "off|text|json"}, {"--plan=", "off|text|json"}, {"--plan json 8", "8: not a flag"}, {"--ranks 8", "--ranks: is about a plan"},
-    {"--plan off --mfu 0.5", "--mfu: is about a plan"}, {"--precision bf16", "add --plan"}, {"--plan --ranks 0", "at least one rank"},
-    {"--plan --precision fp16", "fp32|bf16"}, {"--plan --device-memory 0", "out of range"}, {"--plan --mfu 1.5", "--mfu 1.5"},
-    {"--plan --debug 7", "without --debug"},
+    { "--plan xml", "off|text|json" },
+    { "--plan=", "off|text|json" },
+    { "--plan json 8", "8: not a flag" },
+    { "--ranks 8", "--ranks: is about a plan" },
+    { "--plan off --mfu 0.5", "--mfu: is about a plan" },
+    { "--precision bf16", "add --plan" },
+    { "--plan --ranks 0", "at least one rank" },
+    { "--plan --precision fp16", "fp32|bf16" },
+    { "--plan --device-memory 0", "out of range" },
+    { "--plan --mfu 1.5", "--mfu 1.5" },
+    { "--plan --debug 7", "without --debug" },
 };
 
 static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state) {
@@ -94,7 +177,8 @@ static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state)
         Options o;
         int code = parse(&o, &CPU_FP32, REFUSED[i].line);
         if (code != -1 || strstr(err, REFUSED[i].word) == NULL || strchr(err, '\n') != NULL) {
-            fail_msg("%s: returned %d, message \"%s\", which should contain \"%s\"", REFUSED[i].line, code, err, REFUSED[i].word);
+            fail_msg("%s: returned %d, message \"%s\", which should contain \"%s\"", REFUSED[i].line, code, err,
+                     REFUSED[i].word);
         }
     }
 }
@@ -102,7 +186,7 @@ static void test_every_wrong_command_line_is_refused_with_a_remedy(void **state)
 static void test_what_a_build_has_not_is_refused_there_only(void **state) {
     (void)state;
     Options o;
-    static const char *const masters[] = {"-w 0", "-w 1", "-w 2"};
+    static const char *const masters[] = { "-w 0", "-w 1", "-w 2" };
     for (int w = 0; w <= 2; w++) {
         assert_int_equal(parse(&o, &CPU_BF16, masters[w]), 0);
         assert_int_equal(o.master_weights, w);
@@ -138,7 +222,10 @@ static void test_a_plan_needs_no_word(void **state) {
     assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
     assert_int_equal(o.batch_size, 2);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(parse(&o, &CPU_FP32, i == 0 ? "-z 3 --plan json --ranks 64 --precision bf16" : "--plan=json -z 3 --precision bf16 --ranks 64"), 0);
+        assert_int_equal(parse(&o, &CPU_FP32,
+                               i == 0 ? "-z 3 --plan json --ranks 64 --precision bf16"
+                                      : "--plan=json -z 3 --precision bf16 --ranks 64"),
+                         0);
         assert_int_equal(o.plan, OPTION_PLAN_JSON);
         assert_int_equal(o.plan_ranks, 64);
         assert_int_equal(o.plan_precision, OPTION_PRECISION_BF16);
@@ -174,9 +261,12 @@ static void test_defaults_are_those_of_llmc(void **state) {
 static void test_a_script_of_llmc_runs_as_it_is(void **state) {
     (void)state;
     Options o;
-    assert_int_equal(parse(&o, &CPU_FP32, "-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 -t 1024"
-                                          " -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -ge 0 -y 0 -e d12 -x -1"
-                                          " -pi mpi -sl 7.0 -sg 7.0 -a 0 -f 0 -w 1 -k cosine -m 20"), 0);
+    assert_int_equal(
+        parse(&o, &CPU_FP32,
+              "-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 -t 1024"
+              " -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -ge 0 -y 0 -e d12 -x -1"
+              " -pi mpi -sl 7.0 -sg 7.0 -a 0 -f 0 -w 1 -k cosine -m 20"),
+        0);
     assert_string_equal(o.train_files, "dev/data/train_*.bin");
     assert_string_equal(o.val_files, "dev/data/val_*.bin");
     assert_string_equal(o.output_dir, "log124M");
@@ -208,12 +298,15 @@ static void test_long_names_and_equals_signs(void **state) {
     Options o;
     assert_int_equal(parse(&o, &CPU_FP32, "-v 0"), 0);
     assert_int_equal(o.val_every, 0);
-    assert_int_equal(parse(&o, &CPU_FP32, "--val-every=0 --sample-every 0 -n=0 --lr=1e-3 --train-files a=b --lr-schedule wsd --reduce library"), 0);
+    assert_int_equal(
+        parse(&o, &CPU_FP32,
+              "--val-every=0 --sample-every 0 -n=0 --lr=1e-3 --train-files a=b --lr-schedule wsd --reduce library"),
+        0);
     assert_true(o.val_every == 0 && o.sample_every == 0 && o.checkpoint_every == 0 && o.lr == 1e-3);
     assert_string_equal(o.train_files, "a=b");
     assert_int_equal(o.lr_schedule, SCHEDULE_WSD);
     assert_int_equal(o.reduce, OPTION_REDUCE_LIBRARY);
-    assert_int_equal(parse(&o, &CPU_FP32, "-b 2 --batch-size 3"), 0);       // the last counts
+    assert_int_equal(parse(&o, &CPU_FP32, "-b 2 --batch-size 3"), 0);  // the last counts
     assert_int_equal(o.batch_size, 3);
 }
 
@@ -237,7 +330,9 @@ static void test_help_tells_every_flag(void **state) {
     FILE *f = open_memstream(&text, &bytes);
     options_help(f, "train_gpt2_zero");
     fclose(f);
-    static const char *const WORDS[] = {"-i ", "--train-files", "-nk", "--stage", "[3e-4]", "cosine|linear|constant|wsd", "--grad-clip", "--timeout", "-pn"};
+    static const char *const WORDS[] = { "-i ",         "--train-files", "-nk",
+                                         "--stage",     "[3e-4]",        "cosine|linear|constant|wsd",
+                                         "--grad-clip", "--timeout",     "-pn" };
     for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
         assert_non_null(strstr(text, WORDS[i]));
     }
@@ -277,7 +372,7 @@ static void near(double a, double b) {
 
 static void test_schedules_have_their_closed_forms(void **state) {
     (void)state;
-    Schedule s = {.kind = SCHEDULE_COSINE, .lr = 1, .warmup = 10, .steps = 110, .final_fraction = 0.1};
+    Schedule s = { .kind = SCHEDULE_COSINE, .lr = 1, .warmup = 10, .steps = 110, .final_fraction = 0.1 };
     for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {
         s.kind = kind;
         near(schedule_lr(&s, 0), 0.1);
@@ -297,14 +392,14 @@ static void test_schedules_have_their_closed_forms(void **state) {
     near(schedule_lr(&s, 87), 1);
     near(schedule_lr(&s, 99), 0.1 + 0.9 * (1 - sqrt(0.5)));
     s.kind = SCHEDULE_COSINE;
-    s.warmup = s.steps = 5;     // nothing left to decay in
+    s.warmup = s.steps = 5;  // nothing left to decay in
     near(schedule_lr(&s, 4), 1);
     near(schedule_lr(&s, 5), 1);
 }
 
 static void test_z_scores_are_of_the_last_128_values(void **state) {
     (void)state;
-    Outliers o = {0};
+    Outliers o = { 0 };
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
         assert_true(isnan(outlier_z(&o, i)));
     }
@@ -315,7 +410,7 @@ static void test_z_scores_are_of_the_last_128_values(void **state) {
     }
     near(outlier_z(&o, 3), 0);
     // One x among 127 zeros in all: the z-score does not depend on x.
-    Outliers p = {0};
+    Outliers p = { 0 };
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
         outlier_z(&p, 0);
     }
@@ -341,11 +436,20 @@ static void test_peaks_are_not_guessed(void **state) {
 static void test_the_step_line_is_llmcs(void **state) {
     (void)state;
     char line[512];
-    StepLine s = {.step = 0, .steps = 10, .loss = 5.2700091, .loss_z = NAN, .norm = 2.5, .norm_z = 1, .lr = 3e-4, .ms = 12.345, .mfu = 0.4567,
-                  .tokens_per_second = 12345.6};
+    StepLine s = { .step = 0,
+                   .steps = 10,
+                   .loss = 5.2700091,
+                   .loss_z = NAN,
+                   .norm = 2.5,
+                   .norm_z = 1,
+                   .lr = 3e-4,
+                   .ms = 12.345,
+                   .mfu = 0.4567,
+                   .tokens_per_second = 12345.6 };
     step_line(line, sizeof line, &s);
-    assert_string_equal(line, "step    1/10 | loss 5.270009 (+nanz)| norm 2.5000 (+1.00z)| lr 3.00e-04 | 12.35 ms | 45.7% bf16 MFU | 12346 tok/s");
-    assert_memory_equal(line + 20, "5.270009", 8);      // where llm.c's scripts cut it out
+    assert_string_equal(line, "step    1/10 | loss 5.270009 (+nanz)| norm 2.5000 (+1.00z)| lr 3.00e-04 | 12.35 ms | "
+                              "45.7% bf16 MFU | 12346 tok/s");
+    assert_memory_equal(line + 20, "5.270009", 8);  // where llm.c's scripts cut it out
     s.mfu = -1;
     step_line(line, sizeof line, &s);
     assert_non_null(strstr(line, "| n/a MFU |"));
@@ -381,7 +485,7 @@ static int remove_dir(void **state) {
 static void test_main_log(void **state) {
     (void)state;
     TrainLog l;
-    for (int run = 0; run < 2; run++) {     // the second begins anew
+    for (int run = 0; run < 2; run++) {  // the second begins anew
         assert_int_equal(trainlog_open(&l, dir, err, sizeof err), 0);
         assert_int_equal(trainlog_val(&l, 0, 5.30214, err, sizeof err), 0);
         assert_int_equal(trainlog_train(&l, 0, 5.27001, 3e-4, 2.345, err, sizeof err), 0);
@@ -401,7 +505,9 @@ static void test_main_log(void **state) {
     assert_non_null(strstr(err, "-o"));
 }
 
-static const ModelShape SHAPE = {.max_seq_len = 16, .vocab_size = 100, .num_layers = 2, .num_heads = 2, .channels = 64, .padded_vocab_size = 128};
+static const ModelShape SHAPE = {
+    .max_seq_len = 16, .vocab_size = 100, .num_layers = 2, .num_heads = 2, .channels = 64, .padded_vocab_size = 128
+};
 
 // A value that bf16 can hold, another one for every element of a row of 1000.
 static float value(size_t i) {
@@ -472,7 +578,7 @@ static void test_a_model_comes_back_as_it_was_written(void **state) {
 
 static void test_the_124m_file_has_the_size_of_llmcs(void **state) {
     (void)state;
-    const ModelShape d12 = {1024, 50257, 12, 12, 768, 50304};
+    const ModelShape d12 = { 1024, 50257, 12, 12, 768, 50304 };
     assert_int_equal(modelfile_numel(&d12), 124475904);
 }
 
@@ -505,7 +611,7 @@ static void test_damaged_model_files_are_refused(void **state) {
     refused_with(path, 0, 20240520, "not a model file");
     refused_with(path, 1, 1, "version 1");
     refused_with(path, 1, 4, "version 4");
-    refused_with(path, 1, 5, "truncated");          // a bf16 file of this shape is half as long
+    refused_with(path, 1, 5, "truncated");  // a bf16 file of this shape is half as long
     refused_with(path, 4, 3, "truncated");
     refused_with(path, 6, 0, "channels 0");
     refused_with(path, 4, -1, "num_layers -1");
@@ -536,7 +642,7 @@ static void test_a_failed_write_leaves_the_old_model_and_no_litter(void **state)
     assert_non_null(strstr(err, "nowhere/model.bin.tmp"));
     assert_non_null(strstr(err, "-o"));
 
-    struct rlimit before, full;     // the disk is "full" at 100000 bytes
+    struct rlimit before, full;  // the disk is "full" at 100000 bytes
     getrlimit(RLIMIT_FSIZE, &before);
     full = before;
     full.rlim_cur = 100000;

@@ -1,7 +1,5 @@
-/*
-The planner against numbers that others have published, and against itself. That a plan says what a run measures is the
-business of test_engine (the same formulas, in every way to run) and of test_plan.sh (the printed tables).
-*/
+// The planner against numbers that others have published, and against itself. That a plan says what a run measures is
+// the business of test_engine (the same formulas, in every way to run) and of test_plan.sh (the printed tables).
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,14 +21,26 @@ static char err[512];
 // A model of equal units, trained in bf16 without accumulation; nothing but model states counts.
 static PlanInput model(size_t units, size_t numel, size_t ranks) {
     for (size_t u = 0; u < units; u++) {
-        tensors[u] = (zero_tensor){"unit", numel, u, u * numel, 1};
+        tensors[u] = (zero_tensor){ "unit", numel, u, u * numel, 1 };
         order[u] = u;
         order[2 * units - 1 - u] = u;
     }
     return (PlanInput){
-        .model = "test", .tensors = tensors, .num_tensors = units, .order = order, .order_length = 2 * units, .prefetch = 1,
-        .dtype = ZERO_BF16, .B = 1, .T = 1, .ranks = ranks, .device_bytes = 80e9, .link_bytes_per_second = 450e9,
-        .peak_flops = 989e12, .efficiency = 0.4, .flops_per_token = 6.0 * (double)(units * numel),
+        .model = "test",
+        .tensors = tensors,
+        .num_tensors = units,
+        .order = order,
+        .order_length = 2 * units,
+        .prefetch = 1,
+        .dtype = ZERO_BF16,
+        .B = 1,
+        .T = 1,
+        .ranks = ranks,
+        .device_bytes = 80e9,
+        .link_bytes_per_second = 450e9,
+        .peak_flops = 989e12,
+        .efficiency = 0.4,
+        .flops_per_token = 6.0 * (double)(units * numel),
     };
 }
 
@@ -50,10 +60,11 @@ static void assert_printed(double x, const char *format, const char *want) {
     assert_string_equal(text, want);
 }
 
-// Figure 1 of the paper: 7.5 billion parameters on 64 ranks, in GB of 10^9 bytes. What we have more is in rows of its own.
+// Figure 1 of the paper: 7.5 billion parameters on 64 ranks, in GB of 10^9 bytes. What we have more is in rows of its
+// own.
 static void test_the_table_of_the_zero_paper(void **state) {
     (void)state;
-    static const char *const want[PLAN_STAGES] = {"120.0", "31.4", "16.6", "1.9"};
+    static const char *const want[PLAN_STAGES] = { "120.0", "31.4", "16.6", "1.9" };
     PlanInput in = model(50, 150000000, 64);
     Plan p;
     assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
@@ -64,11 +75,12 @@ static void test_the_table_of_the_zero_paper(void **state) {
         assert_printed(plan_paper_bytes(stage, ZERO_BF16, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
         assert_printed((double)s->paper / 1e9, "%.1f", want[stage]);
         assert_printed((double)(s->states - s->sums) / 1e9, "%.1f", want[stage]);
-        assert_int_equal(s->sums, stage < 2 ? 4 * shard : 2 * shard);       // fp32 beside, or instead of, bf16
+        assert_int_equal(s->sums, stage < 2 ? 4 * shard : 2 * shard);  // fp32 beside, or instead of, bf16
         assert_int_equal(s->states, s->paper + s->sums + s->padding);
         assert_true((double)s->padding < 1e-4 * (double)s->paper);
-        assert_int_equal(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) + bytes_of(s, ZERO_MEM_GRAD_SHARDS) +
-                                    bytes_of(s, ZERO_MEM_MASTER) + bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
+        assert_int_equal(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) +
+                                        bytes_of(s, ZERO_MEM_GRAD_SHARDS) + bytes_of(s, ZERO_MEM_MASTER) +
+                                        bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
     }
     for (int master = ZERO_MASTER_SPLIT; master <= ZERO_MASTER_NONE; master++) {
         Plan q;
@@ -90,7 +102,7 @@ static void test_the_table_of_the_zero_paper(void **state) {
 // ZeRO-1 as nanotron has it: 7 billion parameters, 8 data-parallel ranks; the optimizer's 84 GB become 10.5 GB a rank.
 static void test_7b_on_8_data_parallel_ranks(void **state) {
     (void)state;
-    static const char *const want[PLAN_STAGES] = {"112.00", "38.50", "26.25", "14.00"};
+    static const char *const want[PLAN_STAGES] = { "112.00", "38.50", "26.25", "14.00" };
     PlanInput in = model(50, 140000000, 8);
     Plan p;
     assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
@@ -105,7 +117,7 @@ static void test_7b_on_8_data_parallel_ranks(void **state) {
 
 static void test_the_smallest_number_of_ranks_is_that(void **state) {
     (void)state;
-    static const double device[] = {0.5e9, 3e9, 17e9, 80e9, 1000e9};
+    static const double device[] = { 0.5e9, 3e9, 17e9, 80e9, 1000e9 };
     for (size_t d = 0; d < sizeof device / sizeof device[0]; d++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
             PlanInput in = model(24, 50000000, 1);
@@ -127,14 +139,15 @@ static void test_the_smallest_number_of_ranks_is_that(void **state) {
                     assert_true((double)at.stage[stage].memory_total > in.device_bytes);
                 }
                 if (s->smallest_power > 0) {
-                    assert_true(s->smallest <= s->smallest_power && (accumulate || s->smallest_power < 2 * s->smallest));
+                    assert_true(s->smallest <= s->smallest_power &&
+                                (accumulate || s->smallest_power < 2 * s->smallest));
                 }
             }
         }
     }
     PlanInput in = model(24, 50000000, 8);
     Plan p;
-    in.activation_bytes = 81000000000;      // does not depend on N
+    in.activation_bytes = 81000000000;  // does not depend on N
     assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
     assert_int_equal(p.best_stage, -1);
     assert_int_equal(p.lowest_stage, -1);
@@ -156,7 +169,7 @@ static void test_groups_shard_as_if_they_were_alone(void **state) {
     }
     in.device_bytes = 1e15;
     assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
-    assert_int_equal(groups.lowest_stage, 1);       // there are no groups in stage 0
+    assert_int_equal(groups.lowest_stage, 1);  // there are no groups in stage 0
     in.ranks = 10;
     assert_int_equal(plan_make(&groups, &in, err, sizeof err), -1);
     assert_non_null(strstr(err, "--shard-group 4"));
@@ -173,17 +186,18 @@ static void test_tokens_that_cannot_be_divided_are_refused(void **state) {
 
 static void test_time_is_work_by_rate(void **state) {
     (void)state;
-    PlanInput in = model(4, 64000, 4);      // no padding
+    PlanInput in = model(4, 64000, 4);  // no padding
     in.B = 2;
     in.T = 100;
-    in.total_tokens = 2400;                 // three micro-steps
+    in.total_tokens = 2400;  // three micro-steps
     Plan p;
     assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
     assert_int_equal(p.micro_steps, 3);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        assert_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");     // 600 x 6 x 256000 / (989e12 x 0.4)
+        assert_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
     }
-    // a rank receives 3/4 of everything: gradients thrice, in stage 1 then parameters; from each rank 176 bytes for the norm, 3 losses
+    // a rank receives 3/4 of everything: gradients thrice, in stage 1 then parameters; from each rank 176 bytes for the
+    // norm, 3 losses
     assert_int_equal(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (176 + 24));
     assert_int_equal(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (176 + 24));
 }

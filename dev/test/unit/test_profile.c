@@ -1,6 +1,5 @@
-/*
-The formulas of --profile against numbers of other origin, and its clock. That a run does what the formulas say is the business of test_profile.sh.
-*/
+// The formulas of --profile against numbers of other origin, and its clock. That a run does what the formulas say is
+// the business of test_profile.sh.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,8 +18,20 @@ static ProfileWork work[PROFILE_MAX_KINDS];
 
 // GPT-2 124M in bf16 on one rank.
 static ProfileRun gpt2(void) {
-    return (ProfileRun){.B = 4, .T = 1024, .C = 768, .NH = 12, .L = 12, .Vp = 50304, .G = 2, .elem = 2, .recompute = 0, .chunks = 256, .stage = 1,
-                        .ranks = 1, .numel = 124475904, .state_bytes = profile_adamw_bytes(2, 1)};
+    return (ProfileRun){ .B = 4,
+                         .T = 1024,
+                         .C = 768,
+                         .NH = 12,
+                         .L = 12,
+                         .Vp = 50304,
+                         .G = 2,
+                         .elem = 2,
+                         .recompute = 0,
+                         .chunks = 256,
+                         .stage = 1,
+                         .ranks = 1,
+                         .numel = 124475904,
+                         .state_bytes = profile_adamw_bytes(2, 1) };
 }
 
 static const ProfileWork *find(const ProfileRun *run, const char *name) {
@@ -48,22 +59,24 @@ static void test_products_are_6_flops_per_weight_and_token(void **state) {
     assert_true(flops == 6.0 * 123568128 * 4096 * 2);
 }
 
-// FlashAttention's paper counts 4 T^2 C FLOPs a sequence forward (halved: causal), and 2.5 times that backward; two kernels that each compute
-// the scores and dp anew have 7 products, not 5.
+// FlashAttention's paper counts 4 T^2 C FLOPs a sequence forward (halved: causal), and 2.5 times that backward; two
+// kernels that each compute the scores and dp anew have 7 products, not 5.
 static void test_attention_is_half_of_a_square(void **state) {
     (void)state;
     const ProfileRun run = gpt2();
-    const double half = 4.0 * 1024 * 1024 * 768 / 2 * 4 * 12 * 2;       // B L G
-    assert_true(find(&run, "attention_forward")->flops / half > 1 && find(&run, "attention_forward")->flops / half < 1.001);
+    const double half = 4.0 * 1024 * 1024 * 768 / 2 * 4 * 12 * 2;  // B L G
+    assert_true(find(&run, "attention_forward")->flops / half > 1 &&
+                find(&run, "attention_forward")->flops / half < 1.001);
     const double backward = find(&run, "attention_dq")->flops + find(&run, "attention_dkv")->flops;
     assert_true(backward / half > 3.5 && backward / half < 3.5 * 1.001);
     ProfileRun one = run;
     one.one_backward = 1;
-    assert_true(find(&one, "attention_backward")->flops / half > 2.5 && find(&one, "attention_backward")->flops / half < 2.5 * 1.001);
+    assert_true(find(&one, "attention_backward")->flops / half > 2.5 &&
+                find(&one, "attention_backward")->flops / half < 2.5 * 1.001);
 }
 
-// The whole step, beside the formula of the log's MFU (which counts wpe, biases and layernorms as if they were multiplied, and a backward of 5
-// products of attention): within 3 percent.
+// The whole step, beside the formula of the log's MFU (which counts wpe, biases and layernorms as if they were
+// multiplied, and a backward of 5 products of attention): within 3 percent.
 static void test_the_step_is_about_what_mfu_counts(void **state) {
     (void)state;
     const ProfileRun run = gpt2();
@@ -85,7 +98,7 @@ static void test_adamw_moves_28_30_28_24_bytes(void **state) {
     ProfileRun run = gpt2();
     assert_true(find(&run, "AdamW")->bytes == 30.0 * 124475904);
     run.ranks = 8;
-    run.numel = 124476416;      // padded
+    run.numel = 124476416;  // padded
     assert_true(find(&run, "AdamW")->bytes == 30.0 * 124476416 / 8);
     run.stage = 0;
     assert_true(find(&run, "AdamW")->bytes == 30.0 * 124476416);
@@ -112,20 +125,21 @@ static void test_the_floor_is_the_slowest_of_three(void **state) {
     ProfileRun run = gpt2();
     const ProfileDevice *d = profile_device("NVIDIA H200", &known);
     assert_true(known);
-    ProfileWork w = {.bytes = 4.8e9};
+    ProfileWork w = { .bytes = 4.8e9 };
     assert_true(profile_floor(&w, &run, d, &bound) == 1e-3 && !strcmp(bound, "memory"));
     w.wire = 900e6;
     assert_true(profile_floor(&w, &run, d, &bound) == 2e-3 && !strcmp(bound, "link"));
     w.flops = 989e9 * 3;
     w.tensor_cores = 1;
     assert_true(profile_floor(&w, &run, d, &bound) == 3e-3 && !strcmp(bound, "math"));
-    run.elem = 4;               // fp32: TF32 only where it is allowed
+    run.elem = 4;  // fp32: TF32 only where it is allowed
     assert_true(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 67e12);
     run.tf32 = 1;
     assert_true(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);
     assert_string_equal(profile_device("CPU", &known)->name, "H200");
     assert_false(known);
-    static const char *const others[] = {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 PCIe"};
+    static const char *const others[] = { "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL",
+                                          "NVIDIA H100 PCIe" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         (void)profile_device(others[i], &known);
         assert_false(known);
@@ -156,10 +170,10 @@ static void test_the_clock_adds_up_by_name_and_step(void **state) {
     profile_begin(NULL, "nothing", 0);
     profile_end(NULL);
     for (int step = 0; step < 2; step++) {
-        for (int i = 0; i < 700; i++) {         // more than fit before it grows
+        for (int i = 0; i < 700; i++) {  // more than fit before it grows
             profile_begin(p, "outer", 0);
             profile_begin(p, "inner_kernel<float, 4>", 0);
-            if (i == 0) nanosleep(&(struct timespec){0, 5000000}, NULL);
+            if (i == 0) nanosleep(&(struct timespec){ 0, 5000000 }, NULL);
             profile_end(p);
             profile_end(p);
         }
@@ -168,7 +182,7 @@ static void test_the_clock_adds_up_by_name_and_step(void **state) {
         assert_int_equal(profile_end_step(p, 10), cudaSuccess);
     }
     int wrong;
-    const char *const names[] = {"outer", "inner"};
+    const char *const names[] = { "outer", "inner" };
     for (int i = 0; i < 2; i++) {
         char *line = line_of(p, &run, names[i], &wrong);
         double calls, ms;
@@ -185,7 +199,8 @@ static void test_the_clock_adds_up_by_name_and_step(void **state) {
     assert_non_null(strstr(line, "not measured"));
     free(line);
     ProfileWork all[PROFILE_MAX_KINDS];
-    assert_int_equal(wrong, profile_work(&run, all) - 1 + 2);       // "gather: wait" may be missing; outer and inner have no formula
+    assert_int_equal(wrong, profile_work(&run, all) - 1 + 2);  // "gather: wait" may be missing; outer and inner
+                                                               // have no formula
     profile_destroy(p);
 }
 

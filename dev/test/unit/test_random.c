@@ -1,7 +1,6 @@
-/*
-Tests of dev/data/random. Each is named after the fault that it prevents. The golden numbers come from the C++ standard
-(std::mt19937), PyTorch (torch.manual_seed(137) and normal_()), llm.c (the weights of a d12 model) and Vigna's xorshift64*.
-*/
+// Tests of dev/data/random. Each is named after the fault that it prevents. The golden numbers come from the C++
+// standard (std::mt19937), PyTorch (torch.manual_seed(137) and normal_()), llm.c (the weights of a d12 model) and
+// Vigna's xorshift64*.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,9 +21,7 @@ static void assert_close(float x, float golden, float tolerance) {
 }
 
 // Within two units in the last place: another libm may round differently.
-static void assert_same(float x, float golden) {
-    assert_close(x, golden, 2.5e-7f * fabsf(golden));
-}
+static void assert_same(float x, float golden) { assert_close(x, golden, 2.5e-7f * fabsf(golden)); }
 
 static void assert_same_state(const Mt19937 *a, const Mt19937 *b) {
     Mt19937 x = *a, y = *b;
@@ -47,13 +44,16 @@ static void test_words_differ_from_the_standard(void **state) {
 // To 1e-6: torch computes the angle of a block in another way (see random.c), an error of half an ulp there.
 static void test_draws_differ_from_torch(void **state) {
     (void)state;
-    static const uint32_t words[] = {4053805790u, 2173880614u, 380293709u, 1237255315u, 2986595568u};
-    static const float small[] = {0.7947664260864258f, 1.4369317293167114f, -0.2292192131280899f, 0.47556325793266296f,
-                                  -0.6334410905838013f, -0.5791953802108765f, -0.0925704762339592f, -0.8659197092056274f};
-    static const float block[] = {-1.2813878059387207f, -2.646395683288574f, -0.06569503247737885f, 0.2180829495191574f,
-                                  -0.46536165475845337f, -0.33108410239219666f, 2.5485482215881348f, 0.10425379872322083f,
-                                  0.8460659980773926f, 0.9462448358535767f, -0.2913765013217926f, 0.34313806891441345f,
-                                  -1.1186704635620117f, -0.18305328488349915f, -2.3153159618377686f, 0.3961987793445587f};
+    static const uint32_t words[] = { 4053805790u, 2173880614u, 380293709u, 1237255315u, 2986595568u };
+    static const float small[] = { 0.7947664260864258f,  1.4369317293167114f,  -0.2292192131280899f,
+                                   0.47556325793266296f, -0.6334410905838013f, -0.5791953802108765f,
+                                   -0.0925704762339592f, -0.8659197092056274f };
+    static const float block[] = { -1.2813878059387207f, -2.646395683288574f,   -0.06569503247737885f,
+                                   0.2180829495191574f,  -0.46536165475845337f, -0.33108410239219666f,
+                                   2.5485482215881348f,  0.10425379872322083f,  0.8460659980773926f,
+                                   0.9462448358535767f,  -0.2913765013217926f,  0.34313806891441345f,
+                                   -1.1186704635620117f, -0.18305328488349915f, -2.3153159618377686f,
+                                   0.3961987793445587f };
     Mt19937 g;
     float x[16];
     mt_seed(&g, 137);
@@ -99,7 +99,7 @@ static void test_initial_weights_differ_from_llmc(void **state) {
 
 static void test_skip_differs_from_drawing(void **state) {
     (void)state;
-    static const size_t lengths[] = {0, 1, 623, 624, 625, 1248, 5000};
+    static const size_t lengths[] = { 0, 1, 623, 624, 625, 1248, 5000 };
     for (size_t warm = 0; warm < 700; warm += 69) {
         for (size_t k = 0; k < LEN(lengths); k++) {
             Mt19937 a, b;

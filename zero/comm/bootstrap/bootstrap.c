@@ -1,4 +1,4 @@
-/* bootstrap.c: what all ways to meet share: the dispatch, time, the words of an error. */
+// bootstrap.c: what all ways to meet share: the dispatch, time, the words of an error.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,21 +12,21 @@ int zero_bootstrap_ranks(const zero_bootstrap *b) { return b->ranks; }
 const char *zero_bootstrap_error(const zero_bootstrap *b) { return b->error; }
 void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s) { b->timeout_s = timeout_s > 0 ? timeout_s : 300; }
 
-int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_bootstrap_ops *ops, const zero_bootstrap_config *config)
-{
+int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_bootstrap_ops *ops,
+                       const zero_bootstrap_config *config) {
     zero_bootstrap *b = *out = calloc(1, struct_bytes);
     if (!b) return ZERO_ERR_MEMORY;
     b->rank = config->rank;
     b->ranks = config->ranks;
     zero_bootstrap_set_timeout(b, config->timeout_s);
     if (config->ranks < 1 || config->rank < 0 || config->rank >= config->ranks)
-        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "there is no such rank: ranks go from 0 to the number of processes less one (-pr, -pn)");
-    b->ops = ops;       /* from here on there is something to destroy */
+        return zero_bootstrap_fail(
+            b, ZERO_ERR_ARG, "there is no such rank: ranks go from 0 to the number of processes less one (-pr, -pn)");
+    b->ops = ops;  // from here on there is something to destroy
     return ZERO_OK;
 }
 
-int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...)
-{
+int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) {
     char words[ZERO_BOOTSTRAP_WORDS];
     va_list args;
     va_start(args, format);
@@ -36,8 +36,7 @@ int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...)
     return b->failed = code;
 }
 
-int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes)
-{
+int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes) {
     enum { NAMED = 8 };
     int count = 0;
     char names[NAMED * 16] = "";
@@ -47,36 +46,36 @@ int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, c
         if (count < NAMED) snprintf(names + end, sizeof names - end, "%s%d", count ? ", " : "", r);
         count++;
     }
-    if (count > NAMED) snprintf(words, bytes, "ranks %s and %d more have", names, count - NAMED);
-    else snprintf(words, bytes, "rank%s %s %s", count == 1 ? "" : "s", names, count == 1 ? "has" : "have");
+    if (count > NAMED)
+        snprintf(words, bytes, "ranks %s and %d more have", names, count - NAMED);
+    else
+        snprintf(words, bytes, "rank%s %s %s", count == 1 ? "" : "s", names, count == 1 ? "has" : "have");
     return count;
 }
 
-uint64_t zero_bootstrap_job(const zero_bootstrap_config *config) { return config->job ? XXH3_64bits(config->job, strlen(config->job)) : 0; }
+uint64_t zero_bootstrap_job(const zero_bootstrap_config *config) {
+    return config->job ? XXH3_64bits(config->job, strlen(config->job)) : 0;
+}
 
-double zero_bootstrap_now(void)
-{
+double zero_bootstrap_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void zero_bootstrap_pause(double *seconds, double longest)
-{
+void zero_bootstrap_pause(double *seconds, double longest) {
     nanosleep(&(struct timespec){ (time_t)*seconds, (long)((*seconds - (double)(time_t)*seconds) * 1e9) }, NULL);
     *seconds = *seconds * 1.5 < longest ? *seconds * 1.5 : longest;
 }
 
-int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all)
-{
+int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
     if (b->failed) return b->failed;
     const int e = b->ops->allgather(b, mine, bytes, all);
     b->round++;
     return e;
 }
 
-void zero_bootstrap_destroy(zero_bootstrap *b)
-{
+void zero_bootstrap_destroy(zero_bootstrap *b) {
     if (!b) return;
     if (b->ops) b->ops->destroy(b);
     free(b);

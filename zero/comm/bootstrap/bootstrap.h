@@ -1,18 +1,21 @@
-/* bootstrap.h: how ranks meet before there is a transport. NCCL, for one, wants an id in every rank that one of them has made up.
-
-   There is one collective, an all-gather of a few bytes, and three ways for it to travel:
-
-       mpi     whoever started the ranks (mpirun, srun --mpi=pmix) has introduced them: messages on a communicator of our own
-       tcp     rank 0 listens at an address that all are given; the others connect, and keep the connection
-       fs      a directory that all see: each rank leaves files there, and looks for those of the others
-
-   tcp and fs need no MPI: a rank only has to be told which one it is, of how many. The ranks may start in any order and at any time
-   within the time-out. Whoever is not of this run, a process of an earlier one that was killed, files that it left, a stranger that calls at the port, must not
-   be taken for a rank; bootstrap_tcp.c and bootstrap_fs.c say how. There is no secret and no encryption, as in MPI and NCCL: the network is trusted.
-
-   Every wait has a time-out; when it passes, the message names the ranks that did not come, and the remedy. Rank 0 tells the others what it
-   knows, so that all end with the same words. After a failure an all-gather fails again, with the same message. Functions return
-   ZERO_OK or a ZERO_ERR_* code; the words are in zero_bootstrap_error(). All ranks run on machines of one kind (byte order). */
+// bootstrap.h: how ranks meet before there is a transport. NCCL, for one, wants an id in every rank that one of them
+// has made up.
+//
+// There is one collective, an all-gather of a few bytes, and three ways for it to travel:
+//
+//     mpi     whoever started the ranks (mpirun, srun --mpi=pmix) has introduced them: messages on a communicator of our own
+//     tcp     rank 0 listens at an address that all are given; the others connect, and keep the connection
+//     fs      a directory that all see: each rank leaves files there, and looks for those of the others
+//
+// tcp and fs need no MPI: a rank only has to be told which one it is, of how many. The ranks may start in any order and
+// at any time within the time-out. Whoever is not of this run, a process of an earlier one that was killed, files that
+// it left, a stranger that calls at the port, must not be taken for a rank; bootstrap_tcp.c and bootstrap_fs.c say how.
+// There is no secret and no encryption, as in MPI and NCCL: the network is trusted.
+//
+// Every wait has a time-out; when it passes, the message names the ranks that did not come, and the remedy. Rank 0
+// tells the others what it knows, so that all end with the same words. After a failure an all-gather fails again, with
+// the same message. Functions return ZERO_OK or a ZERO_ERR_* code; the words are in zero_bootstrap_error(). All ranks
+// run on machines of one kind (byte order).
 #ifndef ZERO_BOOTSTRAP_H
 #define ZERO_BOOTSTRAP_H
 #include <stddef.h>
@@ -25,28 +28,30 @@ typedef struct zero_bootstrap zero_bootstrap;
 
 typedef struct zero_bootstrap_config {
     int rank, ranks;
-    double timeout_s;       /* how long a rank may keep the others waiting; 0: 300 s */
-    const char *job;        /* what two runs that meet at one port or in one directory are told apart by, such as the scheduler's number; NULL: nothing */
+    double timeout_s;  // how long a rank may keep the others waiting; 0: 300 s
+    const char *job;   // what two runs that meet at one port or in one directory are told apart by, such as the
+                       // scheduler's number; NULL: nothing
 } zero_bootstrap_config;
 
 enum { ZERO_BOOTSTRAP_PORT = 20240 };
 
-/* All ranks call. On failure too *out is set (unless memory is exhausted), so that zero_bootstrap_error() can be asked; destroy it.
-   server: "address[:port]" of rank 0's machine, a name, IPv4, IPv6 or [IPv6]:port. directory: must exist. */
+// All ranks call. On failure too *out is set (unless memory is exhausted), so that zero_bootstrap_error() can be asked;
+// destroy it. server: "address[:port]" of rank 0's machine, a name, IPv4, IPv6 or [IPv6]:port. directory: must exist.
 int zero_bootstrap_create_tcp(zero_bootstrap **out, const char *server, const zero_bootstrap_config *config);
 int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const zero_bootstrap_config *config);
-/* (zero_bootstrap_create_mpi is in bootstrap_mpi.h, so that this header needs no mpi.h.) */
+// (zero_bootstrap_create_mpi is in bootstrap_mpi.h, so that this header needs no mpi.h.)
 
 int zero_bootstrap_rank(const zero_bootstrap *b);
 int zero_bootstrap_ranks(const zero_bootstrap *b);
-const char *zero_bootstrap_error(const zero_bootstrap *b);              /* the last error in words; "" if none */
-void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s);   /* of what comes next; not collective */
+const char *zero_bootstrap_error(const zero_bootstrap *b);             // the last error in words; "" if none
+void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s);  // of what comes next; not collective
 
-/* all[r * bytes ...] = rank r's mine, in host memory. Collective: all ranks, with the same bytes (that is checked). For small things: with
-   tcp and fs all goes through rank 0. */
+// all[r * bytes ...] = rank r's mine, in host memory. Collective: all ranks, with the same bytes (that is checked). For
+// small things: with tcp and fs all goes through rank 0.
 int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all);
 
-/* Closes connections, removes files. All ranks should call; with fs rank 0 waits for the others, no longer than the time-out. NULL is fine. */
+// Closes connections, removes files. All ranks should call; with fs rank 0 waits for the others, no longer than the
+// time-out. NULL is fine.
 void zero_bootstrap_destroy(zero_bootstrap *b);
 
 #ifdef __cplusplus

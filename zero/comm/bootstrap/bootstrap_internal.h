@@ -1,5 +1,5 @@
-/* bootstrap_inside.h: for ways to meet only. A way's own struct begins with a zero_bootstrap and fills in the table; bootstrap.c holds what all
-   of them share. */
+// bootstrap_inside.h: for ways to meet only. A way's own struct begins with a zero_bootstrap and fills in the table;
+// bootstrap.c holds what all of them share.
 #ifndef ZERO_BOOTSTRAP_INSIDE_H
 #define ZERO_BOOTSTRAP_INSIDE_H
 #include <stdint.h>
@@ -16,25 +16,26 @@ struct zero_bootstrap {
     const zero_bootstrap_ops *ops;
     int rank, ranks;
     double timeout_s;
-    uint64_t round;                     /* all-gathers so far */
-    int failed;                         /* the code of the failure after which nothing works any more */
+    uint64_t round;  // all-gathers so far
+    int failed;      // the code of the failure after which nothing works any more
     char error[ZERO_BOOTSTRAP_WORDS + 64];
 };
 
-/* A zeroed bootstrap of struct_bytes, and the checks that all ways share. On ZERO_ERR_ARG *out is set. */
-int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_bootstrap_ops *ops, const zero_bootstrap_config *config);
+// A zeroed bootstrap of struct_bytes, and the checks that all ways share. On ZERO_ERR_ARG *out is set.
+int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_bootstrap_ops *ops,
+                       const zero_bootstrap_config *config);
 
-/* Record a failure (printf style, "rank R of N: " in front) and return code. */
+// Record a failure (printf style, "rank R of N: " in front) and return code.
 int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* "rank 3 has" or "ranks 1, 2, 5 and 9 more have", of those with here[r] == 0. Returns how many they are. */
+// "rank 3 has" or "ranks 1, 2, 5 and 9 more have", of those with here[r] == 0. Returns how many they are.
 int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes);
 
-uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);       /* a number for config->job */
-double zero_bootstrap_now(void);                                        /* seconds, of a clock that only goes forward */
-void zero_bootstrap_pause(double *seconds, double longest);             /* sleep, and a little longer the next time */
+uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);  // a number for config->job
+double zero_bootstrap_now(void);                                   // seconds, of a clock that only goes forward
+void zero_bootstrap_pause(double *seconds, double longest);        // sleep, and a little longer the next time
 
-/* What rank 0 knows should reach the others before they give up for want of it: they wait this much longer. */
+// What rank 0 knows should reach the others before they give up for want of it: they wait this much longer.
 static inline double zero_bootstrap_grace(const zero_bootstrap *b) { return b->timeout_s < 3 ? b->timeout_s : 3; }
 
 #endif

@@ -1,8 +1,8 @@
-/* bootstrap_mpi.c: ranks that MPI has introduced (bootstrap.h).
-
-   Each rank sends what it has to each other one. MPI_Allgather would be fewer messages, but when it does not end nobody can say who is
-   missing; here every message that has not come has a rank's name. The messages are in buffers of this bootstrap's own, which
-   are never freed once a message was given up: it may still come. */
+// bootstrap_mpi.c: ranks that MPI has introduced (bootstrap.h).
+//
+// Each rank sends what it has to each other one. MPI_Allgather would be fewer messages, but when it does not end nobody
+// can say who is missing; here every message that has not come has a rank's name. The messages are in buffers of this
+// bootstrap's own, which are never freed once a message was given up: it may still come.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,17 +14,18 @@ typedef struct bootstrap_mpi {
     MPI_Comm comm;
 } bootstrap_mpi;
 
-enum { TAGS = 16384 };      /* MPI promises that many */
+enum { TAGS = 16384 };  // MPI promises that many
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all)
-{
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
     const MPI_Comm comm = ((bootstrap_mpi *)b)->comm;
     const size_t ranks = (size_t)b->ranks;
     const int tag = (int)(b->round % TAGS), count = (int)bytes;
-    if (bytes > 1 << 20) return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%zu bytes are too many for a bootstrap: it is for small things", bytes);
+    if (bytes > 1 << 20)
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%zu bytes are too many for a bootstrap: it is for small things",
+                                   bytes);
     char *copy = malloc(bytes + 1), *received = malloc(ranks * bytes + 1);
     unsigned char *here = calloc(ranks, 1);
-    MPI_Request *requests = malloc(2 * ranks * sizeof *requests);       /* of rank r: receive, then send */
+    MPI_Request *requests = malloc(2 * ranks * sizeof *requests);  // of rank r: receive, then send
     int e = ZERO_OK, missing = 0;
     if (!copy || !received || !here || !requests) {
         e = zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
@@ -52,15 +53,21 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
         if (!missing || zero_bootstrap_now() > deadline) break;
     }
     if (!ok) {
-        e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "an MPI message of %zu bytes failed: another rank sent another number, since it took another path, or the network is down", bytes);
+        e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                "an MPI message of %zu bytes failed: another rank sent another number, since it took "
+                                "another path, or the network is down",
+                                bytes);
     } else if (missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
+        e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                "%s not come within %.3g s: died, stopped, or took another path; see their own output, "
+                                "or allow more time with --timeout",
+                                who, b->timeout_s);
     } else {
         memcpy(all, received, ranks * bytes);
     }
-    if (e) {            /* messages may still come, and be written: those buffers are lost */
+    if (e) {  // messages may still come, and be written: those buffers are lost
         free(here);
         return e;
     }
@@ -72,20 +79,19 @@ free_all:
     return e;
 }
 
-static void destroy(zero_bootstrap *b)
-{
+static void destroy(zero_bootstrap *b) {
     if (!b->failed) (void)MPI_Comm_free(&((bootstrap_mpi *)b)->comm);
 }
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
 
-int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s)
-{
+int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {
     zero_bootstrap_config config = { .timeout_s = timeout_s };
-    if (MPI_Comm_rank(comm, &config.rank) || MPI_Comm_size(comm, &config.ranks)) config.ranks = 0;      /* refused below */
+    if (MPI_Comm_rank(comm, &config.rank) || MPI_Comm_size(comm, &config.ranks)) config.ranks = 0;  // refused below
     const int e = zero_bootstrap_new(out, sizeof(bootstrap_mpi), &ops, &config);
     if (e) return e;
     bootstrap_mpi *m = (bootstrap_mpi *)*out;
-    if (MPI_Comm_dup(comm, &m->comm) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN)) return zero_bootstrap_fail(*out, ZERO_ERR_COMM, "MPI_Comm_dup failed");
+    if (MPI_Comm_dup(comm, &m->comm) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN))
+        return zero_bootstrap_fail(*out, ZERO_ERR_COMM, "MPI_Comm_dup failed");
     return ZERO_OK;
 }

@@ -1,24 +1,27 @@
-/* bootstrap_fs.c: ranks that meet in a directory that all of them see (bootstrap.h).
-
-   The danger is what an earlier run left there when it was killed: a file of the right name, with the wrong contents. So no name is trusted, only
-   random numbers that were drawn a moment ago. Each process draws one, its *nonce*.
-
-       rank r      leaves hello-r: its nonce.
-       rank 0      writes answer: the nonces of the hellos that there are, its own (the *session*), and a version.
-       rank r      takes an answer only if its own nonce is in it. It writes hello-r again, now with session and version: "seen".
-       rank 0      reads all hellos again and again. Has a nonce changed (a rank has come, or the
-                   old one was stale): a new version. Have all ranks seen this version: "go".
-       rank r      takes "go", again only with its own nonce in it.
-
-   A stale hello only makes rank 0 write an answer that nobody confirms; a stale answer has nonces of processes that are gone, or a version that
-   is not the last. "Go" means that N processes live, and have read each other's numbers. A rank that finds another nonce in its own
-   hello ends: a second one of its rank is here. All-gathers follow in files that have the session in their names, so those of other runs are not even looked at.
-
-   Files are written under another name and renamed, and carry their length and a hash. Who has read a file last removes it, so that nothing
-   is left in the end; what a crash left is overwritten, or else removed by a later run when it is a day old.
-
-   NFS: a client may remember for a minute that a file was not there. Opening the directory makes it ask the server for news, and a
-   file is opened anew each time it is read. (Written from the manual; so far run on local file systems only.) */
+// bootstrap_fs.c: ranks that meet in a directory that all of them see (bootstrap.h).
+//
+// The danger is what an earlier run left there when it was killed: a file of the right name, with the wrong contents.
+// So no name is trusted, only random numbers that were drawn a moment ago. Each process draws one, its *nonce*.
+//
+//     rank r      leaves hello-r: its nonce.
+//     rank 0      writes answer: the nonces of the hellos that there are, its own (the *session*), and a version.
+//     rank r      takes an answer only if its own nonce is in it. It writes hello-r again, now with session and version: "seen".
+//     rank 0      reads all hellos again and again. Has a nonce changed (a rank has come, or the
+//                 old one was stale): a new version. Have all ranks seen this version: "go".
+//     rank r      takes "go", again only with its own nonce in it.
+//
+// A stale hello only makes rank 0 write an answer that nobody confirms; a stale answer has nonces of processes that are
+// gone, or a version that is not the last. "Go" means that N processes live, and have read each other's numbers. A rank
+// that finds another nonce in its own hello ends: a second one of its rank is here. All-gathers follow in files that
+// have the session in their names, so those of other runs are not even looked at.
+//
+// Files are written under another name and renamed, and carry their length and a hash. Who has read a file last removes
+// it, so that nothing is left in the end; what a crash left is overwritten, or else removed by a later run when it is a
+// day old.
+//
+// NFS: a client may remember for a minute that a file was not there. Opening the directory makes it ask the server for
+// news, and a file is opened anew each time it is read. (Written from the manual; so far run on local file systems
+// only.)
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,53 +34,68 @@
 #include <xxhash.h>
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 
-#define MAGIC "zero-f1"             /* and the version of the formats here */
+#define MAGIC  "zero-f1"  // and the version of the formats here
 #define PREFIX "zero-meet-"
 enum { A_DAY = 24 * 60 * 60, MAX_PATH = 4096 };
-#define FIRST_PAUSE 0.001           /* seconds between two looks, at first, and after a while */
-#define LAST_PAUSE 0.05
-#define LAST_WAIT 10.0              /* seconds that rank 0 waits, in the end, for those who still have to read */
+#define FIRST_PAUSE 0.001  // seconds between two looks, at first, and after a while
+#define LAST_PAUSE  0.05
+#define LAST_WAIT   10.0  // seconds that rank 0 waits, in the end, for those who still have to read
 
-struct head { char magic[8]; uint64_t bytes, hash; };                           /* before all else in each file */
-struct hello { uint64_t nonce, session, version; int32_t rank, ranks; };
+struct head {
+    char magic[8];
+    uint64_t bytes, hash;
+};  // before all else in each file
+struct hello {
+    uint64_t nonce, session, version;
+    int32_t rank, ranks;
+};
 enum verdict { SEEN = 1, GO, FAILED };
-struct answer { uint64_t session, version, round, bytes; int32_t verdict, ranks; char words[ZERO_BOOTSTRAP_WORDS]; };   /* then nonces, or what was gathered */
-struct letter { uint64_t round, bytes; };                                       /* then what the rank has */
+// then nonces, or what was gathered
+struct answer {
+    uint64_t session, version, round, bytes;
+    int32_t verdict, ranks;
+    char words[ZERO_BOOTSTRAP_WORDS];
+};
+struct letter {
+    uint64_t round, bytes;
+};  // then what the rank has
 
 typedef struct bootstrap_fs {
     zero_bootstrap base;
-    char prefix[MAX_PATH - 128];    /* DIRECTORY/zero-meet-JOB */
+    char prefix[MAX_PATH - 128];  // DIRECTORY/zero-meet-JOB
     char directory[MAX_PATH - 256];
     uint64_t nonce, session;
-    char last[MAX_PATH];            /* rank 0: the file that it has written last, which others may still have to read */
-    char trouble[256];              /* the last file that could not be read, and why, for the message */
+    char last[MAX_PATH];  // rank 0: the file that it has written last, which others may still have to read
+    char trouble[256];    // the last file that could not be read, and why, for the message
 } bootstrap_fs;
 
-/* ---- files ---------------------------------------------------------------------------------------------------------- */
+// ---- files ----------------------------------------------------------------------------------------------------------
 
-#define PATH(path, ...) do { const int n_ = snprintf(path, sizeof path, "%s-", t->prefix); snprintf(path + n_, sizeof path - (size_t)n_, __VA_ARGS__); } while (0)
+#define PATH(path, ...)                                               \
+    do {                                                              \
+        const int n_ = snprintf(path, sizeof path, "%s-", t->prefix); \
+        snprintf(path + n_, sizeof path - (size_t)n_, __VA_ARGS__);   \
+    } while (0)
 
-static void hello_path(const bootstrap_fs *t, char path[MAX_PATH], int rank)
-{
+static void hello_path(const bootstrap_fs *t, char path[MAX_PATH], int rank) {
     snprintf(path, MAX_PATH, "%s-hello-%d", t->prefix, rank);
 }
 
-static void round_path(const bootstrap_fs *t, char path[MAX_PATH], int rank)    /* rank < 0: of all */
+static void round_path(const bootstrap_fs *t, char path[MAX_PATH], int rank)  // rank < 0: of all
 {
     char who[16] = "all";
     if (rank >= 0) snprintf(who, sizeof who, "%d", rank);
-    snprintf(path, MAX_PATH, "%s-%016llx-%llu-%s", t->prefix, (unsigned long long)t->session, (unsigned long long)t->base.round, who);
+    snprintf(path, MAX_PATH, "%s-%016llx-%llu-%s", t->prefix, (unsigned long long)t->session,
+             (unsigned long long)t->base.round, who);
 }
 
-/* Ask the server of a network file system for news. */
-static void look_around(const bootstrap_fs *t)
-{
+// Ask the server of a network file system for news.
+static void look_around(const bootstrap_fs *t) {
     DIR *d = opendir(t->directory);
     if (d) closedir(d);
 }
 
-static int write_all(int fd, const void *data, size_t bytes)
-{
+static int write_all(int fd, const void *data, size_t bytes) {
     for (const char *at = data; bytes > 0;) {
         const ssize_t n = write(fd, at, bytes);
         if (n < 0 && errno != EINTR) return -1;
@@ -86,40 +104,48 @@ static int write_all(int fd, const void *data, size_t bytes)
     return 0;
 }
 
-/* A file of two parts, whole or not at all. */
-static int write_file(bootstrap_fs *t, const char *path, const void *first, size_t first_bytes, const void *second, size_t second_bytes)
-{
+// A file of two parts, whole or not at all.
+static int write_file(bootstrap_fs *t, const char *path, const void *first, size_t first_bytes, const void *second,
+                      size_t second_bytes) {
     char temporary[MAX_PATH + 32];
-    struct head head = { MAGIC, first_bytes + second_bytes, XXH3_64bits(first, first_bytes) ^ XXH3_64bits_withSeed(second, second_bytes, 1) };
+    struct head head = { MAGIC, first_bytes + second_bytes,
+                         XXH3_64bits(first, first_bytes) ^ XXH3_64bits_withSeed(second, second_bytes, 1) };
     snprintf(temporary, sizeof temporary, "%s.%016llx", path, (unsigned long long)t->nonce);
     const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int wrong = fd < 0 || write_all(fd, &head, sizeof head) || write_all(fd, first, first_bytes) || write_all(fd, second, second_bytes);
+    int wrong = fd < 0 || write_all(fd, &head, sizeof head) || write_all(fd, first, first_bytes) ||
+                write_all(fd, second, second_bytes);
     int problem = errno;
     if (fd >= 0 && close(fd) && !wrong) wrong = 1, problem = errno;
     if (!wrong && rename(temporary, path)) wrong = 1, problem = errno;
     if (!wrong) return ZERO_OK;
     if (fd >= 0) unlink(temporary);
-    return zero_bootstrap_fail(&t->base, ZERO_ERR_COMM, "%.400s cannot be written: %s: all ranks need the right to write in a directory with space (-pf)", path, strerror(problem));
+    return zero_bootstrap_fail(
+        &t->base, ZERO_ERR_COMM,
+        "%.400s cannot be written: %s: all ranks need the right to write in a directory with space (-pf)", path,
+        strerror(problem));
 }
 
-/* The file's two parts. 1: done; 0: it is not there, or is not such a file, of these sizes. */
-static int read_file(bootstrap_fs *t, const char *path, void *first, size_t first_bytes, void *second, size_t second_bytes)
-{
+// The file's two parts. 1: done; 0: it is not there, or is not such a file, of these sizes.
+static int read_file(bootstrap_fs *t, const char *path, void *first, size_t first_bytes, void *second,
+                     size_t second_bytes) {
     struct head head;
     struct stat st;
     char *data = NULL;
     int ok = 0;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-        if (errno != ENOENT && errno != ESTALE) snprintf(t->trouble, sizeof t->trouble, "; %.180s: %s", path, strerror(errno));
+        if (errno != ENOENT && errno != ESTALE)
+            snprintf(t->trouble, sizeof t->trouble, "; %.180s: %s", path, strerror(errno));
         return 0;
     }
     const size_t bytes = first_bytes + second_bytes;
-    if (!fstat(fd, &st) && (size_t)st.st_size == sizeof head + bytes && read(fd, &head, sizeof head) == (ssize_t)sizeof head &&
-        !memcmp(head.magic, MAGIC, sizeof head.magic) && head.bytes == bytes && (data = malloc(bytes + 1))) {
+    if (!fstat(fd, &st) && (size_t)st.st_size == sizeof head + bytes &&
+        read(fd, &head, sizeof head) == (ssize_t)sizeof head && !memcmp(head.magic, MAGIC, sizeof head.magic) &&
+        head.bytes == bytes && (data = malloc(bytes + 1))) {
         size_t got = 0;
         for (ssize_t n; got < bytes && (n = read(fd, data + got, bytes - got)) > 0;) got += (size_t)n;
-        ok = got == bytes && head.hash == (XXH3_64bits(data, first_bytes) ^ XXH3_64bits_withSeed(data + first_bytes, second_bytes, 1));
+        ok = got == bytes &&
+             head.hash == (XXH3_64bits(data, first_bytes) ^ XXH3_64bits_withSeed(data + first_bytes, second_bytes, 1));
     }
     close(fd);
     if (ok) {
@@ -130,51 +156,49 @@ static int read_file(bootstrap_fs *t, const char *path, void *first, size_t firs
     return ok;
 }
 
-/* ---- start ---------------------------------------------------------------------------------------------------------- */
+// ---- start ----------------------------------------------------------------------------------------------------------
 
-static int write_hello(bootstrap_fs *t, uint64_t session, uint64_t version)
-{
+static int write_hello(bootstrap_fs *t, uint64_t session, uint64_t version) {
     const struct hello h = { t->nonce, session, version, t->base.rank, t->base.ranks };
     char path[MAX_PATH];
     hello_path(t, path, t->base.rank);
     return write_file(t, path, &h, sizeof h, NULL, 0);
 }
 
-static int read_hello(bootstrap_fs *t, int rank, struct hello *h)
-{
+static int read_hello(bootstrap_fs *t, int rank, struct hello *h) {
     char path[MAX_PATH];
     hello_path(t, path, rank);
     return read_file(t, path, h, sizeof *h, NULL, 0);
 }
 
-static void remove_hello(bootstrap_fs *t)
-{
+static void remove_hello(bootstrap_fs *t) {
     struct hello h;
     char path[MAX_PATH];
     hello_path(t, path, t->base.rank);
     if (read_hello(t, t->base.rank, &h) && h.nonce == t->nonce) unlink(path);
 }
 
-/* My hello must stay mine. Somebody may have removed it who thought it was his. */
-static int keep_hello(bootstrap_fs *t, uint64_t session, uint64_t version)
-{
+// My hello must stay mine. Somebody may have removed it who thought it was his.
+static int keep_hello(bootstrap_fs *t, uint64_t session, uint64_t version) {
     struct hello h;
     if (!read_hello(t, t->base.rank, &h)) return write_hello(t, session, version);
     if (h.nonce == t->nonce) return ZERO_OK;
-    return zero_bootstrap_fail(&t->base, ZERO_ERR_COMM, "there is a second rank %d in %.300s: each process must be given a rank of its own (-pr), each job a directory (-pf)", t->base.rank, t->directory);
+    return zero_bootstrap_fail(&t->base, ZERO_ERR_COMM,
+                               "there is a second rank %d in %.300s: each process must be given a rank of its own "
+                               "(-pr), each job a directory (-pf)",
+                               t->base.rank, t->directory);
 }
 
-static int write_answer(bootstrap_fs *t, enum verdict verdict, uint64_t version, const uint64_t *nonces, const char *words)
-{
+static int write_answer(bootstrap_fs *t, enum verdict verdict, uint64_t version, const uint64_t *nonces,
+                        const char *words) {
     struct answer a = { .session = t->session, .version = version, .verdict = verdict, .ranks = t->base.ranks };
     snprintf(a.words, sizeof a.words, "%s", words);
     PATH(t->last, "answer");
     return write_file(t, t->last, &a, sizeof a, nonces, (size_t)t->base.ranks * sizeof *nonces);
 }
 
-/* Files of runs that ended long ago, by the clock of the machine that keeps them. */
-static void remove_old_files(const bootstrap_fs *t)
-{
+// Files of runs that ended long ago, by the clock of the machine that keeps them.
+static void remove_old_files(const bootstrap_fs *t) {
     char path[MAX_PATH];
     struct stat mine, st;
     hello_path(t, path, 0);
@@ -182,13 +206,14 @@ static void remove_old_files(const bootstrap_fs *t)
     if (!d) return;
     for (struct dirent *f; (f = readdir(d));) {
         if (strncmp(f->d_name, PREFIX, strlen(PREFIX))) continue;
-        if (!fstatat(dirfd(d), f->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode) && st.st_mtime < mine.st_mtime - A_DAY) unlinkat(dirfd(d), f->d_name, 0);
+        if (!fstatat(dirfd(d), f->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode) &&
+            st.st_mtime < mine.st_mtime - A_DAY)
+            unlinkat(dirfd(d), f->d_name, 0);
     }
     closedir(d);
 }
 
-static int start_as_0(bootstrap_fs *t)
-{
+static int start_as_0(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s;
     unsigned char *here = calloc((size_t)b->ranks, 1);
@@ -198,13 +223,15 @@ static int start_as_0(bootstrap_fs *t)
     t->session = t->nonce;
     if (!e) remove_old_files(t), nonces[0] = t->nonce, here[0] = 1;
     for (double pause = FIRST_PAUSE; !e; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
-        int changed = version == 0, seen = 1;               /* seen: ranks that have seen this version */
+        int changed = version == 0, seen = 1;  // seen: ranks that have seen this version
         look_around(t);
         if ((e = keep_hello(t, 0, 0))) break;
         for (int r = 1; r < b->ranks; r++) {
             struct hello h;
             const int found = read_hello(t, r, &h), fits = found && h.rank == r && h.ranks == b->ranks;
-            if (found && !fits) snprintf(wrong, sizeof wrong, "; rank %d there is one of %d processes, or of an earlier run (-pn)", h.rank, h.ranks);
+            if (found && !fits)
+                snprintf(wrong, sizeof wrong, "; rank %d there is one of %d processes, or of an earlier run (-pn)",
+                         h.rank, h.ranks);
             const uint64_t nonce = fits ? h.nonce : 0;
             changed |= nonce != nonces[r];
             nonces[r] = nonce;
@@ -222,8 +249,11 @@ static int start_as_0(bootstrap_fs *t)
         if (!e && zero_bootstrap_now() > deadline) {
             char who[256], words[ZERO_BOOTSTRAP_WORDS];
             zero_bootstrap_missing(b, here, who, sizeof who);
-            snprintf(words, sizeof words, "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that see this directory (-pf), "
-                     "or allow more time with --timeout%s%s", who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
+            snprintf(words, sizeof words,
+                     "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank (-pr), on "
+                     "machines that see this directory (-pf), "
+                     "or allow more time with --timeout%s%s",
+                     who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
             write_answer(t, FAILED, ++version, nonces, words);
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words);
         }
@@ -233,8 +263,7 @@ static int start_as_0(bootstrap_fs *t)
     return e;
 }
 
-static int start_as_other(bootstrap_fs *t)
-{
+static int start_as_other(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), session = 0, version = 0;
@@ -246,28 +275,36 @@ static int start_as_other(bootstrap_fs *t)
         struct hello h;
         look_around(t);
         if ((e = keep_hello(t, session, version))) break;
-        if (!version && read_hello(t, 0, &h) && h.ranks != b->ranks) snprintf(wrong, sizeof wrong, "; a rank 0 there is one of %d processes, this rank one of %d (-pn)", h.ranks, b->ranks);
-        if (read_file(t, path, &a, sizeof a, nonces, (size_t)b->ranks * sizeof *nonces) && a.ranks == b->ranks && nonces[b->rank] == t->nonce) {
+        if (!version && read_hello(t, 0, &h) && h.ranks != b->ranks)
+            snprintf(wrong, sizeof wrong, "; a rank 0 there is one of %d processes, this rank one of %d (-pn)", h.ranks,
+                     b->ranks);
+        if (read_file(t, path, &a, sizeof a, nonces, (size_t)b->ranks * sizeof *nonces) && a.ranks == b->ranks &&
+            nonces[b->rank] == t->nonce) {
             if (a.verdict == GO) {
                 t->session = a.session;
                 break;
             }
-            if (a.verdict == FAILED) e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
-            else if (a.session != session || a.version != version) e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
+            if (a.verdict == FAILED)
+                e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
+            else if (a.session != session || a.version != version)
+                e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
         }
         if (!e && zero_bootstrap_now() > deadline)
-            e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see this directory (-pf)? More time: --timeout%s%s", t->directory,
-                                    b->timeout_s, wrong, t->trouble);
+            e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                    "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see "
+                                    "this directory (-pf)? More time: --timeout%s%s",
+                                    t->directory, b->timeout_s, wrong, t->trouble);
     }
     free(nonces);
     return e;
 }
 
-/* ---- all-gather ----------------------------------------------------------------------------------------------------- */
+// ---- all-gather -----------------------------------------------------------------------------------------------------
 
-/* Read letters of this round until all are here, or the deadline. Returns how many are missing; -1: err says what is wrong. */
-static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double deadline, char *err, size_t err_bytes)
-{
+// Read letters of this round until all are here, or the deadline. Returns how many are missing; -1: err says what is
+// wrong.
+static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double deadline, char *err,
+                        size_t err_bytes) {
     zero_bootstrap *b = &t->base;
     int missing = b->ranks - 1;
     for (double pause = FIRST_PAUSE; missing > 0; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
@@ -282,9 +319,13 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
                 here[r] = 1;
                 missing--;
                 pause = FIRST_PAUSE;
-            } else if (!stat(path, &st) && (size_t)st.st_size != sizeof(struct head) + sizeof l + bytes) {      /* files are renamed when they are whole */
-                snprintf(err, err_bytes, "the ranks disagree: rank %d comes with %lld bytes to round %llu, rank 0 with %zu: they took different paths, see their own output", r,
-                         (long long)st.st_size - (long long)(sizeof(struct head) + sizeof l), (unsigned long long)b->round, bytes);
+                // files are renamed when they are whole
+            } else if (!stat(path, &st) && (size_t)st.st_size != sizeof(struct head) + sizeof l + bytes) {
+                snprintf(err, err_bytes,
+                         "the ranks disagree: rank %d comes with %lld bytes to round %llu, rank 0 with %zu: they took "
+                         "different paths, see their own output",
+                         r, (long long)st.st_size - (long long)(sizeof(struct head) + sizeof l),
+                         (unsigned long long)b->round, bytes);
                 return -1;
             }
         }
@@ -293,8 +334,7 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
     return missing;
 }
 
-static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all)
-{
+static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
     char path[MAX_PATH], words[ZERO_BOOTSTRAP_WORDS] = "", who[256];
     struct answer a = { .session = t->session, .round = b->round, .bytes = bytes, .verdict = GO, .ranks = b->ranks };
@@ -305,7 +345,10 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
     const int missing = read_letters(t, bytes, all, here, zero_bootstrap_now() + b->timeout_s, words, sizeof words);
     if (missing > 0) {
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout%s", who, b->timeout_s, t->trouble);
+        snprintf(words, sizeof words,
+                 "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more "
+                 "time with --timeout%s",
+                 who, b->timeout_s, t->trouble);
     }
     free(here);
     if (missing) {
@@ -314,14 +357,13 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
         snprintf(a.words, sizeof a.words, "%s", words);
     }
     for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
-    if (!missing) unlink(t->last);                  /* all have come here, so they have read that */
+    if (!missing) unlink(t->last);  // all have come here, so they have read that
     round_path(t, t->last, -1);
     const int e = write_file(t, t->last, &a, sizeof a, all, missing ? 0 : (size_t)b->ranks * bytes);
     return missing ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words) : e;
 }
 
-static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all)
-{
+static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     const struct letter l = { b->round, bytes };
@@ -334,25 +376,27 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
         struct answer a;
         look_around(t);
         if (read_file(t, path, &a, sizeof a, all, (size_t)b->ranks * bytes) && a.verdict == GO) return ZERO_OK;
-        if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)      /* (it may have come after the line above, with 0 bytes in it) */
+        // (it may have come after the line above, with 0 bytes in it)
+        if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
         if (zero_bootstrap_now() > deadline)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or took another path; see its own output, "
-                                       "or allow more time with --timeout%s", b->timeout_s, t->trouble);
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                       "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or "
+                                       "took another path; see its own output, "
+                                       "or allow more time with --timeout%s",
+                                       b->timeout_s, t->trouble);
     }
 }
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all)
-{
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
     bootstrap_fs *t = (bootstrap_fs *)b;
     return b->rank == 0 ? gather_as_0(t, mine, bytes, all) : gather_as_other(t, mine, bytes, all);
 }
 
-/* ---- beginning and end ---------------------------------------------------------------------------------------------- */
+// ---- beginning and end ----------------------------------------------------------------------------------------------
 
-/* A last round, of nothing: when all letters are there, nobody reads any more. */
-static void destroy(zero_bootstrap *b)
-{
+// A last round, of nothing: when all letters are there, nobody reads any more.
+static void destroy(zero_bootstrap *b) {
     bootstrap_fs *t = (bootstrap_fs *)b;
     const struct letter l = { b->round, 0 };
     char path[MAX_PATH], err[ZERO_BOOTSTRAP_WORDS];
@@ -371,20 +415,25 @@ static void destroy(zero_bootstrap *b)
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
 
-int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const zero_bootstrap_config *config)
-{
+int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const zero_bootstrap_config *config) {
     int e = zero_bootstrap_new(out, sizeof(bootstrap_fs), &ops, config);
     if (e) return e;
     zero_bootstrap *b = *out;
     bootstrap_fs *t = (bootstrap_fs *)b;
-    if (strlen(directory) >= sizeof t->directory) return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.100s...: the name of the directory is too long (-pf)", directory);
+    if (strlen(directory) >= sizeof t->directory)
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.100s...: the name of the directory is too long (-pf)",
+                                   directory);
     strcpy(t->directory, directory);
-    snprintf(t->prefix, sizeof t->prefix, "%s/" PREFIX "%016llx", directory, (unsigned long long)zero_bootstrap_job(config));
+    snprintf(t->prefix, sizeof t->prefix, "%s/" PREFIX "%016llx", directory,
+             (unsigned long long)zero_bootstrap_job(config));
     DIR *d = opendir(directory);
-    if (!d) return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.400s: %s: name a directory that all ranks see (-pf)", directory, strerror(errno));
+    if (!d)
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.400s: %s: name a directory that all ranks see (-pf)", directory,
+                                   strerror(errno));
     closedir(d);
     while (t->nonce == 0)
-        if (getrandom(&t->nonce, sizeof t->nonce, 0) != (ssize_t)sizeof t->nonce) return zero_bootstrap_fail(b, ZERO_ERR_ARG, "no random numbers: %s", strerror(errno));
+        if (getrandom(&t->nonce, sizeof t->nonce, 0) != (ssize_t)sizeof t->nonce)
+            return zero_bootstrap_fail(b, ZERO_ERR_ARG, "no random numbers: %s", strerror(errno));
     e = b->rank == 0 ? start_as_0(t) : start_as_other(t);
     remove_hello(t);
     return e;

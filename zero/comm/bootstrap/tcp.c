@@ -1,18 +1,19 @@
-/* bootstrap_tcp.c: ranks that meet at a port of rank 0 (bootstrap.h).
-
-   Start. A rank connects, again and again until rank 0 listens, and says hello: which rank it is, of how many, of which job. When all have,
-   rank 0 tells each to go, and stops listening; the connections stay. Whoever calls meanwhile is one of these:
-
-       a rank that is missing          is kept
-       one that is there already       is refused, unless the first one's connection is closed: then it died, and this is the next try
-       one of another number of ranks  is refused
-       one of another job              is told to try later: soon this job will have left the port
-       anybody else                    is not answered; a stranger who says nothing is hung up on after a while, and keeps nobody waiting
-
-   Who is refused ends with rank 0's words; rank 0 goes on, and speaks of it if it has to give up.
-
-   All-gather. Each rank sends rank 0 what it has, with the number of the round and the size; rank 0 sends all of it to each, or says why
-   it cannot. */
+// bootstrap_tcp.c: ranks that meet at a port of rank 0 (bootstrap.h).
+//
+// Start. A rank connects, again and again until rank 0 listens, and says hello: which rank it is, of how many, of which
+// job. When all have, rank 0 tells each to go, and stops listening; the connections stay. Whoever calls meanwhile is
+// one of these:
+//
+//     a rank that is missing          is kept
+//     one that is there already       is refused, unless the first one's connection is closed: then it died, and this is the next try
+//     one of another number of ranks  is refused
+//     one of another job              is told to try later: soon this job will have left the port
+//     anybody else                    is not answered; a stranger who says nothing is hung up on after a while, and keeps nobody waiting
+//
+// Who is refused ends with rank 0's words; rank 0 goes on, and speaks of it if it has to give up.
+//
+// All-gather. Each rank sends rank 0 what it has, with the number of the round and the size; rank 0 sends all of it to
+// each, or says why it cannot.
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -25,52 +26,66 @@
 #include <unistd.h>
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 
-enum { MAX_STRANGERS = 64 };        /* who have not said hello yet */
-#define PATIENCE 10.0               /* seconds in which a stranger has to say hello */
-#define MAGIC "zero.c1"             /* and the version of what is said here */
+enum { MAX_STRANGERS = 64 };  // who have not said hello yet
+#define PATIENCE 10.0         // seconds in which a stranger has to say hello
+#define MAGIC    "zero.c1"    // and the version of what is said here
 
-struct hello { char magic[8]; int32_t rank, ranks; uint64_t job; };
+struct hello {
+    char magic[8];
+    int32_t rank, ranks;
+    uint64_t job;
+};
 enum verdict { GO = 1, LATER, REFUSED };
-struct answer { char magic[8]; uint64_t verdict, round, bytes; char words[ZERO_BOOTSTRAP_WORDS]; };
-struct letter { char magic[8]; uint64_t round, bytes; };
+struct answer {
+    char magic[8];
+    uint64_t verdict, round, bytes;
+    char words[ZERO_BOOTSTRAP_WORDS];
+};
+struct letter {
+    char magic[8];
+    uint64_t round, bytes;
+};
 
-/* What is at the other end. fd < 0: nobody. */
-struct peer { int fd; size_t got; double since; char from[64]; struct hello hello; struct letter letter; };
+// What is at the other end. fd < 0: nobody.
+struct peer {
+    int fd;
+    size_t got;
+    double since;
+    char from[64];
+    struct hello hello;
+    struct letter letter;
+};
 
 typedef struct bootstrap_tcp {
     zero_bootstrap base;
     uint64_t job;
     int listening;
-    struct peer *peers;             /* rank 0: [ranks], its own is not used; else: [1], rank 0 */
+    struct peer *peers;  // rank 0: [ranks], its own is not used; else: [1], rank 0
     struct peer *strangers;
-    char refused[192];              /* rank 0: the last one that was */
+    char refused[192];  // rank 0: the last one that was
 } bootstrap_tcp;
 
-static void hang_up(struct peer *p)
-{
+static void hang_up(struct peer *p) {
     if (p->fd >= 0) close(p->fd);
     p->fd = -1;
     p->got = 0;
 }
 
-static int milliseconds_to(double deadline, double at_most)
-{
+static int milliseconds_to(double deadline, double at_most) {
     const double left = deadline - zero_bootstrap_now();
     return left <= 0 ? 0 : (int)(1000 * (left < at_most ? left : at_most)) + 1;
 }
 
-/* Wait until fd is ready for what is in `events`. 0: not in time. */
-static int ready(int fd, short events, double deadline)
-{
+// Wait until fd is ready for what is in `events`. 0: not in time.
+static int ready(int fd, short events, double deadline) {
     struct pollfd p = { fd, events, 0 };
     while (poll(&p, 1, milliseconds_to(deadline, 1)) <= 0)
         if (zero_bootstrap_now() > deadline) return 0;
     return 1;
 }
 
-/* Both: NULL, or what went wrong. */
-static const char *send_all(int fd, const void *data, size_t bytes, double deadline)
-{
+// Both: NULL, or what went wrong.
+static const char *send_all(int fd, const void *data, size_t bytes, double deadline) {
     const char *at = data;
     while (bytes > 0) {
         const ssize_t n = send(fd, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -81,8 +96,7 @@ static const char *send_all(int fd, const void *data, size_t bytes, double deadl
     return NULL;
 }
 
-static const char *receive_all(int fd, void *data, size_t bytes, double deadline)
-{
+static const char *receive_all(int fd, void *data, size_t bytes, double deadline) {
     char *at = data;
     while (bytes > 0) {
         const ssize_t n = recv(fd, at, bytes, MSG_DONTWAIT);
@@ -94,16 +108,15 @@ static const char *receive_all(int fd, void *data, size_t bytes, double deadline
     return NULL;
 }
 
-static const char *send_answer(int fd, enum verdict verdict, uint64_t round, uint64_t bytes, const char *words, double deadline)
-{
+static const char *send_answer(int fd, enum verdict verdict, uint64_t round, uint64_t bytes, const char *words,
+                               double deadline) {
     struct answer a = { MAGIC, verdict, round, bytes, "" };
     snprintf(a.words, sizeof a.words, "%s", words);
     return send_all(fd, &a, sizeof a, deadline);
 }
 
-/* Rank 0 cannot go on: the others shall know why. */
-static int give_up(bootstrap_tcp *t, int code, const char *words)
-{
+// Rank 0 cannot go on: the others shall know why.
+static int give_up(bootstrap_tcp *t, int code, const char *words) {
     zero_bootstrap *b = &t->base;
     for (int r = 1; r < b->ranks; r++)
         if (t->peers[r].fd >= 0) {
@@ -113,17 +126,17 @@ static int give_up(bootstrap_tcp *t, int code, const char *words)
     return zero_bootstrap_fail(b, code, "%s", words);
 }
 
-/* ---- the address ---------------------------------------------------------------------------------------------------- */
+// ---- the address ----------------------------------------------------------------------------------------------------
 
-/* "name", "name:port", "1.2.3.4:port", "::1", "[::1]:port" */
-static int split_address(zero_bootstrap *b, const char *server, char *host, size_t host_bytes, char *port, size_t port_bytes)
-{
+// "name", "name:port", "1.2.3.4:port", "::1", "[::1]:port"
+static int split_address(zero_bootstrap *b, const char *server, char *host, size_t host_bytes, char *port,
+                         size_t port_bytes) {
     const char *begin = server, *end = server + strlen(server), *colon = strrchr(server, ':');
     snprintf(port, port_bytes, "%d", ZERO_BOOTSTRAP_PORT);
     if (*server == '[' && (end = strchr(server, ']'))) {
         begin++;
         colon = end[1] == ':' ? end + 1 : NULL;
-        if (end[1] && !colon) end = begin;                                      /* refused below */
+        if (end[1] && !colon) end = begin;  // refused below
     } else if (colon && strchr(server, ':') == colon) {
         end = colon;
     } else {
@@ -132,38 +145,39 @@ static int split_address(zero_bootstrap *b, const char *server, char *host, size
     char *rest = "";
     const long number = colon ? strtol(colon + 1, &rest, 10) : ZERO_BOOTSTRAP_PORT;
     if (end == NULL || end <= begin || (size_t)(end - begin) >= host_bytes || *rest || number < 1 || number > 65535)
-        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "\"%.200s\" is no address of a server: write it as name, name:port, 10.0.0.1:port or [::1]:port, with a port from 1 to 65535 (-ps)", server);
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG,
+                                   "\"%.200s\" is no address of a server: write it as name, name:port, 10.0.0.1:port "
+                                   "or [::1]:port, with a port from 1 to 65535 (-ps)",
+                                   server);
     snprintf(host, host_bytes, "%.*s", (int)(end - begin), begin);
     if (colon) snprintf(port, port_bytes, "%ld", number);
     return ZERO_OK;
 }
 
-static struct addrinfo *look_up(const char *host, const char *port, int flags, int *error)
-{
+static struct addrinfo *look_up(const char *host, const char *port, int flags, int *error) {
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = flags }, *list = NULL;
     *error = getaddrinfo(host, port, &hints, &list);
     return *error ? NULL : list;
 }
 
-static int is_loopback(const struct sockaddr *a)
-{
+static int is_loopback(const struct sockaddr *a) {
     if (a->sa_family == AF_INET) return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
     return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
 }
 
-static void describe(char *out, size_t bytes, const struct sockaddr *a, socklen_t length)
-{
+static void describe(char *out, size_t bytes, const struct sockaddr *a, socklen_t length) {
     char host[48], port[8];
-    if (getnameinfo(a, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV)) snprintf(out, bytes, "an unknown address");
-    else snprintf(out, bytes, a->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    if (getnameinfo(a, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(out, bytes, "an unknown address");
+    else
+        snprintf(out, bytes, a->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-/* ---- rank 0 --------------------------------------------------------------------------------------------------------- */
+// ---- rank 0 ---------------------------------------------------------------------------------------------------------
 
-/* A socket that listens; or -errno, and *why. Many machines give their own name a loopback address, which others cannot reach:
-   then rank 0 listens at all addresses. */
-static int listen_at(const char *host, const char *port, char *why, size_t why_bytes)
-{
+// A socket that listens; or -errno, and *why. Many machines give their own name a loopback address, which others cannot
+// reach: then rank 0 listens at all addresses.
+static int listen_at(const char *host, const char *port, char *why, size_t why_bytes) {
     int error, number, fd = -EINVAL;
     struct addrinfo *list = look_up(host, port, 0, &error), *numeric = look_up(host, port, AI_NUMERICHOST, &number);
     if (list && !numeric && strcmp(host, "localhost") && is_loopback(list->ai_addr)) {
@@ -176,13 +190,16 @@ static int listen_at(const char *host, const char *port, char *why, size_t why_b
         const int one = 1, zero = 0;
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd >= 0) {
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);         /* an earlier run's port may linger for a minute */
+            // an earlier run's port may linger for a minute
+            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
             if (a->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
             if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, SOMAXCONN)) break;
         }
         const int problem = errno;
-        snprintf(why, why_bytes, "%s%s", strerror(problem), problem == EADDRNOTAVAIL ? ": rank 0 has to run on the machine with that address" :
-                 problem == EADDRINUSE ? ": another program listens there, choose another port" : "");
+        snprintf(why, why_bytes, "%s%s", strerror(problem),
+                 problem == EADDRNOTAVAIL ? ": rank 0 has to run on the machine with that address"
+                 : problem == EADDRINUSE  ? ": another program listens there, choose another port"
+                                          : "");
         if (fd >= 0) close(fd);
         fd = -problem;
     }
@@ -190,13 +207,13 @@ static int listen_at(const char *host, const char *port, char *why, size_t why_b
     return fd;
 }
 
-static void answer_call(bootstrap_tcp *t)
-{
+static void answer_call(bootstrap_tcp *t) {
     struct sockaddr_storage from;
     socklen_t length = sizeof from;
     const int fd = accept4(t->listening, (struct sockaddr *)&from, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-        snprintf(t->refused, sizeof t->refused, "; rank 0 has no file descriptors left for more connections: raise ulimit -n");
+        snprintf(t->refused, sizeof t->refused,
+                 "; rank 0 has no file descriptors left for more connections: raise ulimit -n");
         zero_bootstrap_pause(&(double){ 0.1 }, 0.1);
     }
     if (fd < 0) return;
@@ -210,23 +227,21 @@ static void answer_call(bootstrap_tcp *t)
     describe(s->from, sizeof s->from, (struct sockaddr *)&from, length);
 }
 
-static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *words)
-{
-    snprintf(t->refused, sizeof t->refused, "; refused was rank %d of %d, from %s%s", s->hello.rank, s->hello.ranks, s->from, verdict == LATER ? ", of another job" : "");
+static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *words) {
+    snprintf(t->refused, sizeof t->refused, "; refused was rank %d of %d, from %s%s", s->hello.rank, s->hello.ranks,
+             s->from, verdict == LATER ? ", of another job" : "");
     send_answer(s->fd, verdict, 0, 0, words, zero_bootstrap_now());
     hang_up(s);
 }
 
-static int is_closed(int fd)
-{
+static int is_closed(int fd) {
     char c;
     const ssize_t n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-/* Somebody says something; when it is a whole hello, he is judged. */
-static void listen_to(bootstrap_tcp *t, struct peer *s)
-{
+// Somebody says something; when it is a whole hello, he is judged.
+static void listen_to(bootstrap_tcp *t, struct peer *s) {
     zero_bootstrap *b = &t->base;
     const ssize_t n = recv(s->fd, (char *)&s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -242,13 +257,19 @@ static void listen_to(bootstrap_tcp *t, struct peer *s)
     if (h->job != t->job) {
         refuse(t, s, LATER, "another job is using this address: choose another port, or wait");
     } else if (h->ranks != b->ranks) {
-        snprintf(words, sizeof words, "this process was started as one of %d, rank 0 as one of %d: all must be given the same number (-pn)", h->ranks, b->ranks);
+        snprintf(words, sizeof words,
+                 "this process was started as one of %d, rank 0 as one of %d: all must be given the same number (-pn)",
+                 h->ranks, b->ranks);
         refuse(t, s, REFUSED, words);
     } else if (h->rank < 1 || h->rank >= b->ranks) {
-        snprintf(words, sizeof words, "rank %d is not one that rank 0 waits for: each process must be given its own, from 0 to %d (-pr)", h->rank, b->ranks - 1);
+        snprintf(words, sizeof words,
+                 "rank %d is not one that rank 0 waits for: each process must be given its own, from 0 to %d (-pr)",
+                 h->rank, b->ranks - 1);
         refuse(t, s, REFUSED, words);
     } else if (t->peers[h->rank].fd >= 0 && !is_closed(t->peers[h->rank].fd)) {
-        snprintf(words, sizeof words, "there is a rank %d already, at %s: each process must be given a rank of its own (-pr)", h->rank, t->peers[h->rank].from);
+        snprintf(words, sizeof words,
+                 "there is a rank %d already, at %s: each process must be given a rank of its own (-pr)", h->rank,
+                 t->peers[h->rank].from);
         refuse(t, s, REFUSED, words);
     } else {
         const int one = 1;
@@ -259,9 +280,8 @@ static void listen_to(bootstrap_tcp *t, struct peer *s)
     }
 }
 
-/* Who has come, and is still there. */
-static int count_missing(bootstrap_tcp *t, unsigned char *here)
-{
+// Who has come, and is still there.
+static int count_missing(bootstrap_tcp *t, unsigned char *here) {
     int missing = 0;
     here[0] = 1;
     for (int r = 1; r < t->base.ranks; r++) {
@@ -272,8 +292,7 @@ static int count_missing(bootstrap_tcp *t, unsigned char *here)
     return missing;
 }
 
-static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline)
-{
+static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
     zero_bootstrap *b = &t->base;
     int e = ZERO_OK, missing = 0;
     unsigned char *here = calloc((size_t)b->ranks, 1);
@@ -283,12 +302,15 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline)
         if (!(missing = count_missing(t, here))) break;
         if (zero_bootstrap_now() > deadline) break;
         polls[0] = (struct pollfd){ t->listening, POLLIN, 0 };
-        for (int i = 0; i < MAX_STRANGERS; i++) polls[1 + i] = (struct pollfd){ t->strangers[i].fd, POLLIN, 0 };    /* poll leaves out negative ones */
+        // poll leaves out negative ones
+        for (int i = 0; i < MAX_STRANGERS; i++) polls[1 + i] = (struct pollfd){ t->strangers[i].fd, POLLIN, 0 };
         const int some = poll(polls, 1 + MAX_STRANGERS, milliseconds_to(deadline, 0.5));
         for (int i = 0; i < MAX_STRANGERS; i++) {
             struct peer *s = &t->strangers[i];
-            if (s->fd >= 0 && some > 0 && polls[1 + i].revents) listen_to(t, s);
-            else if (s->fd >= 0 && zero_bootstrap_now() > s->since + PATIENCE) hang_up(s);
+            if (s->fd >= 0 && some > 0 && polls[1 + i].revents)
+                listen_to(t, s);
+            else if (s->fd >= 0 && zero_bootstrap_now() > s->since + PATIENCE)
+                hang_up(s);
         }
         if (some > 0 && polls[0].revents) answer_call(t);
     }
@@ -296,39 +318,43 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline)
     if (!e && missing) {
         char who[256], words[ZERO_BOOTSTRAP_WORDS];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come to %s within %.3g s: start all %d processes, each with its own rank (-pr), on machines that can reach this address (-ps), "
-                 "or allow more time with --timeout%s", who, server, b->timeout_s, b->ranks, t->refused);
+        snprintf(words, sizeof words,
+                 "%s not come to %s within %.3g s: start all %d processes, each with its own rank (-pr), on machines "
+                 "that can reach this address (-ps), "
+                 "or allow more time with --timeout%s",
+                 who, server, b->timeout_s, b->ranks, t->refused);
         e = give_up(t, ZERO_ERR_COMM, words);
     }
-    for (int r = 1; r < b->ranks && !e; r++) send_answer(t->peers[r].fd, GO, 0, 0, "", deadline + 1);   /* one that has died shows in the first all-gather */
+    // one that has died shows in the first all-gather
+    for (int r = 1; r < b->ranks && !e; r++) send_answer(t->peers[r].fd, GO, 0, 0, "", deadline + 1);
     free(here);
     free(polls);
     return e;
 }
 
-static int start_server(bootstrap_tcp *t, const char *server, const char *host, const char *port)
-{
+static int start_server(bootstrap_tcp *t, const char *server, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s;
     char why[256] = "";
     t->strangers = calloc(MAX_STRANGERS, sizeof *t->strangers);
     if (!t->strangers) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     for (int i = 0; i < MAX_STRANGERS; i++) t->strangers[i].fd = -1;
-    /* Another job may be about to leave the port. */
-    for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0; zero_bootstrap_pause(&pause, 0.5))
+    // Another job may be about to leave the port.
+    for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0;
+         zero_bootstrap_pause(&pause, 0.5))
         if (t->listening != -EADDRINUSE || zero_bootstrap_now() > deadline)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (-ps)", host, port, why);
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (-ps)", host,
+                                       port, why);
     const int e = wait_for_all(t, server, deadline);
     close(t->listening);
     t->listening = -1;
     return e;
 }
 
-/* ---- the others ----------------------------------------------------------------------------------------------------- */
+// ---- the others -----------------------------------------------------------------------------------------------------
 
-/* A connection; -1: *why says why not; -2: there will never be one, since there is no such name. */
-static int connect_to(const char *host, const char *port, double deadline, char *why, size_t why_bytes)
-{
+// A connection; -1: *why says why not; -2: there will never be one, since there is no such name.
+static int connect_to(const char *host, const char *port, double deadline, char *why, size_t why_bytes) {
     int error, fd = -1;
     struct addrinfo *list = look_up(host, port, 0, &error);
     if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
@@ -339,10 +365,14 @@ static int connect_to(const char *host, const char *port, double deadline, char 
         int problem = 0;
         socklen_t length = sizeof problem;
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0) problem = errno;
-        else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS) problem = errno;
-        else if (!ready(fd, POLLOUT, limit)) problem = ETIMEDOUT;
-        else getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
+        if (fd < 0)
+            problem = errno;
+        else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS)
+            problem = errno;
+        else if (!ready(fd, POLLOUT, limit))
+            problem = ETIMEDOUT;
+        else
+            getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
         if (!problem) {
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
             break;
@@ -355,8 +385,7 @@ static int connect_to(const char *host, const char *port, double deadline, char 
     return fd;
 }
 
-static int start_client(bootstrap_tcp *t, const char *host, const char *port)
-{
+static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s;
     const struct hello hello = { MAGIC, b->rank, b->ranks, t->job };
@@ -364,7 +393,9 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port)
     char why[ZERO_BOOTSTRAP_WORDS] = "";
     for (double pause = 0.02; zero_bootstrap_now() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
         const int fd = connect_to(host, port, deadline, why, sizeof why);
-        if (fd == -2) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "%.200s: %s: give the name or the address of rank 0's machine (-ps)", host, why);
+        if (fd == -2)
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                       "%.200s: %s: give the name or the address of rank 0's machine (-ps)", host, why);
         if (fd < 0) continue;
         const char *problem = send_all(fd, &hello, sizeof hello, deadline);
         if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + zero_bootstrap_grace(b));
@@ -375,18 +406,21 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port)
         }
         close(fd);
         a.words[sizeof a.words - 1] = '\0';
-        if (!problem && a.verdict == REFUSED) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 at %s, port %s: %.900s", host, port, a.words);
+        if (!problem && a.verdict == REFUSED)
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 at %s, port %s: %.900s", host, port, a.words);
         snprintf(why, sizeof why, "%s", problem ? problem : a.words);
     }
-    return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 was not found at %.200s, port %s, within %.3g s (%.250s): is it running, on the machine with this address (-ps), "
-                               "and does no firewall close the port? More time: --timeout", host, port, b->timeout_s, why);
+    return zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                               "rank 0 was not found at %.200s, port %s, within %.3g s (%.250s): is it running, on the "
+                               "machine with this address (-ps), "
+                               "and does no firewall close the port? More time: --timeout",
+                               host, port, b->timeout_s, why);
 }
 
-/* ---- all-gather ----------------------------------------------------------------------------------------------------- */
+// ---- all-gather -----------------------------------------------------------------------------------------------------
 
-/* Take what there is of rank r's letter, and of what it has. 1: all, 0: not yet, -1: err says why not. */
-static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char *err, size_t err_bytes)
-{
+// Take what there is of rank r's letter, and of what it has. 1: all, 0: not yet, -1: err says why not.
+static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char *err, size_t err_bytes) {
     struct peer *p = &t->peers[r];
     for (;;) {
         const size_t head = sizeof p->letter;
@@ -395,21 +429,25 @@ static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char
         const ssize_t n = want ? recv(p->fd, at, want, MSG_DONTWAIT) : 0;
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
         if (want && n <= 0) {
-            snprintf(err, err_bytes, "rank %d is gone (%s): it died, or ended; see its own output", r, n ? strerror(errno) : "it closed the connection");
+            snprintf(err, err_bytes, "rank %d is gone (%s): it died, or ended; see its own output", r,
+                     n ? strerror(errno) : "it closed the connection");
             return -1;
         }
         p->got += (size_t)n;
-        if (p->got == head && (memcmp(p->letter.magic, MAGIC, sizeof p->letter.magic) || p->letter.round != t->base.round || p->letter.bytes != bytes)) {
-            snprintf(err, err_bytes, "the ranks disagree: rank %d comes with %llu bytes to round %llu, rank 0 with %zu to round %llu: they took different paths, see their own output", r,
-                     (unsigned long long)p->letter.bytes, (unsigned long long)p->letter.round, bytes, (unsigned long long)t->base.round);
+        if (p->got == head && (memcmp(p->letter.magic, MAGIC, sizeof p->letter.magic) ||
+                               p->letter.round != t->base.round || p->letter.bytes != bytes)) {
+            snprintf(err, err_bytes,
+                     "the ranks disagree: rank %d comes with %llu bytes to round %llu, rank 0 with %zu to round %llu: "
+                     "they took different paths, see their own output",
+                     r, (unsigned long long)p->letter.bytes, (unsigned long long)p->letter.round, bytes,
+                     (unsigned long long)t->base.round);
             return -1;
         }
         if (p->got == head + bytes) return 1;
     }
 }
 
-static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all)
-{
+static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s;
     const size_t ranks = (size_t)b->ranks;
@@ -425,22 +463,29 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
             for (int r = 1; r < b->ranks && !e; r++) {
                 if (!polls[r].revents) continue;
                 const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, words, sizeof words);
-                if (done < 0) e = give_up(t, ZERO_ERR_COMM, words);
-                else if (done) here[r] = 1, missing--;
+                if (done < 0)
+                    e = give_up(t, ZERO_ERR_COMM, words);
+                else if (done)
+                    here[r] = 1, missing--;
             }
-        else if (zero_bootstrap_now() > deadline) break;
+        else if (zero_bootstrap_now() > deadline)
+            break;
     }
     if (!e && missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words, "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more time with --timeout", who, b->timeout_s);
+        snprintf(words, sizeof words,
+                 "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more "
+                 "time with --timeout",
+                 who, b->timeout_s);
         e = give_up(t, ZERO_ERR_COMM, words);
     }
     for (int r = 1; r < b->ranks && !e; r++) {
         const char *problem = send_answer(t->peers[r].fd, GO, b->round, bytes, "", deadline + 1);
         if (!problem) problem = send_all(t->peers[r].fd, all, ranks * bytes, deadline + 1);
         if (!problem) continue;
-        snprintf(words, sizeof words, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r, problem);
+        snprintf(words, sizeof words, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r,
+                 problem);
         e = give_up(t, ZERO_ERR_COMM, words);
     }
     free(here);
@@ -448,8 +493,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     return e;
 }
 
-static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all)
-{
+static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
     const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
     const int fd = t->peers[0].fd;
@@ -457,29 +501,35 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     struct answer a = { .verdict = 0 };
     const char *problem = send_all(fd, &letter, sizeof letter, deadline);
     if (!problem) problem = send_all(fd, mine, bytes, deadline);
-    /* Rank 0 may have given up before it read that; its words are worth having all the same. */
+    // Rank 0 may have given up before it read that; its words are worth having all the same.
     const char *no_answer = receive_all(fd, &a, sizeof a, deadline);
     if (no_answer || memcmp(a.magic, MAGIC, sizeof a.magic))
-        return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s), or has kept this rank waiting for more than %.3g s: see its own output, or allow more time with --timeout",
-                                   problem ? problem : no_answer ? no_answer : "it says nonsense", b->timeout_s);
+        return zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                   "rank 0 is gone (%s), or has kept this rank waiting for more than %.3g s: see its "
+                                   "own output, or allow more time with --timeout",
+                                   problem     ? problem
+                                   : no_answer ? no_answer
+                                               : "it says nonsense",
+                                   b->timeout_s);
     a.words[sizeof a.words - 1] = '\0';
     if (a.verdict != GO) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
-    if (a.round != b->round || a.bytes != bytes) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is at round %llu, with %llu bytes, this rank at round %llu, with %zu",
-                                                                           (unsigned long long)a.round, (unsigned long long)a.bytes, (unsigned long long)b->round, bytes);
+    if (a.round != b->round || a.bytes != bytes)
+        return zero_bootstrap_fail(
+            b, ZERO_ERR_COMM, "rank 0 is at round %llu, with %llu bytes, this rank at round %llu, with %zu",
+            (unsigned long long)a.round, (unsigned long long)a.bytes, (unsigned long long)b->round, bytes);
     problem = receive_all(fd, all, (size_t)b->ranks * bytes, deadline);
-    return problem ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s): see its own output", problem) : ZERO_OK;
+    return problem ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s): see its own output", problem)
+                   : ZERO_OK;
 }
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all)
-{
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
     bootstrap_tcp *t = (bootstrap_tcp *)b;
     return b->rank == 0 ? gather_as_server(t, mine, bytes, all) : gather_as_client(t, mine, bytes, all);
 }
 
-/* ---- beginning and end ---------------------------------------------------------------------------------------------- */
+// ---- beginning and end ----------------------------------------------------------------------------------------------
 
-static void destroy(zero_bootstrap *b)
-{
+static void destroy(zero_bootstrap *b) {
     bootstrap_tcp *t = (bootstrap_tcp *)b;
     for (int r = 0; t->peers && r < (b->rank == 0 ? b->ranks : 1); r++) hang_up(&t->peers[r]);
     free(t->peers);
@@ -488,8 +538,7 @@ static void destroy(zero_bootstrap *b)
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
 
-int zero_bootstrap_create_tcp(zero_bootstrap **out, const char *server, const zero_bootstrap_config *config)
-{
+int zero_bootstrap_create_tcp(zero_bootstrap **out, const char *server, const zero_bootstrap_config *config) {
     char host[256], port[8];
     int e = zero_bootstrap_new(out, sizeof(bootstrap_tcp), &ops, config);
     if (e) return e;

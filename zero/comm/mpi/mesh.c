@@ -1,10 +1,10 @@
-/* mesh_mpi.c: a mesh's communicators, by MPI (comm_mpi.h). */
+// mesh_mpi.c: a mesh's communicators, by MPI (comm_mpi.h).
 #include <stdio.h>
 #include "zero/comm/mpi/comm_mpi.h"
 
-/* The ranks of world with this color. */
-static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config *config, zero_memory *memory, zero_comm **out, char *err, size_t err_bytes)
-{
+// The ranks of world with this color.
+static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config *config, zero_memory *memory,
+                 zero_comm **out, char *err, size_t err_bytes) {
     MPI_Comm part;
     *out = NULL;
     if (MPI_Comm_split(world, color, key, &part) != MPI_SUCCESS) {
@@ -18,9 +18,8 @@ static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config 
 }
 
 int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_memory *memory,
-                        zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes)
-{
-    const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;       /* of data-parallel ranks */
+                        zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes) {
+    const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // of data-parallel ranks
     *replicas = NULL;
     int e = split(world, stripe, m->data_rank, config, memory, data, err, err_bytes);
     *shard = *data;

@@ -1,45 +1,56 @@
-/* window_mpi.c: windows of the MPI transport (comm.h says what a window is).
-
-   Ranks of one host map each other's shard, or, staged, the host copy that expose makes of it; a fetch copies from there. Two
-   counters in a map of the window's own say which *epoch* (exposure) is open and which is over. Between hosts a fetch is messages,
-   posted in begin so that they travel while the rank computes; staged, the copies to and from the device make it synchronous, in finish. */
+// window_mpi.c: windows of the MPI transport (comm.h says what a window is).
+//
+// Ranks of one host map each other's shard, or, staged, the host copy that expose makes of it; a fetch copies from
+// there. Two counters in a map of the window's own say which *epoch* (exposure) is open and which is over. Between
+// hosts a fetch is messages, posted in begin so that they travel while the rank computes; staged, the copies to and
+// from the device make it synchronous, in finish.
 #include <stdlib.h>
 #include <string.h>
 #include "zero/comm/mpi/mpi_internal.h"
 
-struct epochs { _Atomic uint32_t exposed; char pad[60]; _Atomic uint32_t concealed; char pad2[60]; };
+struct epochs {
+    _Atomic uint32_t exposed;
+    char pad[60];
+    _Atomic uint32_t concealed;
+    char pad2[60];
+};
 
-struct fetch { size_t offset, piece_bytes; char *out; struct messages messages; int pending; };
+struct fetch {
+    size_t offset, piece_bytes;
+    char *out;
+    struct messages messages;
+    int pending;
+};
 
 struct window {
     struct zero_window base;
-    struct zero_shm map, staging, epochs;   /* map: of the shards; staging: of their host copies */
+    struct zero_shm map, staging, epochs;  // map: of the shards; staging: of their host copies
     uint64_t epoch;
     zero_ticket begun;
     struct fetch fetches[ZERO_COMM_MAX_FETCHES];
-    char *received;                         /* staged: pieces from remote ranks, on the host */
+    char *received;  // staged: pieces from remote ranks, on the host
     size_t received_bytes;
 };
 
 static struct window *of(zero_window *w) { return (struct window *)w; }
 static struct epochs *epochs_of(struct window *w, int rank) { return (struct epochs *)w->epochs.peer[rank]; }
 
-/* Where this rank finds rank r's shard; its own for sending. */
-static char *shard_of(comm_mpi *m, struct window *w, int r)
-{
+// Where this rank finds rank r's shard; its own for sending.
+static char *shard_of(comm_mpi *m, struct window *w, int r) {
     if (m->staged) return w->staging.peer[r];
     return r == m->base.rank ? w->base.shard : w->map.peer[r];
 }
 
-int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out)
-{
+int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
+                           zero_window **out) {
     comm_mpi *m = self(c);
     struct window *w = calloc(1, sizeof *w);
     *out = (zero_window *)w;
     if (!w) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
     w->base = (struct zero_window){ NULL, bytes, mem, category };
     int e = ZERO_OK;
-    if (c->size > 1 && (e = zero_shm_map(&w->epochs, m->comm, m->on_host, sizeof(struct epochs))) == ZERO_OK) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
+    if (c->size > 1 && (e = zero_shm_map(&w->epochs, m->comm, m->on_host, sizeof(struct epochs))) == ZERO_OK)
+        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
     if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
     if (!e && m->sharing && !m->staged) {
         e = zero_shm_map(&w->map, m->comm, m->on_host, bytes);
@@ -50,15 +61,19 @@ int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category ca
     } else if (!e) {
         w->base.shard = zero_memory_alloc(mem, category, bytes);
     }
-    return w->base.shard ? ZERO_OK : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model", bytes, zero_category_name(category));
+    return w->base.shard
+               ? ZERO_OK
+               : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",
+                                bytes, zero_category_name(category));
 }
 
-void zero_mpi_window_destroy(zero_comm *c, zero_window *base)
-{
+void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
-    if (w->map.peer) zero_memory_book(base->memory, base->category, 0, base->bytes);
-    else zero_memory_free(base->memory, base->category, base->shard, base->bytes);
+    if (w->map.peer)
+        zero_memory_book(base->memory, base->category, 0, base->bytes);
+    else
+        zero_memory_free(base->memory, base->category, base->shard, base->bytes);
     zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
     zero_shm_unmap(&w->map);
     zero_mpi_unmap_staging(m, &w->staging);
@@ -71,47 +86,50 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base)
     free(w);
 }
 
-int zero_mpi_expose(zero_comm *c, zero_window *base, cudaStream_t stream)
-{
+int zero_mpi_expose(zero_comm *c, zero_window *base, cudaStream_t stream) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
     int e = ZERO_OK;
     w->epoch++;
     if (c->size == 1) return ZERO_OK;
-    if (m->staged) e = zero_mpi_device_check(m, cudaMemcpyAsync(w->staging.peer[c->rank], base->shard, base->bytes, cudaMemcpyDeviceToHost, stream));
+    if (m->staged)
+        e = zero_mpi_device_check(
+            m, cudaMemcpyAsync(w->staging.peer[c->rank], base->shard, base->bytes, cudaMemcpyDeviceToHost, stream));
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (!e) zero_shm_publish(&epochs_of(w, c->rank)->exposed, w->epoch);
     return e;
 }
 
-int zero_mpi_conceal(zero_comm *c, zero_window *base, cudaStream_t stream)
-{
+int zero_mpi_conceal(zero_comm *c, zero_window *base, cudaStream_t stream) {
     (void)stream;
     comm_mpi *m = self(c);
     struct window *w = of(base);
     int e = ZERO_OK;
     for (int i = 0; i < ZERO_COMM_MAX_FETCHES; i++)
-        if (w->fetches[i].pending) return zero_comm_fail(c, ZERO_ERR_ARG, "a window is concealed while a fetch from it is pending");
+        if (w->fetches[i].pending)
+            return zero_comm_fail(c, ZERO_ERR_ARG, "a window is concealed while a fetch from it is pending");
     if (c->size == 1) return ZERO_OK;
     zero_shm_publish(&epochs_of(w, c->rank)->concealed, w->epoch);
     for (int r = 0; r < c->size && !e; r++)
-        if (r != c->rank && m->on_host[r]) e = zero_mpi_wait(m, r, &epochs_of(w, r)->concealed, w->epoch, "has done with the parameters of update");
+        if (r != c->rank && m->on_host[r])
+            e = zero_mpi_wait(m, r, &epochs_of(w, r)->concealed, w->epoch, "has done with the parameters of update");
     return e;
 }
 
-/* To and from the ranks of other hosts; on the host. */
-static int post_fetch(comm_mpi *m, struct window *w, struct fetch *f, zero_ticket ticket, char *arrived)
-{
+// To and from the ranks of other hosts; on the host.
+static int post_fetch(comm_mpi *m, struct window *w, struct fetch *f, zero_ticket ticket, char *arrived) {
     const int tag = 16384 + (int)(ticket % 16384);
-    return zero_mpi_post(m, &f->messages, tag, shard_of(m, w, m->base.rank) + f->offset, 0, arrived, f->piece_bytes, f->piece_bytes);
+    return zero_mpi_post(m, &f->messages, tag, shard_of(m, w, m->base.rank) + f->offset, 0, arrived, f->piece_bytes,
+                         f->piece_bytes);
 }
 
-int zero_mpi_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream, zero_ticket *ticket)
-{
+int zero_mpi_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t piece_bytes, void *out,
+                         cudaStream_t stream, zero_ticket *ticket) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
     struct fetch *f = &w->fetches[(w->begun + 1) % ZERO_COMM_MAX_FETCHES];
-    if (piece_bytes > base->bytes || offset > base->bytes - piece_bytes) return zero_comm_fail(c, ZERO_ERR_ARG, "a fetch leaves the window");
+    if (piece_bytes > base->bytes || offset > base->bytes - piece_bytes)
+        return zero_comm_fail(c, ZERO_ERR_ARG, "a fetch leaves the window");
     if (f->pending) return zero_comm_fail(c, ZERO_ERR_ARG, "more than %d fetches pending", ZERO_COMM_MAX_FETCHES);
     *ticket = ++w->begun;
     f->offset = offset;
@@ -119,12 +137,11 @@ int zero_mpi_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t 
     f->out = out;
     f->pending = 1;
     if (!m->num_remote || m->staged) return ZERO_OK;
-    const int e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));      /* what used `out` before is over */
+    const int e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));  // what used `out` before is over
     return e ? e : post_fetch(m, w, f, *ticket, f->out);
 }
 
-int zero_mpi_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream)
-{
+int zero_mpi_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
     struct fetch *f = &w->fetches[ticket % ZERO_COMM_MAX_FETCHES];
@@ -149,13 +166,13 @@ int zero_mpi_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, c
         if (from != to && !e) e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
         if (r != c->rank) c->received[ZERO_WIRE_PARAMS] += bytes;
     }
-    if (m->staged && !e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));       /* the host buffers may be used again */
+    // the host buffers may be used again
+    if (m->staged && !e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     f->pending = 0;
     return e;
 }
 
-size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes)
-{
+size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
     if (s->ranks == 1) return 0;
     return sizeof(struct epochs) + (s->staged ? shard_bytes + (s->remote ? unit_bytes : 0) : 0);
 }

@@ -1,12 +1,12 @@
-/* mesh_nccl.c: NCCL communicators: that of all ranks, whose id travels by the bootstrap, and those of a mesh, split off from it. */
+// mesh_nccl.c: NCCL communicators: that of all ranks, whose id travels by the bootstrap, and those of a mesh, split off
+// from it.
 #include "zero/comm/nccl/nccl_internal.h"
 #ifdef ZERO_HAS_NCCL
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-int zero_comm_nccl_available(const char *library, char *words, size_t bytes)
-{
+int zero_comm_nccl_available(const char *library, char *words, size_t bytes) {
     struct nccl_library lib;
     if (zero_nccl_load(&lib, library, words, bytes)) return 0;
 #ifdef NCCL_ON_CPU
@@ -17,29 +17,27 @@ int zero_comm_nccl_available(const char *library, char *words, size_t bytes)
     return 1;
 }
 
-static ncclConfig_t non_blocking(void)
-{
+static ncclConfig_t non_blocking(void) {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
     c.blocking = 0;
     return c;
 }
 
-/* The names of the ranks, by the first collective, which also shows whether the communicator works. It is not in the books of the wire. */
-static int find_names(comm_nccl *m, int name)
-{
+// The names of the ranks, by the first collective, which also shows whether the communicator works. It is not in the
+// books of the wire.
+static int find_names(comm_nccl *m, int name) {
     const size_t size = (size_t)m->base.size;
     int *names = calloc(size, sizeof *names);
     m->base.names = NULL;
     if (!names) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t r = 0; r < size; r++) names[r] = name;      /* until all are known: of this rank, in messages */
+    for (size_t r = 0; r < size; r++) names[r] = name;  // until all are known: of this rank, in messages
     m->base.names = names;
     const int e = zero_comm_allgather_host(&m->base, &name, sizeof name, names);
     m->base.received[ZERO_WIRE_SCALARS] = 0;
     return e;
 }
 
-static comm_nccl *new_transport(int rank, int size, struct nccl_family *f, zero_memory *memory)
-{
+static comm_nccl *new_transport(int rank, int size, struct nccl_family *f, zero_memory *memory) {
     comm_nccl *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->base.ops = &zero_nccl_ops;
@@ -50,26 +48,34 @@ static comm_nccl *new_transport(int rank, int size, struct nccl_family *f, zero_
     return m;
 }
 
-/* Rank 0 makes the id up; the others wait for it, and for each other's library. */
-static int share_id(comm_nccl *m, zero_bootstrap *boot, int broken, ncclUniqueId *id)
-{
-    struct card { int broken; ncclUniqueId id; } mine = { .broken = broken }, *all = calloc((size_t)m->base.size, sizeof *all);
+// Rank 0 makes the id up; the others wait for it, and for each other's library.
+static int share_id(comm_nccl *m, zero_bootstrap *boot, int broken, ncclUniqueId *id) {
+    struct card {
+        int broken;
+        ncclUniqueId id;
+    } mine = { .broken = broken }, *all = calloc((size_t)m->base.size, sizeof *all);
     if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
     ncclResult_t made = ncclSuccess;
     if (!broken && m->base.rank == 0) made = m->f->lib.GetUniqueId(&mine.id);
     if (made != ncclSuccess) mine.broken = 1;
     int e = zero_bootstrap_allgather(boot, &mine, sizeof mine, all);
     if (e && !broken) zero_comm_fail(&m->base, e, "%s", zero_bootstrap_error(boot));
-    if (!e && made != ncclSuccess) e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "NCCL makes no id: it says \"%s\"; run with NCCL_DEBUG=INFO for its own words, or use --transport mpi", m->f->lib.GetErrorString(made));
+    if (!e && made != ncclSuccess)
+        e = zero_comm_fail(
+            &m->base, ZERO_ERR_COMM,
+            "NCCL makes no id: it says \"%s\"; run with NCCL_DEBUG=INFO for its own words, or use --transport mpi",
+            m->f->lib.GetErrorString(made));
     for (int r = 0; r < m->base.size && !e && !broken; r++)
-        if (all[r].broken) e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d cannot use NCCL, and says why; use --transport mpi", r);
+        if (all[r].broken)
+            e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d cannot use NCCL, and says why; use --transport mpi",
+                               r);
     *id = all[0].id;
     free(all);
     return e;
 }
 
-int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm_nccl_config *config, zero_memory *memory)
-{
+int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm_nccl_config *config,
+                          zero_memory *memory) {
     char err[400] = "";
     const int rank = zero_bootstrap_rank(boot), size = zero_bootstrap_ranks(boot);
     comm_nccl *m = new_transport(rank, size, NULL, memory);
@@ -91,14 +97,15 @@ int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm
     }
     if (!e) e = zero_nccl_setup(m);
     if (!e) e = find_names(m, rank);
-    if (size == 1) snprintf(m->base.name, sizeof m->base.name, "none: one rank");
-    else if (!e) zero_comm_nccl_available(config->library, m->base.name, sizeof m->base.name);
+    if (size == 1)
+        snprintf(m->base.name, sizeof m->base.name, "none: one rank");
+    else if (!e)
+        zero_comm_nccl_available(config->library, m->base.name, sizeof m->base.name);
     return e;
 }
 
-/* The ranks of `from` with this color. Collective over from. */
-static int split(comm_nccl *from, int color, int key, int rank, int size, zero_memory *memory, zero_comm **out)
-{
+// The ranks of `from` with this color. Collective over from.
+static int split(comm_nccl *from, int color, int key, int rank, int size, zero_memory *memory, zero_comm **out) {
     comm_nccl *m = new_transport(rank, size, from->f, memory);
     *out = (zero_comm *)m;
     if (!m) return zero_comm_fail(&from->base, ZERO_ERR_MEMORY, "out of host memory");
@@ -108,7 +115,8 @@ static int split(comm_nccl *from, int color, int key, int rank, int size, zero_m
     if (size > 1 && !(e = zero_nccl_enter(from, "splitting of the ranks"))) {
         ncclConfig_t c = non_blocking();
         e = zero_nccl_leave(from, from->comm, from->f->lib.CommSplit(from->comm, color, key, &m->comm, &c));
-        if (!e && !(e = zero_nccl_enter(from, "splitting of the ranks"))) {         /* the new one may not be ready when the old one is */
+        // the new one may not be ready when the old one is
+        if (!e && !(e = zero_nccl_enter(from, "splitting of the ranks"))) {
             from->f->comms[from->f->num_comms++] = m->comm;
             e = zero_nccl_leave(from, m->comm, m->comm ? ncclInProgress : ncclInternalError);
         }
@@ -123,21 +131,30 @@ static int split(comm_nccl *from, int color, int key, int rank, int size, zero_m
     return e ? e : find_names(m, from->base.names[from->base.rank]);
 }
 
-int zero_mesh_comms_nccl(const zero_mesh *m, zero_bootstrap *boot, const zero_comm_nccl_config *config, zero_memory *memory,
-                         zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes)
-{
-    const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;       /* of data-parallel ranks */
+int zero_mesh_comms_nccl(const zero_mesh *m, zero_bootstrap *boot, const zero_comm_nccl_config *config,
+                         zero_memory *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
+                         size_t err_bytes) {
+    const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // of data-parallel ranks
     zero_comm *world = NULL;
     *data = *shard = *replicas = NULL;
     int e = zero_comm_create_nccl(&world, boot, config, memory);
     comm_nccl *all = nccl_self(world);
-    if (m->tensor * m->pipe == 1 || e) *data = world;
-    else e = split(all, stripe, m->data_rank, m->data_rank, m->data, memory, data);
+    if (m->tensor * m->pipe == 1 || e)
+        *data = world;
+    else
+        e = split(all, stripe, m->data_rank, m->data_rank, m->data, memory, data);
     *shard = *data;
-    if (!e && m->groups > 1) e = split(all, stripe * m->groups + m->group, m->shard_rank, m->shard_rank, m->shard, memory, shard);
+    if (!e && m->groups > 1)
+        e = split(all, stripe * m->groups + m->group, m->shard_rank, m->shard_rank, m->shard, memory, shard);
     const zero_comm *failed = e ? *shard : NULL;
-    if (!e && m->groups > 1 && (e = split(all, stripe * m->shard + m->shard_rank, m->group, m->group, m->groups, memory, replicas))) failed = *replicas;
-    if (e) snprintf(err, err_bytes, "%s", failed ? zero_comm_error(failed) : world ? zero_comm_error(world) : "out of host memory");
+    if (!e && m->groups > 1 &&
+        (e = split(all, stripe * m->shard + m->shard_rank, m->group, m->group, m->groups, memory, replicas)))
+        failed = *replicas;
+    if (e)
+        snprintf(err, err_bytes, "%s",
+                 failed  ? zero_comm_error(failed)
+                 : world ? zero_comm_error(world)
+                         : "out of host memory");
     if (world && world != *data) zero_comm_destroy(world);
     return e;
 }
