@@ -101,7 +101,7 @@ typedef struct Case {
 typedef struct Trainer {
     Setup *s;
     zero *z;
-    zero_memory memory;
+    zero_accounting memory;
     GPT2 model;
     GPT2Units units;
     double *losses, *norms;  // of this rank: one per micro-step, one per step
@@ -192,7 +192,7 @@ static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
 }
 
 static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh,
-                       zero_memory *memory) {
+                       zero_accounting *memory) {
     char err[256] = "";
     must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0,
          "gpt2_create", err);
@@ -215,7 +215,7 @@ static void train_plainly(Setup *s) {
     const size_t bytes = s->b.numel * sizeof(floatX);
     const zero_mesh alone = { 1, 1, 1, 0, 0, 0, 1, 1, 0, 0 };
     const GPT2Units units = { s, plain_params, plain_release, plain_grads, plain_release };
-    zero_memory memory = {};
+    zero_accounting memory = {};
     GPT2 model = {};
     cudaCheck(cudaMalloc((void **)&s->params, bytes));
     cudaCheck(cudaMalloc((void **)&s->grads, bytes));
@@ -668,7 +668,7 @@ int main(int argc, char **argv) {
     if (!nccl_runs_here && rank == 0) printf("NCCL is not tested: it wants %d GPUs, there are %d\n", ranks, devices);
     cudaCheck(cudaSetDevice(ON_CPU ? 0 : rank % devices));
     cudaCheck(cudaStreamCreate(&stream));
-    zero_memory memory = {};
+    zero_accounting memory = {};
     zero_bootstrap *boot;
     must(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "");
     for (int i = 0; i < TRANSPORTS; i++) {

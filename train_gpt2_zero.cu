@@ -1147,7 +1147,7 @@ typedef struct GPT2 {
                       // and backward
     GPT2Units units;
     zero_mesh mesh;
-    zero_memory *memory;
+    zero_accounting *memory;
     cudaStream_t stream;
     size_t first_layer, last_layer;              // [first, last) of this stage of the pipeline
     size_t embedding_offset[EMBEDDING_TENSORS];  // of the tensors in unit 0, in elements
@@ -1211,7 +1211,7 @@ size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recomp
 
 // Frees what gpt2_create took; a GPT2 that is all zeros, or from a gpt2_create that failed, is fine.
 void gpt2_destroy(GPT2 *m) {
-    if (m->arena) zero_memory_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
+    if (m->arena) zero_accounting_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
     if (m->uploaded) cudaCheck(cudaEventDestroy(m->uploaded));
     if (m->host_losses) cudaCheck(cudaFreeHost(m->host_losses));
     if (m->host_tokens) cudaCheck(cudaFreeHost(m->host_tokens));
@@ -1248,7 +1248,7 @@ static void *pinned(size_t bytes) {
 // a sum that is not yet rounded.) units and mesh are copied; memory must outlive the model. All work is queued on
 // stream. Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units,
-                const zero_mesh *mesh, zero_memory *memory, cudaStream_t stream, char *err, size_t err_bytes) {
+                const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err, size_t err_bytes) {
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
@@ -1277,7 +1277,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
         return -1;
     }
     m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute);
-    m->arena = zero_memory_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
+    m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
     m->host_tokens = (int *)pinned((5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
@@ -1433,28 +1433,28 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (train) upload_token_rows(m, inputs);
     cudaCheck(cudaEventRecord(m->uploaded, s));
 
-    zero_range_begin("forward", 0);
+    zero_nvtx_push("forward", 0);
     const floatX *p = acquire_params(m, 0);
     encoder_forward(a->residual, a->inputs, p + m->embedding_offset[WTE], p + m->embedding_offset[WPE], B, T, C, s);
     release_params(m, 0);
-    zero_range_end();
+    zero_nvtx_pop();
 
     zeroCheck(zero_pp_recv(&m->mesh, layer_activations(m, m->first_layer).residual, FLOATX, R * C, s));
     for (size_t l = m->first_layer; l < m->last_layer; l++) {
-        zero_range_begin("forward", 1 + l);
+        zero_nvtx_push("forward", 1 + l);
         layer_forward(m, l);
-        zero_range_end();
+        zero_nvtx_pop();
     }
     zeroCheck(zero_pp_send(&m->mesh, layer_activations(m, m->last_layer).residual, FLOATX, R * C, s));
 
-    zero_range_begin("head", 0);
+    zero_nvtx_push("head", 0);
     p = acquire_params(m, 0);
     layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C,
                       s);
     linear_forward(m->logits, f.out, p + m->embedding_offset[WTE], NULL, R, C, Vp, s);
     release_params(m, 0);
     if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
-    zero_range_end();
+    zero_nvtx_pop();
 }
 
 // Queues a copy of the losses of the last forward, which had targets: to[B * T], pinned. Not collective.
@@ -1522,7 +1522,7 @@ void gpt2_backward(GPT2 *m) {
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
-    zero_range_begin("head backward", 0);
+    zero_nvtx_push("head backward", 0);
     const floatX *p = acquire_params(m, 0);
     floatX *g = acquire_grads(m, 0);
 
@@ -1532,20 +1532,20 @@ void gpt2_backward(GPT2 *m) {
     layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp,
                        p + offset[LNFW], f.mean, f.rstd, R, C, s);
     release_params(m, 0);
-    zero_range_end();
+    zero_nvtx_pop();
 
     zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
     for (size_t l = m->last_layer; l-- > m->first_layer;) {
-        zero_range_begin("backward", 1 + l);
+        zero_nvtx_push("backward", 1 + l);
         layer_backward(m, l);
-        zero_range_end();
+        zero_nvtx_pop();
     }
     zeroCheck(zero_pp_send(&m->mesh, a->dresidual, FLOATX, R * C, s));
 
-    zero_range_begin("backward", 0);
+    zero_nvtx_push("backward", 0);
     encoder_backward(g + offset[WTE], g + offset[WPE], a->dresidual, a->rows, m->distinct, B, T, C, s);
     release_grads(m, 0);
-    zero_range_end();
+    zero_nvtx_pop();
 }
 
 // =====================================================================================================================
@@ -1599,7 +1599,7 @@ typedef struct Run {
     char choice[512];  // which defaults were chosen, and why
 
     zero_mesh mesh;
-    zero_memory memory;
+    zero_accounting memory;
     char transport_note[64];               // why it is not NCCL
     zero_comm *comm;                       // all ranks
     zero_comm *shard_comm, *replica_comm;  // those that shard among them; those of other groups with the same

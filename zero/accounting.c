@@ -3,21 +3,21 @@
 #include "zero/accounting.h"
 #include <cuda_runtime_api.h>
 
-const char *zero_category_name(enum zero_category c) {
+const char *zero_memory_category_name(enum zero_memory_category c) {
     static const char *const names[ZERO_MEM_CATEGORIES] = { "parameters",     "gradients",   "gradient shards",
                                                             "master weights", "AdamW m",     "AdamW v",
                                                             "unit buffers",   "activations", "transport" };
     return names[c];
 }
 
-void zero_memory_book(zero_memory *m, enum zero_category c, size_t added, size_t removed) {
+void zero_accounting_add(zero_accounting *m, enum zero_memory_category c, size_t added, size_t removed) {
     m->live[c] += added - removed;
     m->total_live += added - removed;
     if (m->live[c] > m->peak[c]) m->peak[c] = m->live[c];
     if (m->total_live > m->total_peak) m->total_peak = m->total_live;
 }
 
-void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes) {
+void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, size_t bytes) {
     void *p = NULL;
     const size_t size = bytes ? bytes : 1;
     if (cudaMalloc(&p, size) != cudaSuccess) {
@@ -29,12 +29,12 @@ void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes) {
         (void)cudaFree(p);
         return NULL;
     }
-    zero_memory_book(m, c, bytes, 0);
+    zero_accounting_add(m, c, bytes, 0);
     return p;
 }
 
-void zero_memory_free(zero_memory *m, enum zero_category c, void *ptr, size_t bytes) {
+void zero_accounting_free(zero_accounting *m, enum zero_memory_category c, void *ptr, size_t bytes) {
     if (!ptr) return;
     (void)cudaFree(ptr);
-    zero_memory_book(m, c, 0, bytes);
+    zero_accounting_add(m, c, 0, bytes);
 }

@@ -1,16 +1,16 @@
 // memory.h: one accounted allocator for everything that is large.
 //
 // Each allocation has a category; the books hold what is live and the peak, to the byte as asked for. The program
-// prints them beside the formula that predicts them. A zero_memory belongs to one rank and is not thread-safe.
-#ifndef ZERO_MEMORY_H
-#define ZERO_MEMORY_H
+// prints them beside the formula that predicts them. A zero_accounting belongs to one rank and is not thread-safe.
+#ifndef ZERO_ACCOUNTING_H
+#define ZERO_ACCOUNTING_H
 #include <stddef.h>
 #include "zero/types.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum zero_category {
+enum zero_memory_category {
     ZERO_MEM_PARAMS,        // parameters in the compute precision
     ZERO_MEM_GRADS,         // gradients of one micro-batch in the compute precision, resident (stages 0, 1)
     ZERO_MEM_GRAD_SHARDS,   // fp32 sums over micro-batches, this rank's shard
@@ -23,18 +23,18 @@ enum zero_category {
     ZERO_MEM_CATEGORIES
 };
 
-typedef struct zero_memory {
+typedef struct zero_accounting {
     size_t live[ZERO_MEM_CATEGORIES], peak[ZERO_MEM_CATEGORIES];  // bytes
     size_t total_live, total_peak;
-} zero_memory;
+} zero_accounting;
 
-const char *zero_category_name(enum zero_category c);
+const char *zero_memory_category_name(enum zero_memory_category c);
 
 // Device memory, zeroed, 256-byte aligned. NULL when it is exhausted (bytes == 0 gives a valid pointer).
-void *zero_memory_alloc(zero_memory *m, enum zero_category c, size_t bytes);
-void zero_memory_free(zero_memory *m, enum zero_category c, void *ptr, size_t bytes);
+void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, size_t bytes);
+void zero_accounting_free(zero_accounting *m, enum zero_memory_category c, void *ptr, size_t bytes);
 // Book memory that somebody else allocates (bytes > 0 in *added*, or in *removed*).
-void zero_memory_book(zero_memory *m, enum zero_category c, size_t added, size_t removed);
+void zero_accounting_add(zero_accounting *m, enum zero_memory_category c, size_t added, size_t removed);
 
 #ifdef __cplusplus
 }

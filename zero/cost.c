@@ -22,7 +22,7 @@ struct table {
     size_t max, n;
 };
 
-#define MEMORY(category) (category), zero_category_name(category)
+#define MEMORY(category) (category), zero_memory_category_name(category)
 
 __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind, const char *what, uint64_t bytes,
                                                       const char *format, ...) {
@@ -35,7 +35,7 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank) {
+size_t zero_cost_optimizer_chunks(const zero_layout *l, int stage, size_t rank) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++) {
         const size_t numel = zero_layout_unit_numel(l, u), shard = numel / l->ranks;
@@ -43,7 +43,7 @@ size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank) {
         for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++) {
             const size_t next = t + 1 < l->unit_first[u + 1] ? l->tensor_offset[t + 1] : numel;
             const size_t from = l->tensor_offset[t] > begin ? l->tensor_offset[t] : begin, to = next < end ? next : end;
-            if (from < to) n += (to - from + ZERO_TILE - 1) / ZERO_TILE;
+            if (from < to) n += (to - from + ZERO_OPTIMIZER_CHUNK - 1) / ZERO_OPTIMIZER_CHUNK;
         }
     }
     return n;
@@ -65,7 +65,7 @@ static size_t partial_sums(size_t G, int library) {
     return library && G ? n + 1 : n;
 }
 
-size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max) {
+size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const int library = p->reduction == ZERO_REDUCE_LIBRARY, stage = p->stage;
     const size_t b = zero_dtype_bytes(p->dtype), psi = l->numel_padded, shard = psi / l->ranks;
@@ -99,17 +99,17 @@ size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows
             gathers_sums ? "4 x largest unit" : "0", for_groups);
 
     const size_t norm = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
-    const size_t tables = zero_plan_tiles(l, stage, p->rank) * sizeof(zero_tile) + norm;
+    const size_t tables = zero_cost_optimizer_chunks(l, stage, p->rank) * sizeof(zero_optimizer_chunk) + norm;
     const size_t exchanged = library ? 0 : largest * b,
                  gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
     const size_t scratch = zero_comm_scratch_bytes(&p->transport, exchanged, gathered, library ? largest : 0);
-    const size_t window = stage == 3 ? zero_comm_window_scratch_bytes(&p->transport, shard * b, largest * b) : 0;
+    const size_t window = stage == 3 ? zero_window_scratch_bytes(&p->transport, shard * b, largest * b) : 0;
     const size_t groups = between ? zero_comm_scratch_bytes(&p->between, between, between, 0) + sizeof(void *) : 0;
     add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + scratch + window + groups, "optimizer tiles, norm, transport's own");
     return t.n;
 }
 
-size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max) {
+size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, b = zero_dtype_bytes(p->dtype);
     const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->transport, p->dtype) : b,
@@ -123,13 +123,14 @@ size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, 
     }
     if (p->stage == 1 || p->stage == 2) add(&t, ZERO_WIRE_PARAMS, "parameters", of_others * b, "%zu Psi (N-1)/N", b);
     if (p->stage == 3) {
-        const size_t fetched = others ? zero_cache_traffic(l, p->order, p->order_length, p->prefetch, p->drop, G) : 0;
+        const size_t fetched = others ? zero_param_cache_traffic(l, p->order, p->order_length, p->prefetch, p->drop, G)
+                                      : 0;
         add(&t, ZERO_WIRE_PARAMS, "parameters", fetched / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f fetches", b,
             (double)fetched / (double)l->numel_padded);
     }
     size_t pieces = 0;
     for (size_t u = 0; u < l->num_units && p->groups > 1; u++) pieces += zero_layout_group_piece(l, u, p->groups);
-    add(&t, ZERO_WIRE_GROUPS, "sums between groups",
+    add(&t, ZERO_WIRE_REPLICAS, "sums between groups",
         p->groups > 1 ? 2 * (p->groups - 1) * pieces * sizeof(float) * G : 0,
         p->groups > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->groups);
     const size_t norm = ZERO_WIDE_WORDS * sizeof(uint64_t);

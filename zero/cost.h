@@ -1,11 +1,11 @@
 // plan.h: what a run needs, in bytes, by formula: memory of a rank, and what it receives in a step.
 //
-// A pure function of a description of the run (zero_plan) and a layout: nothing is allocated, no rank is needed, and a
+// A pure function of a description of the run (zero_cost) and a layout: nothing is allocated, no rank is needed, and a
 // hundred billion parameters on 65536 ranks take as long as a thousand on two. The engine's reports print these rows
 // beside what was measured, and tests hold them equal to the byte; so what a plan says before a run is what the run
 // will say of itself.
-#ifndef ZERO_PLAN_H
-#define ZERO_PLAN_H
+#ifndef ZERO_COST_H
+#define ZERO_COST_H
 #include <stddef.h>
 #include <stdint.h>
 #include "zero/comm/comm.h"
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-typedef struct zero_plan {
+typedef struct zero_cost {
     int stage;  // as in zero_config, as are the next six
     enum zero_dtype dtype;
     enum zero_master master;
@@ -29,10 +29,10 @@ typedef struct zero_plan {
     zero_comm_shape between;
     size_t max_micro_batches;  // for memory: the most of any step
     size_t micro_batches;      // for the wire: of the step
-} zero_plan;
+} zero_cost;
 
 typedef struct zero_row {
-    int kind;                     // memory: enum zero_category; wire: enum zero_wire
+    int kind;                     // memory: enum zero_memory_category; wire: enum zero_wire
     const char *what;             // "parameters"
     char formula[96];             // "4 Psi"; Psi: padded parameters, N: ranks that shard, R: groups of them, G:
                                   // micro-batches
@@ -41,11 +41,11 @@ typedef struct zero_row {
 
 // Rows in ascending kind, one for each category but ZERO_MEM_ACTIVATIONS (the caller's), and one for each kind of
 // traffic. They return the number of rows, at most max. Not collective.
-size_t zero_plan_memory(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max);
-size_t zero_plan_wire(const zero_plan *p, const zero_layout *l, zero_row *rows, size_t max);
+size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
+size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 
 // Tiles of the optimizer (kernels.h) that a rank has.
-size_t zero_plan_tiles(const zero_layout *l, int stage, size_t rank);
+size_t zero_cost_optimizer_chunks(const zero_layout *l, int stage, size_t rank);
 
 #ifdef __cplusplus
 }

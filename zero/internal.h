@@ -1,7 +1,7 @@
 // engine.h: the inside of the engine, for zero.c (gradients, reduction, step), params.c (parameters) and state.c
 // (reading and writing state, reports).
-#ifndef ZERO_ENGINE_H
-#define ZERO_ENGINE_H
+#ifndef ZERO_INTERNAL_H
+#define ZERO_INTERNAL_H
 #include "zero/param_cache.h"
 #include "zero/zero.h"
 #include "zero/kernels.h"
@@ -39,7 +39,7 @@ struct zero {
     size_t elem;                         // bytes of a parameter or gradient
     char *params, *grads;                // params: NULL in stage 3
     zero_window *window;                 // stage 3: the shards of the parameters
-    zero_cache cache;                    // stage 3: which units were fetched, and where
+    zero_param_cache cache;              // stage 3: which units were fetched, and where
     zero_ticket last_fetch;              // of the window
     struct param_buffer *param_buffers;  // one for each slot of the cache
     size_t gathering, gathered;  // stages 1, 2: units whose gather is begun since the last change of parameters, and
@@ -54,14 +54,14 @@ struct zero {
     size_t pending_first, pending_count;
     float *m, *v;
     void *master;  // fp32, or 16-bit low halves, or NULL: master_bytes an element
-    float *slots[ZERO_MAX_SLOTS];
+    float *slots[ZERO_MAX_PARTIAL_SUMS];
     float *unit_sum;  // stage 0: a unit's gathered gradient sums
     zero_ticket unit_sum_ticket;
     float *group_sum, *all_sum;  // several groups: a unit's sum in this group, and in all, cut into `groups` pieces
     zero_ticket group_sum_ticket, all_sum_ticket;
     const void **all_sum_piece;           // device: one pointer, to all_sum
-    zero_tile *tiles;                     // device
-    size_t *unit_tiles;                   // [num_units + 1]
+    zero_optimizer_chunk *tiles;          // device
+    size_t *unit_chunks;                  // [num_units + 1]
     uint64_t *squares;                    // device: ZERO_SQUARE_PARTS wide integers
     float *host;                          // CHUNK elements
     uint16_t *host_params, *host_low;     // CHUNK elements each: bf16 parameters, and low halves of master weights
@@ -87,8 +87,8 @@ cudaStream_t zero_transport_stream(const zero *z);
 
 // Accounted device memory, of this rank, or symmetric (collective); *(void **)out. Fill memory with NaN (in debug mode;
 // else nothing).
-int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out);
-int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out);
+int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out);
+int zero_create_buffer(zero *z, enum zero_memory_category category, size_t numel, size_t elem, void *out);
 int zero_poison(zero *z, void *p, size_t bytes);
 
 // params.c. forget: all fetches are finished, and no buffer holds a unit. A change of parameters: begin waits until no
@@ -109,7 +109,7 @@ static inline int sharded_params(const zero *z) { return z->config.stage == 3; }
 
 // This rank's own piece of a unit's parameters, for the optimizer and for visits.
 static inline char *own_params(const zero *z, size_t u) {
-    if (sharded_params(z)) return (char *)zero_comm_window_shard(z->window) + shard_offset(z, u) * z->elem;
+    if (sharded_params(z)) return (char *)zero_window_shard(z->window) + shard_offset(z, u) * z->elem;
     return z->params + (z->layout.unit_offset[u] + (size_t)z->rank * shard_numel(z, u)) * z->elem;
 }
 

@@ -66,7 +66,7 @@ template <class T> DEV fvec tree_any(const void *const *pieces, int n, size_t i)
 
 template <class T, int N>  // N: the number of pieces; -1: num_pieces; 0: none
 __global__ void __launch_bounds__(N < 0 ? SUM_ANY_THREADS : 256)
-    sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n) {
+    sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_partial_sums older, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(N < 0 ? SUM_ANY_THREADS : 256)
 }
 
 template <class T>
-static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, zero_slots older, size_t n,
+static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, zero_partial_sums older, size_t n,
                        cudaStream_t stream) {
     const size_t packs = n / PACK;
     const size_t per_block = 4 * (size_t)block_threads(256);
@@ -106,7 +106,7 @@ static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, ze
 }
 
 cudaError_t zero_kernel_sum(float *out, const void *const *pieces, int num_pieces, enum zero_dtype dtype,
-                            zero_slots older, size_t n, cudaStream_t stream) {
+                            zero_partial_sums older, size_t n, cudaStream_t stream) {
     return dtype == ZERO_F32 ? sum<float>(out, pieces, num_pieces, older, n, stream)
                              : sum<bf16>(out, pieces, num_pieces, older, n, stream);
 }
@@ -202,7 +202,7 @@ DEV void st_weights(bf16 *p, void *master, size_t at, const fvec &w, const zero_
     if constexpr (MODE == ZERO_MASTER_NONE) {
         alignas(16) uint16_t random[PACK];
         zero_master_random(random, a.seed, a.t, logical);
-        st16(p, each([](auto word, auto random) { return zero_master_round_by_chance(word, random); }, bits(w),
+        st16(p, each([](auto word, auto random) { return zero_master_round_stochastic(word, random); }, bits(w),
                      ld16(random)));
     } else {
         st16(p, each([](auto word) { return zero_master_round(word); }, bits(w)));
@@ -215,8 +215,8 @@ DEV void st_weights(bf16 *p, void *master, size_t at, const fvec &w, const zero_
 
 template <class P, enum zero_master MODE>
 __global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, float *m, float *v, const float *grads,
-                                                    const zero_tile *tiles, zero_adamw_args a) {
-    const zero_tile t = tiles[blockIdx.x];
+                                                    const zero_optimizer_chunk *tiles, zero_adamw_args a) {
+    const zero_optimizer_chunk t = tiles[blockIdx.x];
     const float decay = t.decay ? a.weight_decay : 0.0f;
     P *p = params + t.param;
     float *ms = m + t.state, *vs = v + t.state;
@@ -234,15 +234,15 @@ __global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, flo
 }
 
 template <class P, enum zero_master MODE>
-static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads, const zero_tile *tiles,
-                         size_t num_tiles, zero_adamw_args a, cudaStream_t stream) {
+static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads,
+                         const zero_optimizer_chunk *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream) {
     const cudaLaunchConfig_t c = launch(num_tiles, block_threads(256), stream);
     return cudaLaunchKernelEx(&c, adamw_kernel<P, MODE>, static_cast<P *>(params), master, m, v, grads, tiles, a);
 }
 
 cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, enum zero_master mode, void *master, float *m,
-                              float *v, const float *grads, const zero_tile *tiles, size_t n, zero_adamw_args a,
-                              cudaStream_t stream) {
+                              float *v, const float *grads, const zero_optimizer_chunk *tiles, size_t n,
+                              zero_adamw_args a, cudaStream_t stream) {
     if (!n) return cudaSuccess;
     if (dtype == ZERO_F32) return adamw<float, ZERO_MASTER_FP32>(params, master, m, v, grads, tiles, n, a, stream);
     if (mode == ZERO_MASTER_FP32)

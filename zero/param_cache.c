@@ -9,8 +9,9 @@ int zero_pool_has(const zero_layout *l, size_t u, size_t depth) {
     return same_before < depth;
 }
 
-int zero_cache_create(zero_cache *c, const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch) {
-    *c = (zero_cache){ .prefetch = prefetch, .order_length = order_length };
+int zero_param_cache_create(zero_param_cache *c, const zero_layout *l, const size_t *order, size_t order_length,
+                            size_t prefetch) {
+    *c = (zero_param_cache){ .prefetch = prefetch, .order_length = order_length };
     c->slots = calloc(l->num_units, sizeof *c->slots);
     c->order = malloc((order_length + 1) * sizeof *c->order);
     if (!c->slots || !c->order) return -1;
@@ -20,26 +21,27 @@ int zero_cache_create(zero_cache *c, const zero_layout *l, const size_t *order, 
     }
     for (size_t u = 0; u < l->num_units; u++)
         if (zero_pool_has(l, u, 1 + prefetch))
-            c->slots[c->num_slots++] = (zero_cache_slot){ .numel = zero_layout_unit_numel(l, u), .unit = ZERO_NO_UNIT };
+            c->slots[c->num_slots++] = (zero_param_cache_slot){ .numel = zero_layout_unit_numel(l, u),
+                                                                .unit = ZERO_NO_UNIT };
     return 0;
 }
 
-void zero_cache_destroy(zero_cache *c) {
+void zero_param_cache_destroy(zero_param_cache *c) {
     free(c->slots);
     free(c->order);
     memset(c, 0, sizeof *c);
 }
 
-zero_cache_slot *zero_cache_find(zero_cache *c, size_t unit) {
+zero_param_cache_slot *zero_param_cache_find(zero_param_cache *c, size_t unit) {
     for (size_t i = 0; i < c->num_slots; i++)
         if (c->slots[i].unit == unit) return &c->slots[i];
     return NULL;
 }
 
-zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel) {
-    zero_cache_slot *best = NULL;
+zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit, size_t numel) {
+    zero_param_cache_slot *best = NULL;
     for (size_t i = 0; i < c->num_slots; i++) {
-        zero_cache_slot *s = &c->slots[i];
+        zero_param_cache_slot *s = &c->slots[i];
         if (s->numel == numel && !s->users && !s->busy && (!best || s->used < best->used)) best = s;
     }
     if (best) {
@@ -49,7 +51,7 @@ zero_cache_slot *zero_cache_take(zero_cache *c, size_t unit, size_t numel) {
     return best;
 }
 
-void zero_cache_acquired(zero_cache *c, zero_cache_slot *s) {
+void zero_param_cache_acquired(zero_param_cache *c, zero_param_cache_slot *s) {
     s->users++;
     s->used = ++c->clock;
     for (size_t i = 0; i < c->order_length; i++) {
@@ -60,43 +62,43 @@ void zero_cache_acquired(zero_cache *c, zero_cache_slot *s) {
     }
 }
 
-int zero_cache_released(zero_cache *c, zero_cache_slot *s) {
+int zero_param_cache_released(zero_param_cache *c, zero_param_cache_slot *s) {
     const int dropped = --s->users == 0 && c->drop;
     if (dropped) s->unit = ZERO_NO_UNIT;
     return dropped;
 }
 
-size_t zero_cache_ahead(const zero_cache *c, size_t i) {
+size_t zero_param_cache_ahead(const zero_param_cache *c, size_t i) {
     return i < c->order_length ? c->order[(c->order_at + i) % c->order_length] : ZERO_NO_UNIT;
 }
 
-void zero_cache_forget(zero_cache *c) {
+void zero_param_cache_invalidate(zero_param_cache *c) {
     for (size_t i = 0; i < c->num_slots; i++) c->slots[i].unit = ZERO_NO_UNIT;
     c->order_at = 0;
 }
 
-size_t zero_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch, int drop,
-                          size_t micro_batches) {
-    zero_cache c;
+size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
+                                int drop, size_t micro_batches) {
+    zero_param_cache c;
     size_t fetched = 0;
-    if (zero_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;
+    if (zero_param_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;
     c.drop = drop;
     for (size_t i = 0; i < micro_batches * order_length; i++) {
         const size_t u = order[i % order_length];
-        zero_cache_slot *s = zero_cache_find(&c, u);
+        zero_param_cache_slot *s = zero_param_cache_find(&c, u);
         if (!s) {
-            s = zero_cache_take(&c, u, zero_layout_unit_numel(l, u));
+            s = zero_param_cache_take(&c, u, zero_layout_unit_numel(l, u));
             fetched += s->numel;
         }
-        zero_cache_acquired(&c, s);
+        zero_param_cache_acquired(&c, s);
         for (size_t k = 0; k < prefetch; k++) {
-            const size_t next = zero_cache_ahead(&c, k);
-            if (next == ZERO_NO_UNIT || zero_cache_find(&c, next)) continue;
-            const zero_cache_slot *ahead = zero_cache_take(&c, next, zero_layout_unit_numel(l, next));
+            const size_t next = zero_param_cache_ahead(&c, k);
+            if (next == ZERO_NO_UNIT || zero_param_cache_find(&c, next)) continue;
+            const zero_param_cache_slot *ahead = zero_param_cache_take(&c, next, zero_layout_unit_numel(l, next));
             if (ahead) fetched += ahead->numel;
         }
-        zero_cache_released(&c, s);
+        zero_param_cache_released(&c, s);
     }
-    zero_cache_destroy(&c);
+    zero_param_cache_destroy(&c);
     return fetched;
 }

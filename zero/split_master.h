@@ -11,8 +11,8 @@
 // the new value is rounded up or down by chance, up with the probability (low half / 65536) that makes the mean exact.
 // The chance is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): a
 // function of a counter and a key, so an element's random number does not depend on who computes it.
-#ifndef ZERO_MASTER_H
-#define ZERO_MASTER_H
+#ifndef ZERO_SPLIT_MASTER_H
+#define ZERO_SPLIT_MASTER_H
 #include <stdint.h>
 #ifdef __CUDACC__
 #define ZERO_BITS static __host__ __device__ __forceinline__
@@ -22,32 +22,32 @@
 
 // W is a word of 32 bits; in C++ also a vector of them. Parameters and low halves are words below 65536.
 #ifdef __cplusplus
-#define ZERO_WORDS template <class W> ZERO_BITS
+#define ZERO_MESSAGE_BYTES template <class W> ZERO_BITS
 #else
-#define ZERO_WORDS ZERO_BITS
-#define W          uint32_t
+#define ZERO_MESSAGE_BYTES ZERO_BITS
+#define W                  uint32_t
 #endif
 
 // The parameter of a master weight. Beyond the largest bf16 it is infinity; NaN stays NaN.
-ZERO_WORDS W zero_master_round(W word) {
+ZERO_MESSAGE_BYTES W zero_master_round(W word) {
     return ((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : word + 0x8000) >> 16;
 }
 
 // The master weight of a parameter and a low half. (A signed low half borrows from the upper one.)
-ZERO_WORDS W zero_master_join(W param, W low) {
+ZERO_MESSAGE_BYTES W zero_master_join(W param, W low) {
     const W word = param << 16;
     return (word & 0x7fffffff) > 0x7f800000 ? word | low : word + low - ((low & 0x8000) << 1);
 }
 
 // The parameter of a new value, rounded by chance: random is uniform in [0, 65536).
-ZERO_WORDS W zero_master_round_by_chance(W word, W random) {
+ZERO_MESSAGE_BYTES W zero_master_round_stochastic(W word, W random) {
     return ((word & 0x7fffffff) > 0x7f800000 ? word | 0x400000 : word + random) >> 16;
 }
 
 #ifndef __cplusplus
 #undef W
 #endif
-#undef ZERO_WORDS
+#undef ZERO_MESSAGE_BYTES
 
 // 16 random bits for each of the 8 elements from logical index `logical` on, in step t.
 ZERO_BITS void zero_master_random(uint16_t random[8], uint64_t seed, uint64_t t, uint64_t logical) {

@@ -198,9 +198,9 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
 // ---- reports
 // ----------------------------------------------------------------------------------------------------------
 
-static zero_plan plan_of(const zero *z) {
+static zero_cost plan_of(const zero *z) {
     const zero_config *c = &z->config;
-    return (zero_plan){
+    return (zero_cost){
         .stage = c->stage,
         .dtype = c->dtype,
         .master = c->master,
@@ -219,15 +219,15 @@ static zero_plan plan_of(const zero *z) {
 }
 
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max) {
-    const zero_plan p = plan_of(z);
-    const size_t n = zero_plan_memory(&p, &z->layout, rows, max);
+    const zero_cost p = plan_of(z);
+    const size_t n = zero_cost_memory(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->config.memory->peak[rows[i].kind];
     return n;
 }
 
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max) {
-    const zero_plan p = plan_of(z);
-    const size_t n = zero_plan_wire(&p, &z->layout, rows, max);
+    const zero_cost p = plan_of(z);
+    const size_t n = zero_cost_wire(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->wire_step[rows[i].kind];
     return n;
 }

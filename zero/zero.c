@@ -86,13 +86,13 @@ const char *zero_error(const zero *z) { return z->error; }
 const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
 
-int zero_alloc(zero *z, enum zero_category c, size_t bytes, void *out) {
-    void *p = zero_memory_alloc(z->config.memory, c, bytes);
+int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
+    void *p = zero_accounting_alloc(z->config.memory, c, bytes);
     memcpy(out, &p, sizeof p);
     return p ? ZERO_OK
              : zero_fail(z, ZERO_ERR_MEMORY,
                          "no memory for %zu bytes of %s: use a higher ZeRO stage, more ranks or a smaller model", bytes,
-                         zero_category_name(c));
+                         zero_memory_category_name(c));
 }
 
 // Debugging: whoever reads on what was given back sees NaN.
@@ -105,7 +105,7 @@ int zero_poison(zero *z, void *p, size_t bytes) {
 // ---- life
 // ------------------------------------------------------------------------------------------------------------
 
-int zero_create_buffer(zero *z, enum zero_category category, size_t numel, size_t elem, void *out) {
+int zero_create_buffer(zero *z, enum zero_memory_category category, size_t numel, size_t elem, void *out) {
     void *p = NULL;
     const int e = zero_comm_check(z, zero_comm_alloc(z->config.comm, z->config.memory, category, &p, numel * elem));
     memcpy(out, &p, sizeof p);
@@ -136,36 +136,37 @@ static int create_grads(zero *z) {
     return e;
 }
 
-// The tiles of AdamW: pieces of at most ZERO_TILE elements of one tensor, its padding included. zero_plan_tiles counts
+// The tiles of AdamW: pieces of at most ZERO_OPTIMIZER_CHUNK elements of one tensor, its padding included. zero_cost_optimizer_chunks counts
 // the same.
-static int create_tiles(zero *z) {
+static int create_optimizer_chunks(zero *z) {
     const zero_layout *l = &z->layout;
     size_t n = 0;
-    zero_tile *tiles = malloc((1 + zero_plan_tiles(l, z->config.stage, (size_t)z->rank)) * sizeof *tiles);
-    z->unit_tiles = malloc((l->num_units + 1) * sizeof *z->unit_tiles);
-    if (!tiles || !z->unit_tiles) {
+    zero_optimizer_chunk *tiles = malloc((1 + zero_cost_optimizer_chunks(l, z->config.stage, (size_t)z->rank)) *
+                                         sizeof *tiles);
+    z->unit_chunks = malloc((l->num_units + 1) * sizeof *z->unit_chunks);
+    if (!tiles || !z->unit_chunks) {
         free(tiles);
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     }
     for (size_t u = 0; u < l->num_units; u++) {
         const size_t begin = state_begin(z, u), end = begin + state_numel(z, u);
-        z->unit_tiles[u] = n;
+        z->unit_chunks[u] = n;
         for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++) {
             const size_t next = t + 1 < l->unit_first[u + 1] ? l->tensor_offset[t + 1] : unit_numel(z, u);
             size_t from = l->tensor_offset[t] > begin ? l->tensor_offset[t] : begin;
             const size_t to = next < end ? next : end;
-            for (; from < to; from += ZERO_TILE)
-                tiles[n++] = (zero_tile){
+            for (; from < to; from += ZERO_OPTIMIZER_CHUNK)
+                tiles[n++] = (zero_optimizer_chunk){
                     .param = sharded_params(z) ? shard_offset(z, u) + from - begin : l->unit_offset[u] + from,
                     .state = state_offset(z, u) + from - begin,
                     .grad = whole_state(z) && z->ranks > 1 ? from : shard_offset(z, u) + from - begin,
                     .logical = l->tensors[t].logical + from - l->tensor_offset[t],
-                    .count = (uint32_t)(to - from < ZERO_TILE ? to - from : ZERO_TILE),
+                    .count = (uint32_t)(to - from < ZERO_OPTIMIZER_CHUNK ? to - from : ZERO_OPTIMIZER_CHUNK),
                     .decay = l->tensors[t].decay,
                 };
         }
     }
-    z->unit_tiles[l->num_units] = n;
+    z->unit_chunks[l->num_units] = n;
     int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *tiles, &z->tiles);
     if (!e && n)
         e = zero_device_check(z, cudaMemcpy(z->tiles, tiles, n * sizeof *tiles, cudaMemcpyHostToDevice),
@@ -227,7 +228,7 @@ static int create(zero *z) {
     if (!e) e = zero_alloc(z, ZERO_MEM_M, state_total(z) * sizeof(float), &z->m);
     if (!e) e = zero_alloc(z, ZERO_MEM_V, state_total(z) * sizeof(float), &z->v);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t), &z->squares);
-    return e ? e : create_tiles(z);
+    return e ? e : create_optimizer_chunks(z);
 }
 
 int zero_create(zero **out, const zero_config *config) {
@@ -240,14 +241,14 @@ int zero_create(zero **out, const zero_config *config) {
     z->groups = config->replicas ? zero_comm_size(config->replicas) : 1;
     z->elem = zero_dtype_bytes(config->dtype);
     zero_comm_phase(config->comm, "creating the engine", 0);
-    zero_comm_debug(config->comm, config->debug);
-    if (config->replicas) zero_comm_debug(config->replicas, config->debug);
+    zero_comm_set_delay_seed(config->comm, config->debug);
+    if (config->replicas) zero_comm_set_delay_seed(config->replicas, config->debug);
     return create(z);
 }
 
 void zero_destroy(zero *z) {
     if (!z) return;
-    zero_memory *mem = z->config.memory;
+    zero_accounting *mem = z->config.memory;
     if (z->layout.num_units) {
         const size_t state_bytes = state_total(z) * sizeof(float);
         zero_params_destroy(z);
@@ -258,20 +259,22 @@ void zero_destroy(zero *z) {
         if (z->groups > 1) {
             zero_comm_free(z->config.replicas, z->group_sum);
             zero_comm_free(z->config.replicas, z->all_sum);
-            zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->all_sum_piece, sizeof *z->all_sum_piece);
+            zero_accounting_free(mem, ZERO_MEM_TRANSPORT, z->all_sum_piece, sizeof *z->all_sum_piece);
         }
-        zero_memory_free(mem, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
-        zero_memory_free(mem, ZERO_MEM_M, z->m, state_bytes);
-        zero_memory_free(mem, ZERO_MEM_V, z->v, state_bytes);
-        zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t));
-        if (z->unit_tiles)
-            zero_memory_free(mem, ZERO_MEM_TRANSPORT, z->tiles, z->unit_tiles[z->layout.num_units] * sizeof *z->tiles);
-        for (int s = 0; s < ZERO_MAX_SLOTS; s++)
-            zero_memory_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
+        zero_accounting_free(mem, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
+        zero_accounting_free(mem, ZERO_MEM_M, z->m, state_bytes);
+        zero_accounting_free(mem, ZERO_MEM_V, z->v, state_bytes);
+        zero_accounting_free(mem, ZERO_MEM_TRANSPORT, z->squares,
+                             ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t));
+        if (z->unit_chunks)
+            zero_accounting_free(mem, ZERO_MEM_TRANSPORT, z->tiles,
+                                 z->unit_chunks[z->layout.num_units] * sizeof *z->tiles);
+        for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS; s++)
+            zero_accounting_free(mem, ZERO_MEM_GRAD_SHARDS, z->slots[s], shard_total(z) * sizeof(float));
     }
     if (z->event) (void)cudaEventDestroy(z->event);
     zero_layout_destroy(&z->layout);
-    free(z->unit_tiles);
+    free(z->unit_chunks);
     free(z->buffers);
     free(z->units);
     free(z->pending);
@@ -285,13 +288,13 @@ void zero_destroy(zero *z) {
 // ---------------------------------------------------------------------------------------------------------
 
 static int ensure_slot(zero *z, int s) {
-    if (s >= ZERO_MAX_SLOTS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
+    if (s >= ZERO_MAX_PARTIAL_SUMS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
     return z->slots[s] ? ZERO_OK : zero_alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->slots[s]);
 }
 
 // The partial sums of a unit in slots [first, first + count).
-static zero_slots slots_of(const zero *z, int first, int count, size_t offset) {
-    zero_slots s = { .count = count };
+static zero_partial_sums slots_of(const zero *z, int first, int count, size_t offset) {
+    zero_partial_sums s = { .count = count };
     for (int i = 0; i < count; i++) s.slot[i] = z->slots[first + i] + offset;
     return s;
 }
@@ -300,7 +303,7 @@ static zero_slots slots_of(const zero *z, int first, int count, size_t offset) {
 static int sum_over_groups(zero *z, size_t u, const void *const *pieces) {
     const size_t n = zero_layout_group_piece(&z->layout, u, (size_t)z->groups), bytes = n * sizeof(float);
     const cudaStream_t stream = z->sum_stream;
-    const zero_slots none = { .count = 0 };
+    const zero_partial_sums none = { .count = 0 };
     zero_comm *replicas = z->config.replicas;
     const void *const *sums = NULL;
     zero_comm_phase(replicas, "sum over groups", u);
@@ -309,15 +312,15 @@ static int sum_over_groups(zero *z, size_t u, const void *const *pieces) {
         e = zero_device_check(
             z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream),
             "ordered sum");
-    if (!e) e = zero_comm_exchange_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
+    if (!e) e = zero_comm_all_to_all_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
     if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket, stream);
-    if (!e) e = zero_comm_exchange_finish(replicas, z->group_sum_ticket, stream, &sums);
+    if (!e) e = zero_comm_all_to_all_finish(replicas, z->group_sum_ticket, stream, &sums);
     if (!e)
         e = zero_device_check(z,
                               zero_kernel_sum(z->all_sum + (size_t)zero_comm_rank(replicas) * n, sums, z->groups,
                                               ZERO_F32, none, n, stream),
                               "ordered sum");
-    if (!e) e = zero_comm_exchange_done(replicas, z->group_sum_ticket, stream);
+    if (!e) e = zero_comm_all_to_all_done(replicas, z->group_sum_ticket, stream);
     if (!e) e = zero_comm_allgather_begin(replicas, z->all_sum, bytes, ZERO_WIRE_GRADS, stream, &z->all_sum_ticket);
     if (!e) e = zero_comm_allgather_finish(replicas, z->all_sum_ticket, stream);
     return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
@@ -345,7 +348,7 @@ static int reduce_unit(zero *z, size_t u) {
                                                   slots_of(z, live - merge, merge + 1, offset), n, stream),
                                   "ordered sum");
     } else {
-        if (!e) e = zero_comm_check(z, zero_comm_exchange_finish(comm, b->ticket, stream, &pieces));
+        if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, b->ticket, stream, &pieces));
         int count = z->ranks;
         enum zero_dtype dtype = z->config.dtype;
         if (z->groups > 1 && !e) {
@@ -359,7 +362,7 @@ static int reduce_unit(zero *z, size_t u) {
                                   zero_kernel_sum(z->slots[live - merge] + offset, pieces, count, dtype,
                                                   slots_of(z, live - merge, merge, offset), n, stream),
                                   "ordered sum");
-        if (!e) e = zero_comm_check(z, zero_comm_exchange_done(comm, b->ticket, stream));
+        if (!e) e = zero_comm_check(z, zero_comm_all_to_all_done(comm, b->ticket, stream));
     }
     if (e) return e;
     z->units[u].micro++;
@@ -371,11 +374,11 @@ static int reduce_unit(zero *z, size_t u) {
 
 // The same, named.
 static int reduce(zero *z, size_t u) {
-    zero_range_begin("reduce", u);
+    zero_nvtx_push("reduce", u);
     zero_time_begin(z, "reduce", z->sum_stream);
     const int e = reduce_unit(z, u);
     zero_time_end(z, "reduce", z->sum_stream);
-    zero_range_end();
+    zero_nvtx_pop();
     return e;
 }
 
@@ -437,9 +440,9 @@ static int begin_reduction(zero *z, size_t u) {
     if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
     zero_comm_phase(z->config.comm, "reduction of gradients", u);
     zero_time_begin(z, "exchange", z->sum_stream);
-    const int e = zero_comm_check(z, zero_comm_exchange_begin(z->config.comm, z->units[u].buffer->ptr,
-                                                              shard_numel(z, u) * z->elem, z->config.stream,
-                                                              &z->units[u].buffer->ticket));
+    const int e = zero_comm_check(z, zero_comm_all_to_all_begin(z->config.comm, z->units[u].buffer->ptr,
+                                                                shard_numel(z, u) * z->elem, z->config.stream,
+                                                                &z->units[u].buffer->ticket));
     zero_time_end(z, "exchange", z->sum_stream);
     if (e) return e;
     if (zero_comm_stream(z->config.comm)) return reduce(z, u);  // the host waits for nothing there
@@ -451,15 +454,15 @@ int zero_release_grads(zero *z, size_t u) {
     if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED)
         return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
     z->units[u].state = UNIT_REDUCING;
-    zero_range_begin("reduce", u);
+    zero_nvtx_push("reduce", u);
     const int e = begin_reduction(z, u);
-    zero_range_end();
+    zero_nvtx_pop();
     return e;
 }
 
 // Between groups, gradients are all that the other transport carries.
 static uint64_t received(const zero *z, enum zero_wire kind) {
-    if (kind != ZERO_WIRE_GROUPS) return zero_comm_received(z->config.comm, kind);
+    if (kind != ZERO_WIRE_REPLICAS) return zero_comm_received(z->config.comm, kind);
     return z->groups > 1 ? zero_comm_received(z->config.replicas, ZERO_WIRE_GRADS) : 0;
 }
 
@@ -581,7 +584,8 @@ static int gather_unit_sum(zero *z, size_t u) {
 
 static int forget_gradients(zero *z) {
     int e = ZERO_OK;
-    for (int s = 0; s < ZERO_MAX_SLOTS && !e; s++) e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
+    for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS && !e; s++)
+        e = zero_poison(z, z->slots[s], shard_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro = 0;
     z->last_micro = z->micro;
     z->micro = 0;
@@ -608,7 +612,7 @@ int zero_step(zero *z, const zero_adamw *a) {
         .seed = z->config.seed,
         .t = a->t,
     };
-    char *params = sharded_params(z) ? zero_comm_window_shard(z->window) : z->params;
+    char *params = sharded_params(z) ? zero_window_shard(z->window) : z->params;
     if (!e) e = zero_params_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         const float *grads = z->slots[0];
@@ -618,17 +622,17 @@ int zero_step(zero *z, const zero_adamw *a) {
             zero_time_end(z, "gather sums", z->config.stream);
             grads = z->unit_sum;
         }
-        zero_comm_dawdle(z->config.comm);
-        zero_range_begin("AdamW", u);
+        zero_comm_inject_delay(z->config.comm);
+        zero_nvtx_push("AdamW", u);
         zero_time_begin(z, "AdamW", z->config.stream);
         if (!e)
             e = zero_device_check(z,
                                   zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v,
-                                                    grads, z->tiles + z->unit_tiles[u],
-                                                    z->unit_tiles[u + 1] - z->unit_tiles[u], args, z->config.stream),
+                                                    grads, z->tiles + z->unit_chunks[u],
+                                                    z->unit_chunks[u + 1] - z->unit_chunks[u], args, z->config.stream),
                                   "AdamW");
         zero_time_end(z, "AdamW", z->config.stream);
-        zero_range_end();
+        zero_nvtx_pop();
         if (!e) e = zero_params_written(z, u);
     }
     if (!e) e = zero_params_end(z);

@@ -51,19 +51,19 @@ typedef struct zero_config {
     enum zero_reduction reduction;
     const zero_tensor *tensors;  // copied
     size_t num_tensors;
-    const size_t *order;  // stage 3: the units in the order in which a micro-batch acquires their parameters,
-                          // for
-    size_t order_length;  // fetching ahead; copied. Another order works too, only without that.
-    int prefetch;         // stage 3: how many units to fetch ahead: 0, 1, 2
-    uint64_t debug;       // not 0: a seed. Ranks dawdle at random, and what is given back is filled with NaN:
-                          // parameters of a unit without users (stage 3; they are fetched anew each time),
-                          // gradients, sums of gradients.
-    zero_comm *comm;      // the ranks that shard among them; must outlive the zero
-    zero_comm *replicas;  // stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same
-                          // shard in other groups, so that rank = group * size of comm + rank in comm; must
-                          // outlive the zero. NULL: there is one group
-    zero_memory *memory;  // books; must outlive the zero
-    cudaStream_t stream;  // all work is ordered on it
+    const size_t *order;      // stage 3: the units in the order in which a micro-batch acquires their parameters,
+                              // for
+    size_t order_length;      // fetching ahead; copied. Another order works too, only without that.
+    int prefetch;             // stage 3: how many units to fetch ahead: 0, 1, 2
+    uint64_t debug;           // not 0: a seed. Ranks dawdle at random, and what is given back is filled with NaN:
+                              // parameters of a unit without users (stage 3; they are fetched anew each time),
+                              // gradients, sums of gradients.
+    zero_comm *comm;          // the ranks that shard among them; must outlive the zero
+    zero_comm *replicas;      // stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same
+                              // shard in other groups, so that rank = group * size of comm + rank in comm; must
+                              // outlive the zero. NULL: there is one group
+    zero_accounting *memory;  // books; must outlive the zero
+    cudaStream_t stream;      // all work is ordered on it
     // NULL, or told before (begin 1) and after (0) work is queued, and on which
     void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);
     void *timing_ctx;  // stream: "zero gradients", "exchange", "reduce", "norm", "gather sums", "AdamW",

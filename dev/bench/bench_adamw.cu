@@ -29,20 +29,22 @@ static float *array(size_t bytes) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1) N = (strtoull(argv[1], NULL, 10) + ZERO_TILE - 1) / ZERO_TILE * ZERO_TILE;
+    if (argc > 1)
+        N = (strtoull(argv[1], NULL, 10) + ZERO_OPTIMIZER_CHUNK - 1) / ZERO_OPTIMIZER_CHUNK * ZERO_OPTIMIZER_CHUNK;
     static const char *const names[CANDIDATES] = {
         "STREAM triad",           "AdamW, fp32",   "AdamW, bf16, fp32 master", "AdamW, bf16, split master",
         "AdamW, bf16, no master", "sum of squares"
     };
     static const double bytes[CANDIDATES] = { 12, 28, 30, 28, 24, 4 };
     double seconds[CANDIDATES][ROUNDS], ratio[CANDIDATES][ROUNDS];
-    const size_t num_tiles = N / ZERO_TILE;
+    const size_t num_tiles = N / ZERO_OPTIMIZER_CHUNK;
     float *p = array(N * 4), *g = array(N * 4), *m = array(N * 4), *v = array(N * 4), *half = array(N * 2),
           *squares = array(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * 8);
-    zero_tile *host = (zero_tile *)malloc(num_tiles * sizeof *host),
-              *tiles = (zero_tile *)array(num_tiles * sizeof *host);
+    zero_optimizer_chunk *host = (zero_optimizer_chunk *)malloc(num_tiles * sizeof *host),
+                         *tiles = (zero_optimizer_chunk *)array(num_tiles * sizeof *host);
     for (size_t t = 0; t < num_tiles; t++)
-        host[t] = zero_tile{ t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, t * ZERO_TILE, ZERO_TILE, 1 };
+        host[t] = zero_optimizer_chunk{ t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK,
+                                        t * ZERO_OPTIMIZER_CHUNK, ZERO_OPTIMIZER_CHUNK,     1 };
     if (cudaMemcpy(tiles, host, num_tiles * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
     const zero_adamw_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
     for (int round = -1; round < ROUNDS; round++)

@@ -21,7 +21,7 @@
 
 enum { COPY, ORDERED, LIBRARY, GATHER, CANDIDATES, ROUNDS = 3 };
 
-static zero_memory memory;
+static zero_accounting memory;
 
 static void must(int ok, const zero_comm *c) {
     if (ok) return;
@@ -32,12 +32,12 @@ static void must(int ok, const zero_comm *c) {
 static void ordered(zero_comm *c, float *grads, float *shard, size_t piece, cudaStream_t s) {
     zero_ticket t;
     const void *const *pieces;
-    const zero_slots none = { .count = 0 };
-    must(!zero_comm_exchange_begin(c, grads, piece * sizeof *grads, s, &t) &&
-             !zero_comm_exchange_finish(c, t, s, &pieces),
+    const zero_partial_sums none = { .count = 0 };
+    must(!zero_comm_all_to_all_begin(c, grads, piece * sizeof *grads, s, &t) &&
+             !zero_comm_all_to_all_finish(c, t, s, &pieces),
          c);
     must(!zero_kernel_sum(shard, pieces, zero_comm_size(c), ZERO_F32, none, piece, s), c);
-    must(!zero_comm_exchange_done(c, t, s) && !zero_comm_reusable(c, t, s), c);
+    must(!zero_comm_all_to_all_done(c, t, s) && !zero_comm_reusable(c, t, s), c);
 }
 
 static void library(zero_comm *c, float *grads, float *shard, size_t piece, cudaStream_t s) {
@@ -88,8 +88,8 @@ int main(int argc, char **argv) {
     const size_t ranks = (size_t)zero_comm_size(c), piece = (wanted + 64 * ranks - 1) / (64 * ranks) * 64,
                  n = piece * ranks;
     must(!zero_comm_alloc(c, &memory, ZERO_MEM_GRADS, &p, n * sizeof(float)), c);
-    float *grads = p, *copy = zero_memory_alloc(&memory, ZERO_MEM_PARAMS, n * sizeof(float)),
-          *shard = zero_memory_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
+    float *grads = p, *copy = zero_accounting_alloc(&memory, ZERO_MEM_PARAMS, n * sizeof(float)),
+          *shard = zero_accounting_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
     float *host = malloc(n * sizeof *host);
     must(copy && shard && host, NULL);
     for (size_t i = 0; i < n; i++) host[i] = (float)((i * 2654435761u + (size_t)rank * 40503u) % 2001) / 1000 - 1;
@@ -126,8 +126,8 @@ int main(int argc, char **argv) {
                 printf(" %12.2f %12.2f\n", gbs, gbs * (double)(ranks - 1) / (double)ranks);
         }
     }
-    zero_memory_free(&memory, ZERO_MEM_GRAD_SHARDS, shard, piece * sizeof(float));
-    zero_memory_free(&memory, ZERO_MEM_PARAMS, copy, n * sizeof(float));
+    zero_accounting_free(&memory, ZERO_MEM_GRAD_SHARDS, shard, piece * sizeof(float));
+    zero_accounting_free(&memory, ZERO_MEM_PARAMS, copy, n * sizeof(float));
     zero_comm_destroy(c);
     zero_bootstrap_destroy(boot);
     free(host);

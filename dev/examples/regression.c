@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
     // [2] The ranks, the books of memory, the engine; and the initial weights.
     zero *z = NULL;
     zero_comm *comm = NULL;
-    zero_memory memory = { 0 };
+    zero_accounting memory = { 0 };
     const zero_comm_mpi_config transport = { .timeout_s = 60 };
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");

@@ -59,11 +59,11 @@ static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remot
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same.
 static size_t group_size(const PlanInput *in, size_t ranks) { return in->shard_group > 0 ? in->shard_group : ranks; }
 
-static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
+static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
     size_t micro_steps = micro_steps_of(in, ranks);
     size_t group = group_size(in, ranks);
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
-    return (zero_plan){
+    return (zero_cost){
         .stage = stage,
         .dtype = in->dtype,
         .master = in->master,
@@ -80,14 +80,14 @@ static zero_plan plan_of(const PlanInput *in, int stage, size_t ranks) {
 }
 
 // All rows of memory; returns their number, and their sum in *total.
-static size_t memory_rows(const PlanInput *in, const zero_plan *plan, const zero_layout *l, zero_row *rows,
+static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero_layout *l, zero_row *rows,
                           uint64_t *total) {
-    size_t n = zero_plan_memory(plan, l, rows, PLAN_ROWS - 1);
+    size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 1);
     if (plan->groups > 1) {
         plan_add_transport(rows, n, transport_of(in, plan->groups * l->ranks, plan->between.remote));
     }
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes };
-    rows[n].what = zero_category_name(ZERO_MEM_ACTIVATIONS);
+    rows[n].what = zero_memory_category_name(ZERO_MEM_ACTIVATIONS);
     snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T,
              in->recompute);
     n++;
@@ -109,7 +109,7 @@ static int fits(const PlanInput *in, int stage, size_t ranks) {
         zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, ranks), &why) != 0) {
         return 0;
     }
-    zero_plan plan = plan_of(in, stage, ranks);
+    zero_cost plan = plan_of(in, stage, ranks);
     zero_row rows[PLAN_ROWS];
     uint64_t total;
     memory_rows(in, &plan, &l, rows, &total);
@@ -149,10 +149,10 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
 }
 
 static void make_stage(const PlanInput *in, const zero_layout *l, int stage, PlanStage *s) {
-    const zero_plan plan = plan_of(in, stage, in->ranks);
+    const zero_cost plan = plan_of(in, stage, in->ranks);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
     s->fits = bytes_fit(in, stage, in->ranks, s->memory_total);
-    s->wire_rows = zero_plan_wire(&plan, l, s->wire, PLAN_ROWS);
+    s->wire_rows = zero_cost_wire(&plan, l, s->wire, PLAN_ROWS);
     if (plan.groups == 1) {
         plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
     }

@@ -29,11 +29,11 @@ int zero_comm_fail(zero_comm *c, int code, const char *format, ...) {
     return code;
 }
 
-void zero_comm_debug(zero_comm *c, uint64_t seed) {
+void zero_comm_set_delay_seed(zero_comm *c, uint64_t seed) {
     c->dice = seed && c->size > 1 ? (seed + (uint64_t)c->rank + 1) * 0x9e3779b97f4a7c15u : 0;
 }
 
-void zero_comm_dawdle(zero_comm *c) {
+void zero_comm_inject_delay(zero_comm *c) {
     if (!c->dice) return;
     c->dice ^= c->dice << 13;
     c->dice ^= c->dice >> 7;
@@ -43,11 +43,11 @@ void zero_comm_dawdle(zero_comm *c) {
 
 // Where all collectives pass.
 static const zero_comm_ops *ops(zero_comm *c) {
-    zero_comm_dawdle(c);
+    zero_comm_inject_delay(c);
     return c->ops;
 }
 
-int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes) {
+int zero_comm_alloc(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, void **ptr, size_t bytes) {
     int i = 0;
     *ptr = NULL;
     while (i < ZERO_COMM_MAX_BUFFERS && c->buffers[i].ptr) i++;
@@ -60,7 +60,7 @@ int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category,
     if (e || b->ptr) return e;
     return zero_comm_fail(c, ZERO_ERR_MEMORY,
                           "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes,
-                          zero_category_name(category));
+                          zero_memory_category_name(category));
 }
 
 static int free_buffer(zero_comm *c, struct zero_comm_buffer *b) {
@@ -90,18 +90,18 @@ int zero_comm_find_buffer(const zero_comm *c, const void *pointer, size_t bytes)
     return -1;
 }
 
-int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->exchange_begin(c, buf, piece_bytes, stream, ticket);
+int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
+    return ops(c)->all_to_all_begin(c, buf, chunk_bytes, stream, ticket);
 }
-int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
-    return ops(c)->exchange_finish(c, ticket, stream, pieces);
+int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
+    return ops(c)->all_to_all_finish(c, ticket, stream, pieces);
 }
-int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return ops(c)->exchange_done(c, ticket, stream);
+int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+    return ops(c)->all_to_all_done(c, ticket, stream);
 }
-int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream,
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                               zero_ticket *ticket) {
-    return ops(c)->allgather_begin(c, buf, piece_bytes, kind, stream, ticket);
+    return ops(c)->allgather_begin(c, buf, chunk_bytes, kind, stream, ticket);
 }
 int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     return ops(c)->allgather_finish(c, ticket, stream);
@@ -109,39 +109,39 @@ int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
 int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     return ticket ? ops(c)->reusable(c, ticket, stream) : ZERO_OK;
 }
-int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out,
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                              cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->reduce_scatter(c, buf, dtype, piece_numel, out, stream, ticket);
+    return ops(c)->reduce_scatter(c, buf, dtype, chunk_numel, out, stream, ticket);
 }
 int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) {
     return ops(c)->allgather_host(c, mine, bytes, all);
 }
 
-int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
-                            zero_window **out) {
+int zero_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
+                       zero_window **out) {
     return c->ops->window_create(c, mem, category, bytes, out);
 }
-void *zero_comm_window_shard(const zero_window *w) { return w->shard; }
-int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->expose(c, w, stream); }
-int zero_comm_conceal(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->conceal(c, w, stream); }
-int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out,
-                          cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->fetch_begin(c, w, offset, piece_bytes, out, stream, ticket);
+void *zero_window_shard(const zero_window *w) { return w->shard; }
+int zero_window_open(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->expose(c, w, stream); }
+int zero_window_close(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->conceal(c, w, stream); }
+int zero_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
+                             cudaStream_t stream, zero_ticket *ticket) {
+    return ops(c)->fetch_begin(c, w, offset, chunk_bytes, out, stream, ticket);
 }
-int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) {
+int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) {
     return ops(c)->fetch_finish(c, w, ticket, stream);
 }
-size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
+size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
     return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes);
 }
 
-void zero_comm_window_destroy(zero_comm *c, zero_window *w) {
+void zero_window_destroy(zero_comm *c, zero_window *w) {
     if (w) c->ops->window_destroy(c, w);
 }
 
-size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes,
+size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                size_t reduced_numel) {
-    return s->ops->scratch_bytes(s, exchange_bytes, gather_bytes, reduced_numel);
+    return s->ops->scratch_bytes(s, all_to_all_bytes, gather_bytes, reduced_numel);
 }
 size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype) {
     return s->ops->sums_narrow ? zero_dtype_bytes(dtype) : sizeof(float);

@@ -40,7 +40,7 @@ enum { ZERO_COMM_MAX_PENDING = 256 };  // operations begun and not yet finished
 enum zero_wire {
     ZERO_WIRE_GRADS,
     ZERO_WIRE_PARAMS,
-    ZERO_WIRE_GROUPS /* sums between groups */,
+    ZERO_WIRE_REPLICAS /* sums between groups */,
     ZERO_WIRE_SCALARS,
     ZERO_WIRE_KINDS
 };
@@ -73,31 +73,31 @@ zero_comm_shape zero_comm_get_shape(const zero_comm *c);
 
 // Debugging: with a seed other than 0 the ranks dawdle, each in its own way: now and then an operation begins or ends
 // up to half a millisecond later than it could. Whatever waits for too little then shows. Not collective.
-void zero_comm_debug(zero_comm *c, uint64_t seed);
-void zero_comm_dawdle(zero_comm *c);  // an occasion for it; every collective is one
+void zero_comm_set_delay_seed(zero_comm *c, uint64_t seed);
+void zero_comm_inject_delay(zero_comm *c);  // an occasion for it; every collective is one
 
 // Bytes of an element in the library's own reduce-scatter (below).
 size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype);
 
 // What the transport itself allocates (ZERO_MEM_TRANSPORT), by formula, once it has exchanged buffers of up to
-// exchange_bytes and gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced
+// all_to_all_bytes and gathered buffers of up to gather_bytes (whole buffers, of all ranks' pieces), and reduced
 // reduced_numel elements by the library (0: never). Not collective.
-size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes,
+size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                size_t reduced_numel);
 
 // Symmetric device memory, zeroed, 256-byte aligned. Collective, all ranks with the same bytes. Accounted in mem.
-int zero_comm_alloc(zero_comm *c, zero_memory *mem, enum zero_category category, void **ptr, size_t bytes);
+int zero_comm_alloc(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, void **ptr, size_t bytes);
 int zero_comm_free(zero_comm *c, void *ptr);  // collective; NULL is fine
 
-// Exchange: buf holds size pieces of piece_bytes each, inside one zero_comm_alloc. finish: *pieces is a device array of
+// Exchange: buf holds size pieces of chunk_bytes each, inside one zero_comm_alloc. finish: *pieces is a device array of
 // size pointers, valid until done. Collective. With a stream of its own (zero_comm_stream) a transport has room for the
 // pieces of one exchange: the next one begins after done.
-int zero_comm_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
-int zero_comm_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
-int zero_comm_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket);
+int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
+int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 
-// All-gather in place: rank r's piece is at buf + r * piece_bytes before, everybody's after finish. Collective.
-int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream,
+// All-gather in place: rank r's piece is at buf + r * chunk_bytes before, everybody's after finish. Collective.
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                               zero_ticket *ticket);
 int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 
@@ -108,29 +108,29 @@ int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 // in the same order, always).
 //
 //     expose      my shard is complete on `stream`, and will not be written until it is concealed. Collective.
-//     fetch       out = everybody's [offset, offset + piece_bytes), rank after rank; out is device memory, complete after finish
+//     fetch       out = everybody's [offset, offset + chunk_bytes), rank after rank; out is device memory, complete after finish
 //     conceal     wait until no rank fetches from my shard any more; it may be written again, on `stream`. Collective; no fetch may be pending.
 typedef struct zero_window zero_window;
-enum { ZERO_COMM_MAX_FETCHES = 8 };  // begun and not finished, of one window
+enum { ZERO_WINDOW_MAX_GATHERS = 8 };  // begun and not finished, of one window
 // collective
-int zero_comm_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
-                            zero_window **out);
+int zero_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
+                       zero_window **out);
 // collective, no fetch may be pending; NULL is fine
-void zero_comm_window_destroy(zero_comm *c, zero_window *w);
-void *zero_comm_window_shard(const zero_window *w);  // device memory of this rank, zeroed at first
-int zero_comm_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_comm_conceal(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_comm_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out,
-                          cudaStream_t stream, zero_ticket *ticket);
-int zero_comm_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
+void zero_window_destroy(zero_comm *c, zero_window *w);
+void *zero_window_shard(const zero_window *w);  // device memory of this rank, zeroed at first
+int zero_window_open(zero_comm *c, zero_window *w, cudaStream_t stream);
+int zero_window_close(zero_comm *c, zero_window *w, cudaStream_t stream);
+int zero_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
+                             cudaStream_t stream, zero_ticket *ticket);
+int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
 // What a window of shard_bytes adds to ZERO_MEM_TRANSPORT, by formula, once units of unit_bytes (all pieces) were
 // fetched.
-size_t zero_comm_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
+size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
 
-// The library's own reduce-scatter, for comparison: out[piece_numel] (fp32) = sum over ranks of piece `rank` of buf, in
+// The library's own reduce-scatter, for comparison: out[chunk_numel] (fp32) = sum over ranks of piece `rank` of buf, in
 // whatever order the library likes: not reproducible. buf is complete, and out will be, on `stream`, which is
 // zero_comm_stream() where there is one; the ticket says when buf, whose contents are lost, is reusable. Collective.
-int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out,
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                              cudaStream_t stream, zero_ticket *ticket);
 
 // Host memory, for a few numbers: all[r * bytes ...] = rank r's mine. Collective, synchronous.

@@ -1,15 +1,15 @@
 // comm_transport.h: for transports only. A transport's own struct begins with a zero_comm and fills in the table.
 // comm.c holds what all of them share.
-#ifndef ZERO_COMM_TRANSPORT_H
-#define ZERO_COMM_TRANSPORT_H
+#ifndef ZERO_TRANSPORT_H
+#define ZERO_TRANSPORT_H
 #include "zero/comm/comm.h"
 
 // A symmetric buffer: comm.c keeps the list, a transport has the memory.
 struct zero_comm_buffer {
     char *ptr;  // NULL: free for use
     size_t bytes;
-    zero_memory *mem;
-    enum zero_category category;
+    zero_accounting *mem;
+    enum zero_memory_category category;
     void *handle;  // the transport's own
 };
 enum { ZERO_COMM_MAX_BUFFERS = 1024 };
@@ -18,26 +18,28 @@ typedef struct zero_comm_ops {
     int (*alloc)(zero_comm *c, struct zero_comm_buffer *b);  // sets b->ptr, zeroed and in the books; left NULL:
                                                              // there is no memory
     int (*free)(zero_comm *c, struct zero_comm_buffer *b);
-    int (*exchange_begin)(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket);
-    int (*exchange_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
-    int (*exchange_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
-    int (*allgather_begin)(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream,
+    int (*all_to_all_begin)(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket);
+    int (*all_to_all_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces);
+    int (*all_to_all_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+    int (*allgather_begin)(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                            zero_ticket *ticket);
     int (*allgather_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
     int (*reusable)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
-    int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out,
+    int (*reduce_scatter)(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                           cudaStream_t stream, zero_ticket *ticket);
     int (*allgather_host)(zero_comm *c, const void *mine, size_t bytes, void *all);
-    int (*window_create)(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes, zero_window **out);
+    int (*window_create)(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
+                         zero_window **out);
     void (*window_destroy)(zero_comm *c, zero_window *w);
     int (*expose)(zero_comm *c, zero_window *w, cudaStream_t stream);
     int (*conceal)(zero_comm *c, zero_window *w, cudaStream_t stream);
-    int (*fetch_begin)(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out, cudaStream_t stream,
+    int (*fetch_begin)(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out, cudaStream_t stream,
                        zero_ticket *ticket);
     int (*fetch_finish)(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
     size_t (*window_scratch_bytes)(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
     zero_comm_shape (*shape)(const zero_comm *c);
-    size_t (*scratch_bytes)(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes, size_t reduced_numel);
+    size_t (*scratch_bytes)(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
+                            size_t reduced_numel);
     int (*synchronize)(zero_comm *c, cudaStream_t stream);
     void (*destroy)(zero_comm *c);
     int sums_narrow;  // the library's reduce-scatter sends bf16 as it is; otherwise widened to fp32
@@ -47,8 +49,8 @@ typedef struct zero_comm_ops {
 struct zero_window {
     char *shard;
     size_t bytes;
-    zero_memory *memory;
-    enum zero_category category;
+    zero_accounting *memory;
+    enum zero_memory_category category;
 };
 
 struct zero_comm {

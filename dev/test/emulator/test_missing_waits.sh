@@ -66,8 +66,8 @@ check() {
 }
 
 check "nothing" "-z 1 -r 1"
-# nccl_expose: each fetch, when it begins, waits for the same stream. nccl_conceal: who acquired a unit has waited for its fetch. nccl_reusable: who has
+# nccl_window_open: each fetch, when it begins, waits for the same stream. nccl_window_close: who acquired a unit has waited for its fetch. nccl_reusable: who has
 # waited for the parameters of a later unit has waited for all that the transport's stream had to do before.
-check "nccl_expose|nccl_conceal|nccl_reusable" "-z 3 -r 0"
+check "nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -9,7 +9,7 @@
 #include "zero/comm/mpi/comm_mpi.h"
 
 static int rank, ranks;
-static zero_memory memory;
+static zero_accounting memory;
 
 static uint32_t value(int from, int to, size_t i, unsigned round) {
     return (uint32_t)(from * 1000003 + to * 10007) + (uint32_t)i * 2654435761u + round * 97u;
@@ -45,12 +45,12 @@ static void moves_the_right_bytes(zero_comm *c) {
                 for (size_t i = 0; i < piece; i++)
                     host[(size_t)to * piece + i] = value(rank, to, i, round * BUFFERS + (unsigned)b);
             device_write(buf[b], host, n * sizeof *host);
-            EXPECT(zero_comm_exchange_begin(c, buf[b], piece * sizeof **buf, NULL, &ticket[b]) == ZERO_OK, "begin: %s",
-                   zero_comm_error(c));
+            EXPECT(zero_comm_all_to_all_begin(c, buf[b], piece * sizeof **buf, NULL, &ticket[b]) == ZERO_OK,
+                   "begin: %s", zero_comm_error(c));
         }
         for (int b = 0; b < BUFFERS; b++) {
             const void *const *pieces = NULL;
-            const int e = zero_comm_exchange_finish(c, ticket[b], NULL, &pieces);
+            const int e = zero_comm_all_to_all_finish(c, ticket[b], NULL, &pieces);
             EXPECT(e == ZERO_OK, "finish: %s", zero_comm_error(c));
             pause_randomly(&seed);
             device_read(from_ranks, pieces, (size_t)ranks * sizeof *from_ranks * !e);
@@ -60,7 +60,7 @@ static void moves_the_right_bytes(zero_comm *c) {
                     EXPECT(host[i] == value(from, rank, i, round * BUFFERS + (unsigned)b),
                            "exchange: wrong value from rank %d, round %u", from, round);
             }
-            EXPECT(zero_comm_exchange_done(c, ticket[b], NULL) == ZERO_OK, "done: %s", zero_comm_error(c));
+            EXPECT(zero_comm_all_to_all_done(c, ticket[b], NULL) == ZERO_OK, "done: %s", zero_comm_error(c));
         }
         const int g = (int)(round % BUFFERS);
         EXPECT(zero_comm_reusable(c, ticket[g], NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
@@ -96,7 +96,7 @@ static void moves_the_right_bytes(zero_comm *c) {
 static void library_sum(zero_comm *c) {
     const size_t piece = 640, n = piece * (size_t)ranks;
     zero_ticket ticket = 0;
-    void *p = NULL, *out = zero_memory_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
+    void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_GRAD_SHARDS, piece * sizeof(float));
     float *host = malloc(n * sizeof *host);
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, n * sizeof(float)) == ZERO_OK, "alloc: %s",
            zero_comm_error(c));
@@ -122,7 +122,7 @@ static void library_sum(zero_comm *c) {
     }
     EXPECT(zero_comm_reusable(c, ticket, NULL) == ZERO_OK, "reusable: %s", zero_comm_error(c));
     zero_comm_free(c, p);
-    zero_memory_free(&memory, ZERO_MEM_GRAD_SHARDS, out, piece * sizeof(float));
+    zero_accounting_free(&memory, ZERO_MEM_GRAD_SHARDS, out, piece * sizeof(float));
     free(host);
 }
 
@@ -136,8 +136,8 @@ static void different_calls_are_reported(const zero_comm_mpi_config *config) {
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 4096 * (size_t)ranks) == ZERO_OK, "alloc: %s",
            zero_comm_error(c));
     zero_comm_phase(c, "a test", 3);
-    int e = zero_comm_exchange_begin(c, p, rank == ranks - 1 ? 512 : 1024, NULL, &t);
-    if (!e) e = zero_comm_exchange_finish(c, t, NULL, &pieces);
+    int e = zero_comm_all_to_all_begin(c, p, rank == ranks - 1 ? 512 : 1024, NULL, &t);
+    if (!e) e = zero_comm_all_to_all_finish(c, t, NULL, &pieces);
     if (ranks > 1) {
         EXPECT(e == ZERO_ERR_COMM, "a different call went unnoticed");
         EXPECT(strstr(zero_comm_error(c), "disagree") && strstr(zero_comm_error(c), "in a test (unit 3)"),
@@ -170,20 +170,22 @@ static void misuse_is_refused(zero_comm *c) {
     zero_ticket a, b;
     void *p = NULL;
     const void *const *pieces;
-    EXPECT(zero_comm_exchange_begin(c, outside, 1, NULL, &a) == ZERO_ERR_ARG, "memory from elsewhere was taken");
+    EXPECT(zero_comm_all_to_all_begin(c, outside, 1, NULL, &a) == ZERO_ERR_ARG, "memory from elsewhere was taken");
     EXPECT(zero_comm_free(c, outside) == ZERO_ERR_ARG, "memory from elsewhere was freed");
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 256 * (size_t)ranks) == ZERO_OK, "alloc: %s",
            zero_comm_error(c));
-    EXPECT(zero_comm_exchange_begin(c, p, 257, NULL, &a) == ZERO_ERR_ARG, "a piece that leaves the buffer was taken");
-    EXPECT(zero_comm_exchange_begin(c, p, 64, NULL, &a) == ZERO_OK &&
-               zero_comm_exchange_begin(c, p, 64, NULL, &b) == ZERO_OK,
+    EXPECT(zero_comm_all_to_all_begin(c, p, 257, NULL, &a) == ZERO_ERR_ARG, "a piece that leaves the buffer was taken");
+    EXPECT(zero_comm_all_to_all_begin(c, p, 64, NULL, &a) == ZERO_OK &&
+               zero_comm_all_to_all_begin(c, p, 64, NULL, &b) == ZERO_OK,
            "begin: %s", zero_comm_error(c));
-    EXPECT(zero_comm_exchange_finish(c, b, NULL, &pieces) == ZERO_ERR_ARG, "operations were finished out of order");
+    EXPECT(zero_comm_all_to_all_finish(c, b, NULL, &pieces) == ZERO_ERR_ARG, "operations were finished out of order");
     EXPECT(zero_comm_allgather_host(c, &a, 1, outside) == ZERO_ERR_ARG,
            "numbers were gathered between begin and finish");
-    EXPECT(zero_comm_exchange_finish(c, a, NULL, &pieces) == ZERO_OK && zero_comm_exchange_done(c, a, NULL) == ZERO_OK,
+    EXPECT(zero_comm_all_to_all_finish(c, a, NULL, &pieces) == ZERO_OK &&
+               zero_comm_all_to_all_done(c, a, NULL) == ZERO_OK,
            "finish: %s", zero_comm_error(c));
-    EXPECT(zero_comm_exchange_finish(c, b, NULL, &pieces) == ZERO_OK && zero_comm_exchange_done(c, b, NULL) == ZERO_OK,
+    EXPECT(zero_comm_all_to_all_finish(c, b, NULL, &pieces) == ZERO_OK &&
+               zero_comm_all_to_all_done(c, b, NULL) == ZERO_OK,
            "finish: %s", zero_comm_error(c));
     zero_comm_free(c, p);
 }

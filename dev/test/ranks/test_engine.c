@@ -20,7 +20,7 @@ static int rank, ranks;
 static int data_rank, data_ranks;  // among the ranks that train one model together: all, or a mesh's data-parallel
                                    // ranks
 static int stripe;                 // which of the mesh's models this is; they have other gradients
-static zero_memory memory;
+static zero_accounting memory;
 static zero_bootstrap *boot;
 static uint64_t *sent_to, asked_for;  // bytes in messages of MPI since the start: to each rank; from all
 

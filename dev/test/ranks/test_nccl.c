@@ -25,7 +25,7 @@ static const double SHORT = 10;  // it goes for the meeting of the ranks too, fo
 #endif
 
 static int rank, ranks;
-static zero_memory memory;
+static zero_accounting memory;
 static zero_bootstrap *boot;
 
 // Small whole numbers, so that sums are exact.
@@ -74,18 +74,18 @@ static void follow(struct traffic *t, cudaStream_t follower, cudaStream_t leader
 // Exchanges of two buffers in turn, whose pieces are added on the transport's stream or on another one.
 static void exchange(struct traffic *t, int round) {
     const void *const *pieces = NULL;
-    const zero_slots none = { .count = 0 };
+    const zero_partial_sums none = { .count = 0 };
     const cudaStream_t reader = round % 3 ? t->b : zero_comm_stream(t->c);
     const size_t n = PIECE * (size_t)zero_comm_size(t->c);
     zero_ticket *ticket = &t->exchange[round % 2];
     OK(zero_comm_reusable(t->c, *ticket, t->a));
     copy(t->grads[round % 2], t->sources + (size_t)round * n, n, t->a);
-    OK(zero_comm_exchange_begin(t->c, t->grads[round % 2], PIECE * sizeof(float), t->a, ticket));
-    OK(zero_comm_exchange_finish(t->c, *ticket, reader, &pieces));
+    OK(zero_comm_all_to_all_begin(t->c, t->grads[round % 2], PIECE * sizeof(float), t->a, ticket));
+    OK(zero_comm_all_to_all_finish(t->c, *ticket, reader, &pieces));
     EXPECT(zero_kernel_sum(t->sums + (size_t)round * PIECE, pieces, zero_comm_size(t->c), ZERO_F32, none, PIECE,
                            reader) == cudaSuccess,
            "sum");
-    OK(zero_comm_exchange_done(t->c, *ticket, reader));
+    OK(zero_comm_all_to_all_done(t->c, *ticket, reader));
 }
 
 // At once: the transport's stream reads the others' pieces itself, and this rank's is not looked at: it may be written
@@ -107,12 +107,12 @@ static void gather(struct traffic *t, int round, int at_once) {
 static void fetch(struct traffic *t, int round) {
     const size_t n = PIECE * (size_t)zero_comm_size(t->c), own = PIECE * (size_t)zero_comm_rank(t->c), offset = 128;
     zero_ticket ticket;
-    OK(zero_comm_conceal(t->c, t->window, t->a));
-    copy((float *)zero_comm_window_shard(t->window) + offset, t->sources + (size_t)round * n + own, PIECE, t->a);
-    OK(zero_comm_expose(t->c, t->window, t->a));
-    OK(zero_comm_fetch_begin(t->c, t->window, offset * sizeof(float), PIECE * sizeof(float), t->fetched, t->b,
-                             &ticket));
-    OK(zero_comm_fetch_finish(t->c, t->window, ticket, t->b));
+    OK(zero_window_close(t->c, t->window, t->a));
+    copy((float *)zero_window_shard(t->window) + offset, t->sources + (size_t)round * n + own, PIECE, t->a);
+    OK(zero_window_open(t->c, t->window, t->a));
+    OK(zero_window_gather_begin(t->c, t->window, offset * sizeof(float), PIECE * sizeof(float), t->fetched, t->b,
+                                &ticket));
+    OK(zero_window_gather_finish(t->c, t->window, ticket, t->b));
     copy(t->windows + (size_t)round * n, t->fetched, n, t->b);
 }
 
@@ -129,8 +129,8 @@ static size_t wrong_values(zero_comm *c, int kinds, int first) {
            "streams");
     EXPECT(cudaEventCreateWithFlags(&t->event, cudaEventDisableTiming) == cudaSuccess, "event");
     for (int i = 0; i < 3; i++) OK(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p[i], n * sizeof(float)));
-    OK(zero_comm_window_create(c, &memory, ZERO_MEM_PARAMS, SHARD * sizeof(float), &t->window));
-    p[3] = zero_memory_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, n * sizeof(float));
+    OK(zero_window_create(c, &memory, ZERO_MEM_PARAMS, SHARD * sizeof(float), &t->window));
+    p[3] = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, n * sizeof(float));
     t->grads[0] = p[0];
     t->grads[1] = p[1];
     t->params = p[2];
@@ -141,7 +141,7 @@ static size_t wrong_values(zero_comm *c, int kinds, int first) {
     t->windows = pinned(ROUNDS * n);
     for (int r = 0; r < ROUNDS; r++)
         for (size_t i = 0; i < n; i++) t->sources[(size_t)r * n + i] = value(me, (int)(i / PIECE), i, r);
-    OK(zero_comm_expose(c, t->window, t->a));
+    OK(zero_window_open(c, t->window, t->a));
     const uint64_t received[2] = { zero_comm_received(c, ZERO_WIRE_GRADS), zero_comm_received(c, ZERO_WIRE_PARAMS) };
     for (int r = 0; r < ROUNDS; r++) {
         if (kinds & EXCHANGE) exchange(t, r);
@@ -171,8 +171,8 @@ static size_t wrong_values(zero_comm *c, int kinds, int first) {
                (uint64_t)((kinds & (GATHER | GATHER_READ_AT_ONCE)) / 2 % 3 + (kinds & FETCH) / 4) * others,
            "the gathers' wire bytes are miscounted");
     for (int i = 0; i < 3; i++) OK(zero_comm_free(c, p[i]));
-    zero_comm_window_destroy(c, t->window);
-    zero_memory_free(&memory, ZERO_MEM_UNIT_BUFFERS, t->fetched, n * sizeof(float));
+    zero_window_destroy(c, t->window);
+    zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, t->fetched, n * sizeof(float));
     float *const host[] = { t->sources, t->sums, t->gathered, t->windows };
     for (int i = 0; i < 4; i++) EXPECT(cudaFreeHost(host[i]) == cudaSuccess, "free");
     EXPECT(cudaEventDestroy(t->event) == cudaSuccess && cudaStreamDestroy(t->a) == cudaSuccess &&
@@ -211,7 +211,7 @@ static void library_sum(zero_comm *c) {
     zero_ticket ticket = 0;
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, n * sizeof(float)) == ZERO_OK, "alloc: %s",
            zero_comm_error(c));
-    float *out = zero_memory_alloc(&memory, ZERO_MEM_GRAD_SHARDS, PIECE * sizeof(float));
+    float *out = zero_accounting_alloc(&memory, ZERO_MEM_GRAD_SHARDS, PIECE * sizeof(float));
     for (int bf16 = 0; bf16 <= 1; bf16++) {
         const uint64_t received = zero_comm_received(c, ZERO_WIRE_GRADS);
         for (size_t i = 0; i < n; i++) {
@@ -236,7 +236,7 @@ static void library_sum(zero_comm *c) {
                "wire bytes are miscounted");
     }
     EXPECT(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
-    zero_memory_free(&memory, ZERO_MEM_GRAD_SHARDS, out, PIECE * sizeof(float));
+    zero_accounting_free(&memory, ZERO_MEM_GRAD_SHARDS, out, PIECE * sizeof(float));
     EXPECT(cudaFreeHost(source) == cudaSuccess && cudaFreeHost(result) == cudaSuccess, "free");
 }
 
@@ -246,24 +246,25 @@ static void misuse_is_refused(zero_comm *c) {
     void *p = NULL;
     zero_window *w = NULL;
     const void *const *pieces;
-    EXPECT(zero_comm_exchange_begin(c, outside, 1, NULL, &a) == ZERO_ERR_ARG, "memory from elsewhere was taken");
+    EXPECT(zero_comm_all_to_all_begin(c, outside, 1, NULL, &a) == ZERO_ERR_ARG, "memory from elsewhere was taken");
     EXPECT(zero_comm_free(c, outside) == ZERO_ERR_ARG, "memory from elsewhere was freed");
     EXPECT(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 256 * (size_t)ranks) == ZERO_OK, "alloc: %s",
            zero_comm_error(c));
-    EXPECT(zero_comm_exchange_begin(c, p, 257, NULL, &a) == ZERO_ERR_ARG, "a piece that leaves the buffer was taken");
-    EXPECT(zero_comm_exchange_begin(c, p, 64, NULL, &a) == ZERO_OK, "begin: %s", zero_comm_error(c));
-    EXPECT(zero_comm_exchange_begin(c, p, 64, NULL, &b) == ZERO_ERR_ARG && strstr(zero_comm_error(c), "must be done"),
+    EXPECT(zero_comm_all_to_all_begin(c, p, 257, NULL, &a) == ZERO_ERR_ARG, "a piece that leaves the buffer was taken");
+    EXPECT(zero_comm_all_to_all_begin(c, p, 64, NULL, &a) == ZERO_OK, "begin: %s", zero_comm_error(c));
+    EXPECT(zero_comm_all_to_all_begin(c, p, 64, NULL, &b) == ZERO_ERR_ARG && strstr(zero_comm_error(c), "must be done"),
            "a second exchange: %s", zero_comm_error(c));
-    EXPECT(zero_comm_exchange_finish(c, a + 1, NULL, &pieces) == ZERO_ERR_ARG, "another exchange was finished");
-    EXPECT(zero_comm_exchange_finish(c, a, NULL, &pieces) == ZERO_OK && zero_comm_exchange_done(c, a, NULL) == ZERO_OK,
+    EXPECT(zero_comm_all_to_all_finish(c, a + 1, NULL, &pieces) == ZERO_ERR_ARG, "another exchange was finished");
+    EXPECT(zero_comm_all_to_all_finish(c, a, NULL, &pieces) == ZERO_OK &&
+               zero_comm_all_to_all_done(c, a, NULL) == ZERO_OK,
            "finish: %s", zero_comm_error(c));
-    EXPECT(zero_comm_exchange_done(c, a, NULL) == ZERO_ERR_ARG, "done twice");
+    EXPECT(zero_comm_all_to_all_done(c, a, NULL) == ZERO_ERR_ARG, "done twice");
     EXPECT(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
-    EXPECT(zero_comm_window_create(c, &memory, ZERO_MEM_PARAMS, 256, &w) == ZERO_OK, "window: %s", zero_comm_error(c));
-    EXPECT(zero_comm_fetch_begin(c, w, 200, 64, outside, NULL, &a) == ZERO_ERR_ARG,
+    EXPECT(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 256, &w) == ZERO_OK, "window: %s", zero_comm_error(c));
+    EXPECT(zero_window_gather_begin(c, w, 200, 64, outside, NULL, &a) == ZERO_ERR_ARG,
            "a fetch that leaves the window was taken");
-    EXPECT(zero_comm_fetch_finish(c, w, 1, NULL) == ZERO_ERR_ARG, "a fetch was finished that was not begun");
-    zero_comm_window_destroy(c, w);
+    EXPECT(zero_window_gather_finish(c, w, 1, NULL) == ZERO_ERR_ARG, "a fetch was finished that was not begun");
+    zero_window_destroy(c, w);
 }
 
 // The gathers after the last step are still on their way when an engine goes.
@@ -450,17 +451,17 @@ static void every_wait_is_needed(void) {
         int kinds;
         const char *name;
     } waits[] = {
-        { ZERO_NCCL_WAIT_EXCHANGE, EXCHANGE, "an exchange, for the gradients" },
+        { ZERO_NCCL_WAIT_ALL_TO_ALL, EXCHANGE, "an exchange, for the gradients" },
         { ZERO_NCCL_WAIT_PIECES, EXCHANGE, "an exchange, until the last one's pieces were read" },
-        { ZERO_NCCL_WAIT_EXCHANGED, EXCHANGE, "a sum, for the pieces" },
+        { ZERO_NCCL_WAIT_ALL_TO_ALL_DONE, EXCHANGE, "a sum, for the pieces" },
         { ZERO_NCCL_WAIT_REUSABLE, EXCHANGE, "new gradients, until the last ones were sent and read" },
         { ZERO_NCCL_WAIT_GATHER, GATHER, "an all-gather, for this rank's piece" },
-        { ZERO_NCCL_WAIT_GATHERED, GATHER, "a reader, for the all-gather" },
+        { ZERO_NCCL_WAIT_GATHER_DONE, GATHER, "a reader, for the all-gather" },
         { ZERO_NCCL_WAIT_REUSABLE, GATHER_READ_AT_ONCE, "a new piece, until the last one was gathered" },
-        { ZERO_NCCL_WAIT_EXPOSE, FETCH, "a fetch, for the shard" },
-        { ZERO_NCCL_WAIT_FETCH, FETCH, "a fetch, until its buffer was read" },
-        { ZERO_NCCL_WAIT_FETCHED, FETCH, "a reader, for the fetch" },
-        { ZERO_NCCL_WAIT_CONCEAL, FETCH, "a new shard, until the last one was fetched" },
+        { ZERO_NCCL_WAIT_OPEN, FETCH, "a fetch, for the shard" },
+        { ZERO_NCCL_WAIT_UNSHARD, FETCH, "a fetch, until its buffer was read" },
+        { ZERO_NCCL_WAIT_UNSHARD_DONE, FETCH, "a reader, for the fetch" },
+        { ZERO_NCCL_WAIT_CLOSE, FETCH, "a new shard, until the last one was fetched" },
     };
     char name[160];
     for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {

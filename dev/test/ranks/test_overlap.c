@@ -16,7 +16,7 @@
 
 enum { UNITS = 5, NUMEL = 4096, MAX_EVENTS = 4096 };
 
-static zero_memory memory;
+static zero_accounting memory;
 static const char *events[MAX_EVENTS];
 static int num_events;
 
@@ -49,11 +49,11 @@ static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out
 
 // Stands for the kernels of a unit: it reads and writes a buffer, under a name.
 static void work(const char *what, size_t unit, void *buffer, cudaStream_t stream) {
-    zero_range_begin(what, unit);
+    zero_nvtx_push(what, unit);
     EXPECT(buffer &&
                cudaMemcpyAsync(buffer, buffer, NUMEL * sizeof(float), cudaMemcpyDeviceToDevice, stream) == cudaSuccess,
            "%s %zu could not be queued", what, unit);
-    zero_range_end();
+    zero_nvtx_pop();
 }
 
 static void forward(zero *z, cudaStream_t stream) {

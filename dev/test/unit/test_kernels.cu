@@ -23,7 +23,7 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
     std::vector<Device<T> *> device_piece;
     std::vector<Device<float> *> device_slot;
     std::vector<const void *> pointers(num_pieces + 1);
-    zero_slots slots = {};
+    zero_partial_sums slots = {};
     slots.count = num_slots;
     for (int p = 0; p < num_pieces; p++) {
         piece.push_back(random_values<T>(n, 1));
@@ -183,11 +183,11 @@ static float nearest(float master) { return float_of(zero_master_round(word_of(m
 // A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched.
 template <class T> static void check_adamw(int t, float scale) {
     constexpr enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
-    const size_t counts[] = { ZERO_TILE, 8, 64, 3000, 0, 72, ZERO_TILE }, gap = 128;
-    std::vector<zero_tile> tiles;
+    const size_t counts[] = { ZERO_OPTIMIZER_CHUNK, 8, 64, 3000, 0, 72, ZERO_OPTIMIZER_CHUNK }, gap = 128;
+    std::vector<zero_optimizer_chunk> tiles;
     size_t n = gap;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tiles.push_back(zero_tile{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
+        tiles.push_back(zero_optimizer_chunk{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
         n += (counts[i] + 63) / 64 * 64 + gap;
     }
     n += 128;
@@ -198,7 +198,7 @@ template <class T> static void check_adamw(int t, float scale) {
     for (size_t i = 0; i < n; i++) params[i] = own_master ? rounded<T>(w[i]) : w[i];
     const Device<T> dp(params);
     const Device<float> dw(w), dm(m), dv(v), dg(g);
-    zero_tile *device_tiles;
+    zero_optimizer_chunk *device_tiles;
     must(cudaMalloc((void **)&device_tiles, tiles.size() * sizeof *device_tiles));
     must(cudaMemcpy(device_tiles, tiles.data(), tiles.size() * sizeof *device_tiles, cudaMemcpyHostToDevice));
     const zero_adamw_args a = { 6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t),
@@ -208,7 +208,7 @@ template <class T> static void check_adamw(int t, float scale) {
     must(cudaFree(device_tiles));
 
     Values &master = own_master ? w : params;
-    for (const zero_tile &tile : tiles) {
+    for (const zero_optimizer_chunk &tile : tiles) {
         for (size_t i = 0; i < tile.count; i++) {
             const size_t s = tile.state + i, p = tile.param + i, at = own_master ? s : p;
             const double gradient = g[tile.grad + i] * a.scale;
@@ -225,7 +225,7 @@ template <class T> static void check_adamw(int t, float scale) {
     check_error(max_error(dv.read(), v), 5e-7, __LINE__, "AdamW: v (max)", where);
     check_error(max_error(got_master, master), 2e-7, __LINE__, "AdamW: master weights (max)", where);
     if constexpr (dtype == ZERO_BF16) {
-        for (const zero_tile &tile : tiles) {
+        for (const zero_optimizer_chunk &tile : tiles) {
             for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = nearest((float)got_master[tile.state + i]);
         }
         CHECK_BITS(got_params, params,
@@ -241,11 +241,11 @@ static void adamw_is_another_formula(void) {
 }
 
 static void adamw_moves_padding(void) {
-    const zero_tile tile = { 0, 0, 0, 0, 64, 1 };
+    const zero_optimizer_chunk tile = { 0, 0, 0, 0, 64, 1 };
     const zero_adamw_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0 };
     const Values zero(64, 0);
     const Device<float> w(zero), m(zero), v(zero), g(zero);
-    zero_tile *device_tile;
+    zero_optimizer_chunk *device_tile;
     must(cudaMalloc((void **)&device_tile, sizeof tile));
     must(cudaMemcpy(device_tile, &tile, sizeof tile, cudaMemcpyHostToDevice));
     for (int step = 0; step < 3; step++)
@@ -258,7 +258,7 @@ static void adamw_moves_padding(void) {
 
 // bf16 weights with their optimizer state, as bits; what is between the tiles is all ones and must stay so.
 typedef struct Weights {
-    std::vector<zero_tile> tiles;
+    std::vector<zero_optimizer_chunk> tiles;
     std::vector<uint16_t> params, low;
     std::vector<uint32_t> master, m, v, g;
 } Weights;
@@ -282,7 +282,7 @@ template <class T> struct OnDevice {  // a host array on the device, and read ba
 static const zero_adamw_args ARGS = { 3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0 };
 
 static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_adamw_args a = ARGS) {
-    OnDevice<zero_tile> tiles(w.tiles);
+    OnDevice<zero_optimizer_chunk> tiles(w.tiles);
     OnDevice<uint16_t> params(w.params), low(w.low);
     OnDevice<uint32_t> master(w.master), m(w.m), v(w.v), g(w.g);
     void *const kept = mode == ZERO_MASTER_FP32 ? (void *)master.p : mode == ZERO_MASTER_SPLIT ? (void *)low.p : NULL;
@@ -294,15 +294,15 @@ static void train(Weights &w, enum zero_master mode, uint64_t first_step, int st
 }
 
 static Weights some_weights(void) {
-    const size_t counts[] = { ZERO_TILE, 8, 64, 3000, 72 }, n = 4 * ZERO_TILE;
+    const size_t counts[] = { ZERO_OPTIMIZER_CHUNK, 8, 64, 3000, 72 }, n = 4 * ZERO_OPTIMIZER_CHUNK;
     Weights w;
     size_t at = 64;
     w.params.assign(n, 0xffff);
     w.low.assign(n, 0xffff);
     for (auto *words : { &w.master, &w.m, &w.v, &w.g }) words->assign(n, 0xffffffff);
     for (size_t count : counts) {
-        w.tiles.push_back(
-            zero_tile{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count, (int32_t)(at / 64 % 2) });
+        w.tiles.push_back(zero_optimizer_chunk{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count,
+                                                (int32_t)(at / 64 % 2) });
         for (size_t i = at; i < at + count; i++) {
             uint32_t master = word_of((float)uniform());
             if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);  // a tie, and its neighbours
@@ -326,13 +326,14 @@ static void split_master_has_other_bits(void) {
     train(split, ZERO_MASTER_SPLIT, 1, 5);
     CHECK(plain.params == split.params && plain.m == split.m && plain.v == split.v, "the parameters, m or v differ");
     std::vector<uint32_t> joined(plain.master.size(), 0xffffffff);
-    for (const zero_tile &t : split.tiles) {
+    for (const zero_optimizer_chunk &t : split.tiles) {
         for (size_t i = 0; i < t.count; i++)
             joined[t.state + i] = zero_master_join((uint32_t)split.params[t.param + i],
                                                    (uint32_t)split.low[t.state + i]);
     }
     CHECK(joined == plain.master, "the joined master weights differ");
-    for (const zero_tile &t : split.tiles) memcpy(&split.low[t.state], &gaps[t.state], t.count * sizeof(uint16_t));
+    for (const zero_optimizer_chunk &t : split.tiles)
+        memcpy(&split.low[t.state], &gaps[t.state], t.count * sizeof(uint16_t));
     CHECK(split.low == gaps, "low halves outside of the tiles were written");
 }
 
@@ -342,12 +343,12 @@ static void no_master_rounds_otherwise(void) {
     size_t up = 0, all = 0;
     for (uint64_t step = 7; step < 10; step++) {
         Weights plain = none;
-        for (const zero_tile &t : plain.tiles) {
+        for (const zero_optimizer_chunk &t : plain.tiles) {
             for (size_t i = 0; i < t.count; i++) plain.master[t.state + i] = (uint32_t)plain.params[t.param + i] << 16;
         }
         train(plain, ZERO_MASTER_FP32, step, 1);
         train(none, ZERO_MASTER_NONE, step, 1);
-        for (const zero_tile &t : plain.tiles) {
+        for (const zero_optimizer_chunk &t : plain.tiles) {
             for (size_t i = 0; i < t.count; i++) {
                 uint16_t random[8];
                 zero_master_random(random, ARGS.seed, step, t.logical + i / 8 * 8);
@@ -368,7 +369,7 @@ static void no_master_rounds_otherwise(void) {
 
 // One value, rounded in many places and steps: the mean is the value, within 4 standard deviations.
 static void rounding_by_chance_has_a_bias(void) {
-    const size_t n = ZERO_TILE, steps = 16;
+    const size_t n = ZERO_OPTIMIZER_CHUNK, steps = 16;
     for (double value : { 0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3 }) {
         double sum = 0;
         zero_adamw_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0 };  // w = 2 value - value m / sqrt(v)
@@ -377,7 +378,7 @@ static void rounding_by_chance_has_a_bias(void) {
         const float before = float_of(start << 16), exact = before - a.lr * 1.0f;
         for (size_t step = 1; step <= steps; step++) {
             Weights w;
-            w.tiles.push_back(zero_tile{ 0, 0, 0, 1000, (uint32_t)n, 0 });
+            w.tiles.push_back(zero_optimizer_chunk{ 0, 0, 0, 1000, (uint32_t)n, 0 });
             w.params.assign(n, (uint16_t)start);
             w.low.assign(n, 0);
             for (auto *words : { &w.master, &w.m, &w.v }) words->assign(n, 0);

@@ -43,7 +43,7 @@ static void chances(void) {
         for (uint32_t low = 0; low < 0x10000; low += 0x101) {
             uint32_t up = 0;
             for (uint32_t random = 0; random < 0x10000; random++) {
-                const uint32_t param = zero_master_round_by_chance(high << 16 | low, random);
+                const uint32_t param = zero_master_round_stochastic(high << 16 | low, random);
                 up += param == high + 1;
                 wrong += param != high && param != high + 1;
             }
@@ -52,12 +52,12 @@ static void chances(void) {
     done("rounded up more or less often than the low half says", wrong);
     wrong = 0;
     for (uint32_t random = 0; random < 0x10000; random++) {
-        wrong += zero_master_round_by_chance(0x7f800000, random) != 0x7f80 ||
-                 zero_master_round_by_chance(0xff800000, random) != 0xff80;
-        wrong += !is_nan(zero_master_round_by_chance(0x7f800001, random) << 16) ||
-                 !is_nan(zero_master_round_by_chance(0xffffffff, random) << 16);
-        wrong += zero_master_round_by_chance(0, random) != 0 ||
-                 zero_master_round_by_chance(0x80000000, random) != 0x8000;
+        wrong += zero_master_round_stochastic(0x7f800000, random) != 0x7f80 ||
+                 zero_master_round_stochastic(0xff800000, random) != 0xff80;
+        wrong += !is_nan(zero_master_round_stochastic(0x7f800001, random) << 16) ||
+                 !is_nan(zero_master_round_stochastic(0xffffffff, random) << 16);
+        wrong += zero_master_round_stochastic(0, random) != 0 ||
+                 zero_master_round_stochastic(0x80000000, random) != 0x8000;
     }
     done("infinity, NaN or zero becomes something else by chance", wrong);
 }

@@ -29,7 +29,7 @@ typedef struct Harness {
     size_t B, T;  // what the model was created for
     std::vector<zero_tensor> tensors;
     zero_layout layout;
-    zero_memory memory;
+    zero_accounting memory;
     zero_mesh mesh;
     GPT2Units units;
     GPT2 model;
@@ -139,7 +139,7 @@ static void harness_destroy(Harness *h) {
     gpt2_destroy(&h->model);
     for (int i = 0; i < ZERO_MEM_CATEGORIES; i++) {
         CHECK(h->memory.live[i] == 0, "%zu bytes of %s are still booked", h->memory.live[i],
-              zero_category_name((zero_category)i));
+              zero_memory_category_name((zero_memory_category)i));
     }
     zero_layout_destroy(&h->layout);
     delete h;

@@ -44,7 +44,7 @@ static PlanInput model(size_t units, size_t numel, size_t ranks) {
     };
 }
 
-static uint64_t bytes_of(const PlanStage *s, enum zero_category category) {
+static uint64_t bytes_of(const PlanStage *s, enum zero_memory_category category) {
     for (size_t i = 0; i < s->memory_rows; i++) {
         if (s->memory[i].kind == (int)category) {
             return s->memory[i].expected;

@@ -27,7 +27,7 @@ int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_boo
 }
 
 int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) {
-    char words[ZERO_BOOTSTRAP_WORDS];
+    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(words, sizeof words, format, args);

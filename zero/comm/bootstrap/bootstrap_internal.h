@@ -1,7 +1,7 @@
 // bootstrap_inside.h: for ways to meet only. A way's own struct begins with a zero_bootstrap and fills in the table;
 // bootstrap.c holds what all of them share.
-#ifndef ZERO_BOOTSTRAP_INSIDE_H
-#define ZERO_BOOTSTRAP_INSIDE_H
+#ifndef ZERO_BOOTSTRAP_INTERNAL_H
+#define ZERO_BOOTSTRAP_INTERNAL_H
 #include <stdint.h>
 #include "zero/comm/bootstrap/bootstrap.h"
 
@@ -10,7 +10,7 @@ typedef struct zero_bootstrap_ops {
     void (*destroy)(zero_bootstrap *b);
 } zero_bootstrap_ops;
 
-enum { ZERO_BOOTSTRAP_WORDS = 1024 };
+enum { ZERO_BOOTSTRAP_MESSAGE_BYTES = 1024 };
 
 struct zero_bootstrap {
     const zero_bootstrap_ops *ops;
@@ -18,7 +18,7 @@ struct zero_bootstrap {
     double timeout_s;
     uint64_t round;  // all-gathers so far
     int failed;      // the code of the failure after which nothing works any more
-    char error[ZERO_BOOTSTRAP_WORDS + 64];
+    char error[ZERO_BOOTSTRAP_MESSAGE_BYTES + 64];
 };
 
 // A zeroed bootstrap of struct_bytes, and the checks that all ways share. On ZERO_ERR_ARG *out is set.

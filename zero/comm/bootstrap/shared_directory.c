@@ -54,7 +54,7 @@ enum verdict { SEEN = 1, GO, FAILED };
 struct answer {
     uint64_t session, version, round, bytes;
     int32_t verdict, ranks;
-    char words[ZERO_BOOTSTRAP_WORDS];
+    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
 };
 struct letter {
     uint64_t round, bytes;
@@ -247,7 +247,7 @@ static int start_as_0(bootstrap_fs *t) {
             pause = FIRST_PAUSE;
         }
         if (!e && zero_bootstrap_now() > deadline) {
-            char who[256], words[ZERO_BOOTSTRAP_WORDS];
+            char who[256], words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
             zero_bootstrap_missing(b, here, who, sizeof who);
             snprintf(words, sizeof words,
                      "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank (-pr), on "
@@ -336,7 +336,7 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
 
 static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    char path[MAX_PATH], words[ZERO_BOOTSTRAP_WORDS] = "", who[256];
+    char path[MAX_PATH], words[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "", who[256];
     struct answer a = { .session = t->session, .round = b->round, .bytes = bytes, .verdict = GO, .ranks = b->ranks };
     unsigned char *here = calloc((size_t)b->ranks, 1);
     if (!here) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
@@ -399,7 +399,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
 static void destroy(zero_bootstrap *b) {
     bootstrap_fs *t = (bootstrap_fs *)b;
     const struct letter l = { b->round, 0 };
-    char path[MAX_PATH], err[ZERO_BOOTSTRAP_WORDS];
+    char path[MAX_PATH], err[ZERO_BOOTSTRAP_MESSAGE_BYTES];
     unsigned char *here = calloc((size_t)b->ranks, 1);
     if (!b->failed && here && b->rank > 0) {
         round_path(t, path, b->rank);

@@ -39,7 +39,7 @@ enum verdict { GO = 1, LATER, REFUSED };
 struct answer {
     char magic[8];
     uint64_t verdict, round, bytes;
-    char words[ZERO_BOOTSTRAP_WORDS];
+    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
 };
 struct letter {
     char magic[8];
@@ -316,7 +316,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
     }
     for (int i = 0; i < MAX_STRANGERS; i++) hang_up(&t->strangers[i]);
     if (!e && missing) {
-        char who[256], words[ZERO_BOOTSTRAP_WORDS];
+        char who[256], words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
         zero_bootstrap_missing(b, here, who, sizeof who);
         snprintf(words, sizeof words,
                  "%s not come to %s within %.3g s: start all %d processes, each with its own rank (-pr), on machines "
@@ -390,7 +390,7 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     const double deadline = zero_bootstrap_now() + b->timeout_s;
     const struct hello hello = { MAGIC, b->rank, b->ranks, t->job };
     struct answer a = { .verdict = 0 };
-    char why[ZERO_BOOTSTRAP_WORDS] = "";
+    char why[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
     for (double pause = 0.02; zero_bootstrap_now() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
         const int fd = connect_to(host, port, deadline, why, sizeof why);
         if (fd == -2)
@@ -453,7 +453,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     const size_t ranks = (size_t)b->ranks;
     unsigned char *here = calloc(ranks, 1);
     struct pollfd *polls = calloc(ranks, sizeof *polls);
-    char words[ZERO_BOOTSTRAP_WORDS] = "";
+    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
     int e = here && polls ? ZERO_OK : give_up(t, ZERO_ERR_MEMORY, "out of host memory"), missing = b->ranks - 1;
     for (int r = 1; r < b->ranks; r++) t->peers[r].got = 0;
     if (!e) memmove(all, mine, bytes), here[0] = 1;

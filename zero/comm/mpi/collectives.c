@@ -156,10 +156,10 @@ static struct zero_shm *map_of(comm_mpi *m, const struct zero_comm_buffer *b) { 
 static int mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
     comm_mpi *m = self(c);
     if (m->staged || !m->sharing) {
-        b->ptr = zero_memory_alloc(b->mem, b->category, b->bytes);
+        b->ptr = zero_accounting_alloc(b->mem, b->category, b->bytes);
     } else if (zero_shm_map(map_of(m, b), m->comm, m->on_host, b->bytes ? b->bytes : 1) == ZERO_OK) {
         b->ptr = map_of(m, b)->peer[c->rank];
-        zero_memory_book(b->mem, b->category, b->bytes, 0);
+        zero_accounting_add(b->mem, b->category, b->bytes, 0);
     }
     return ZERO_OK;
 }
@@ -168,9 +168,9 @@ static int mpi_free(zero_comm *c, struct zero_comm_buffer *b) {
     struct zero_shm *map = map_of(self(c), b);
     if (map->peer) {
         zero_shm_unmap(map);
-        zero_memory_book(b->mem, b->category, 0, b->bytes);
+        zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else {
-        zero_memory_free(b->mem, b->category, b->ptr, b->bytes);
+        zero_accounting_free(b->mem, b->category, b->ptr, b->bytes);
     }
     return ZERO_OK;
 }
@@ -179,7 +179,7 @@ int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on
     if (*have >= need) return ZERO_OK;
     if (*scratch) {
         (void)(on_device ? cudaFree(*scratch) : cudaFreeHost(*scratch));
-        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, *have);
+        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, *have);
     }
     *scratch = NULL;
     *have = 0;
@@ -188,7 +188,7 @@ int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of transport scratch", need);
     *scratch = p;
     *have = need;
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, need, 0);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, need, 0);
     return ZERO_OK;
 }
 
@@ -211,22 +211,22 @@ static int begin(comm_mpi *m, struct call call, char *buf, enum zero_wire wire, 
     return e;
 }
 
-static int begin_on_buffer(comm_mpi *m, enum call_kind kind, void *buf, size_t piece_bytes, enum zero_wire wire,
+static int begin_on_buffer(comm_mpi *m, enum call_kind kind, void *buf, size_t chunk_bytes, enum zero_wire wire,
                            cudaStream_t stream, zero_ticket *ticket) {
-    const int b = zero_comm_find_buffer(&m->base, buf, piece_bytes * (size_t)m->base.size);
+    const int b = zero_comm_find_buffer(&m->base, buf, chunk_bytes * (size_t)m->base.size);
     if (b < 0)
         return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", call_name(kind));
-    const struct call call = { kind, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes };
+    const struct call call = { kind, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), chunk_bytes };
     return begin(m, call, buf, wire, stream, ticket);
 }
 
-static int mpi_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) {
-    return begin_on_buffer(self(c), CALL_EXCHANGE, buf, piece_bytes, ZERO_WIRE_GRADS, stream, ticket);
+static int mpi_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
+    return begin_on_buffer(self(c), CALL_EXCHANGE, buf, chunk_bytes, ZERO_WIRE_GRADS, stream, ticket);
 }
 
-static int mpi_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream,
+static int mpi_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                                zero_ticket *ticket) {
-    return begin_on_buffer(self(c), CALL_ALLGATHER, buf, piece_bytes, kind, stream, ticket);
+    return begin_on_buffer(self(c), CALL_ALLGATHER, buf, chunk_bytes, kind, stream, ticket);
 }
 
 static int wait_readers(comm_mpi *m, zero_ticket ticket) {
@@ -250,13 +250,13 @@ static int mpi_synchronize(zero_comm *c, cudaStream_t stream) {
 int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
     if (zero_shm_map(s, m->comm, m->on_host, bytes) != ZERO_OK)
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", bytes);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
     for (int r = 0; r < s->ranks; r++) {
         const cudaError_t e = s->peer[r] ? cudaHostRegister(s->peer[r], bytes, cudaHostRegisterDefault) : cudaSuccess;
         if (e == cudaSuccess) continue;
         while (r-- > 0)
             if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
-        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, bytes);
+        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, bytes);
         zero_shm_unmap(s);
         return zero_comm_fail(
             &m->base, ZERO_ERR_MEMORY,
@@ -269,7 +269,7 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s) {
     for (int r = 0; r < s->ranks && s->peer; r++)
         if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, s->bytes);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, s->bytes);
     zero_shm_unmap(s);
 }
 
@@ -302,7 +302,7 @@ static void finished(comm_mpi *m, zero_ticket ticket) {
     if (m->base.size > 1) zero_shm_publish(&control_of(m, m->base.rank)->done, ticket);
 }
 
-static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
+static int mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
     comm_mpi *m = self(c);
     int e = next_to_finish(m, ticket, CALL_EXCHANGE);
     if (e) return e;
@@ -346,7 +346,7 @@ static int mpi_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
     return e;
 }
 
-static int mpi_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+static int mpi_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     const int e = zero_mpi_device_check(self(c), cudaStreamSynchronize(stream));
     if (!e) finished(self(c), ticket);
     return e;
@@ -416,16 +416,16 @@ static int mpi_allgather_host(zero_comm *c, const void *mine, size_t bytes, void
     return e;
 }
 
-static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out,
+static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                               cudaStream_t stream, zero_ticket *ticket) {
     *ticket = 0;  // all is over when this returns
     comm_mpi *m = self(c);
-    const size_t n = piece_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
+    const size_t n = chunk_numel * (size_t)c->size, bytes = n * zero_dtype_bytes(dtype);
     if (n > 0x7fffffff)
         return zero_comm_fail(c, ZERO_ERR_ARG,
                               "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements in all: use --reduce exact");
     // all in fp32, then the sum
-    int e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + piece_numel) * sizeof(float), 0);
+    int e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + chunk_numel) * sizeof(float), 0);
     if (e) return e;
     float *all = (float *)m->received, *sum = all + n;
     if (!e) e = zero_mpi_device_check(m, cudaMemcpyAsync(all, buf, bytes, cudaMemcpyDeviceToHost, stream));
@@ -439,13 +439,13 @@ static int mpi_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dty
     MPI_Request *q = NULL;
     e = add_request(m, &m->messages, (c->rank + 1) % c->size, &q);
     if (e) return e;
-    if (MPI_Ireduce_scatter_block(all, sum, (int)piece_numel, MPI_FLOAT, MPI_SUM, m->comm, q) != MPI_SUCCESS)
+    if (MPI_Ireduce_scatter_block(all, sum, (int)chunk_numel, MPI_FLOAT, MPI_SUM, m->comm, q) != MPI_SUCCESS)
         return zero_comm_fail(c, ZERO_ERR_COMM, "MPI_Ireduce_scatter_block failed");
     e = zero_mpi_wait_messages(m, &m->messages);
-    c->received[ZERO_WIRE_GRADS] += (size_t)(c->size - 1) * piece_numel * sizeof(float);
+    c->received[ZERO_WIRE_GRADS] += (size_t)(c->size - 1) * chunk_numel * sizeof(float);
     if (!e)
         e = zero_mpi_device_check(
-            m, cudaMemcpyAsync(out, sum, piece_numel * sizeof(float), cudaMemcpyHostToDevice, stream));
+            m, cudaMemcpyAsync(out, sum, chunk_numel * sizeof(float), cudaMemcpyHostToDevice, stream));
     return e ? e : zero_mpi_device_check(m, cudaStreamSynchronize(stream));
 }
 
@@ -454,12 +454,12 @@ static zero_comm_shape mpi_shape(const zero_comm *c) {
     return zero_comm_mpi_shape((size_t)c->size, m->staged, m->num_remote > 0);
 }
 
-static size_t mpi_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes,
+static size_t mpi_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                 size_t reduced_numel) {
-    const size_t larger = exchange_bytes > gather_bytes ? exchange_bytes : gather_bytes;
+    const size_t larger = all_to_all_bytes > gather_bytes ? all_to_all_bytes : gather_bytes;
     size_t bytes = s->ranks * sizeof(void *) + (s->ranks > 1 ? sizeof(struct control) : 0);
-    if (s->staged && s->ranks > 1) bytes += larger + exchange_bytes;  // staging; the pieces on the device
-    size_t received = s->remote ? s->staged ? larger : exchange_bytes : 0;
+    if (s->staged && s->ranks > 1) bytes += larger + all_to_all_bytes;  // staging; the pieces on the device
+    size_t received = s->remote ? s->staged ? larger : all_to_all_bytes : 0;
     // in fp32, and this rank's sum
     const size_t reduced = (reduced_numel + reduced_numel / s->ranks) * sizeof(float);
     if (reduced > received) received = reduced;
@@ -469,12 +469,13 @@ static size_t mpi_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes,
 static void mpi_destroy(zero_comm *c) {
     comm_mpi *m = self(c);
     zero_comm_free_all(c);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, m->control.bytes + m->received_bytes + m->device_scratch_bytes);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0,
+                        m->control.bytes + m->received_bytes + m->device_scratch_bytes);
     zero_mpi_unmap_staging(m, &m->staging);
     zero_shm_unmap(&m->control);
     (void)cudaFreeHost(m->received);
     (void)cudaFree(m->device_scratch);
-    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
+    zero_accounting_free(m->memory, ZERO_MEM_TRANSPORT, m->pieces_device, (size_t)c->size * sizeof *m->pieces);
     free(m->pieces);
     free(m->messages.requests);
     free(m->messages.peer);
@@ -489,9 +490,9 @@ static void mpi_destroy(zero_comm *c) {
 static const zero_comm_ops ops = {
     .alloc = mpi_alloc,
     .free = mpi_free,
-    .exchange_begin = mpi_exchange_begin,
-    .exchange_finish = mpi_exchange_finish,
-    .exchange_done = mpi_exchange_done,
+    .all_to_all_begin = mpi_all_to_all_begin,
+    .all_to_all_finish = mpi_all_to_all_finish,
+    .all_to_all_done = mpi_all_to_all_done,
     .allgather_begin = mpi_allgather_begin,
     .allgather_finish = mpi_allgather_finish,
     .reusable = mpi_reusable,
@@ -499,10 +500,10 @@ static const zero_comm_ops ops = {
     .allgather_host = mpi_allgather_host,
     .window_create = zero_mpi_window_create,
     .window_destroy = zero_mpi_window_destroy,
-    .expose = zero_mpi_expose,
-    .conceal = zero_mpi_conceal,
-    .fetch_begin = zero_mpi_fetch_begin,
-    .fetch_finish = zero_mpi_fetch_finish,
+    .expose = zero_mpi_window_open,
+    .conceal = zero_mpi_window_close,
+    .fetch_begin = zero_mpi_window_gather_begin,
+    .fetch_finish = zero_mpi_window_gather_finish,
     .window_scratch_bytes = zero_mpi_window_scratch_bytes,
     .shape = mpi_shape,
     .scratch_bytes = mpi_scratch_bytes,
@@ -556,7 +557,7 @@ static void only_messages(comm_mpi *m) {
     for (int r = 0; r < m->base.size; r++) m->on_host[r] = r == m->base.rank;
 }
 
-int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_memory *memory) {
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_accounting *memory) {
     comm_mpi *m = calloc(1, sizeof *m);
     *out = (zero_comm *)m;
     if (!m) return ZERO_ERR_MEMORY;
@@ -570,7 +571,7 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     m->timeout_s = config->timeout_s > 0 ? config->timeout_s : 300;
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->pieces = calloc((size_t)size, sizeof *m->pieces);
-    m->pieces_device = zero_memory_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
+    m->pieces_device = zero_accounting_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->pieces);
     int e = m->on_host && m->pieces && m->pieces_device ? find_names(m) : ZERO_ERR_MEMORY;
     if (!e && size > 1) e = find_host(m, config);
     if (e == ZERO_ERR_MEMORY) return zero_comm_fail(&m->base, e, "no memory for the tables of %d ranks", size);
@@ -593,7 +594,7 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
         if (zero_shm_map(&m->control, m->comm, m->on_host, sizeof(struct control)) != ZERO_OK)
             return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "memfd_create failed: %s", strerror(errno));
     }
-    zero_memory_book(memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);
+    zero_accounting_add(memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);
     int on_host = 0;
     for (int r = 0; r < size; r++) on_host += m->on_host[r];
     m->num_remote = size - on_host;

@@ -17,7 +17,7 @@ typedef struct zero_comm_mpi_config {
 
 // Collective over comm (duplicated, so the caller may go on using it). On failure too *out is set (unless memory is
 // exhausted), so that zero_comm_error() can be asked.
-int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_memory *memory);
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_config *config, zero_accounting *memory);
 
 // The shape of such a transport, without making one: pure, needs no MPI_Init.
 zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote);
@@ -25,7 +25,7 @@ zero_comm_shape zero_comm_mpi_shape(size_t ranks, int staged, int remote);
 // The communicators of a mesh over world: *data joins this rank's data-parallel ranks, *shard those that shard among
 // them, *replicas those that hold the same shard in other groups. With one group *shard is *data, and *replicas NULL;
 // destroy each once. Collective over world. On failure err says why.
-int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_memory *memory,
+int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_accounting *memory,
                         zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes);
 
 #ifdef __cplusplus

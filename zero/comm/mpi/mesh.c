@@ -3,7 +3,7 @@
 #include "zero/comm/mpi/comm_mpi.h"
 
 // The ranks of world with this color.
-static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config *config, zero_memory *memory,
+static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config *config, zero_accounting *memory,
                  zero_comm **out, char *err, size_t err_bytes) {
     MPI_Comm part;
     *out = NULL;
@@ -17,7 +17,7 @@ static int split(MPI_Comm world, int color, int key, const zero_comm_mpi_config 
     return e;
 }
 
-int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_memory *memory,
+int zero_mesh_comms_mpi(const zero_mesh *m, MPI_Comm world, const zero_comm_mpi_config *config, zero_accounting *memory,
                         zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err, size_t err_bytes) {
     const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // of data-parallel ranks
     *replicas = NULL;

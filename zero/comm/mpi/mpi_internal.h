@@ -1,6 +1,6 @@
 // comm_mpi_inside.h: what comm_mpi.c (exchange, all-gather) and window_mpi.c (windows) share.
-#ifndef ZERO_COMM_MPI_INSIDE_H
-#define ZERO_COMM_MPI_INSIDE_H
+#ifndef ZERO_MPI_INTERNAL_H
+#define ZERO_MPI_INTERNAL_H
 #include <mpi.h>
 #include <stdatomic.h>
 #include "zero/comm/transport.h"
@@ -46,7 +46,7 @@ typedef struct comm_mpi {
     int sharing;     // some ranks share memory: symmetric buffers are mapped (the same verdict
                      // on all ranks)
     struct zero_shm control;
-    zero_memory *memory;
+    zero_accounting *memory;
     struct zero_shm maps[ZERO_COMM_MAX_BUFFERS];  // of the symmetric buffers
     zero_ticket begun, finished;
     struct pending pending[RING];
@@ -83,14 +83,14 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes);
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s);
 
 // Windows, of window_mpi.c.
-int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
+int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
                            zero_window **out);
 void zero_mpi_window_destroy(zero_comm *c, zero_window *w);
-int zero_mpi_expose(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_mpi_conceal(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_mpi_fetch_begin(zero_comm *c, zero_window *w, size_t offset, size_t piece_bytes, void *out,
-                         cudaStream_t stream, zero_ticket *ticket);
-int zero_mpi_fetch_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
+int zero_mpi_window_open(zero_comm *c, zero_window *w, cudaStream_t stream);
+int zero_mpi_window_close(zero_comm *c, zero_window *w, cudaStream_t stream);
+int zero_mpi_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
+                                 cudaStream_t stream, zero_ticket *ticket);
+int zero_mpi_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
 size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
 
 #endif

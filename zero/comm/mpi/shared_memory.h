@@ -2,8 +2,8 @@
 //
 // The memory is a memfd that the other ranks map through /proc/<pid>/fd/<n>: nothing to clean up after a crash, and no
 // limit of /dev/shm's. Ranks wait with a futex, so that those that wait leave the core to those that compute.
-#ifndef ZERO_SHM_H
-#define ZERO_SHM_H
+#ifndef ZERO_SHARED_MEMORY_H
+#define ZERO_SHARED_MEMORY_H
 #include <mpi.h>
 #include <stdatomic.h>
 #include <stddef.h>

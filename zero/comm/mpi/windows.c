@@ -16,7 +16,7 @@ struct epochs {
 };
 
 struct fetch {
-    size_t offset, piece_bytes;
+    size_t offset, chunk_bytes;
     char *out;
     struct messages messages;
     int pending;
@@ -27,7 +27,7 @@ struct window {
     struct zero_shm map, staging, epochs;  // map: of the shards; staging: of their host copies
     uint64_t epoch;
     zero_ticket begun;
-    struct fetch fetches[ZERO_COMM_MAX_FETCHES];
+    struct fetch fetches[ZERO_WINDOW_MAX_GATHERS];
     char *received;  // staged: pieces from remote ranks, on the host
     size_t received_bytes;
 };
@@ -41,7 +41,7 @@ static char *shard_of(comm_mpi *m, struct window *w, int r) {
     return r == m->base.rank ? w->base.shard : w->map.peer[r];
 }
 
-int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
+int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
                            zero_window **out) {
     comm_mpi *m = self(c);
     struct window *w = calloc(1, sizeof *w);
@@ -50,35 +50,35 @@ int zero_mpi_window_create(zero_comm *c, zero_memory *mem, enum zero_category ca
     w->base = (struct zero_window){ NULL, bytes, mem, category };
     int e = ZERO_OK;
     if (c->size > 1 && (e = zero_shm_map(&w->epochs, m->comm, m->on_host, sizeof(struct epochs))) == ZERO_OK)
-        zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
+        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
     if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
     if (!e && m->sharing && !m->staged) {
         e = zero_shm_map(&w->map, m->comm, m->on_host, bytes);
         if (!e) {
             w->base.shard = w->map.peer[c->rank];
-            zero_memory_book(mem, category, bytes, 0);
+            zero_accounting_add(mem, category, bytes, 0);
         }
     } else if (!e) {
-        w->base.shard = zero_memory_alloc(mem, category, bytes);
+        w->base.shard = zero_accounting_alloc(mem, category, bytes);
     }
     return w->base.shard
                ? ZERO_OK
                : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",
-                                bytes, zero_category_name(category));
+                                bytes, zero_memory_category_name(category));
 }
 
 void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
     if (w->map.peer)
-        zero_memory_book(base->memory, base->category, 0, base->bytes);
+        zero_accounting_add(base->memory, base->category, 0, base->bytes);
     else
-        zero_memory_free(base->memory, base->category, base->shard, base->bytes);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
+        zero_accounting_free(base->memory, base->category, base->shard, base->bytes);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
     zero_shm_unmap(&w->map);
     zero_mpi_unmap_staging(m, &w->staging);
     zero_shm_unmap(&w->epochs);
-    for (int i = 0; i < ZERO_COMM_MAX_FETCHES; i++) {
+    for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++) {
         free(w->fetches[i].messages.requests);
         free(w->fetches[i].messages.peer);
     }
@@ -86,7 +86,7 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     free(w);
 }
 
-int zero_mpi_expose(zero_comm *c, zero_window *base, cudaStream_t stream) {
+int zero_mpi_window_open(zero_comm *c, zero_window *base, cudaStream_t stream) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
     int e = ZERO_OK;
@@ -100,12 +100,12 @@ int zero_mpi_expose(zero_comm *c, zero_window *base, cudaStream_t stream) {
     return e;
 }
 
-int zero_mpi_conceal(zero_comm *c, zero_window *base, cudaStream_t stream) {
+int zero_mpi_window_close(zero_comm *c, zero_window *base, cudaStream_t stream) {
     (void)stream;
     comm_mpi *m = self(c);
     struct window *w = of(base);
     int e = ZERO_OK;
-    for (int i = 0; i < ZERO_COMM_MAX_FETCHES; i++)
+    for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++)
         if (w->fetches[i].pending)
             return zero_comm_fail(c, ZERO_ERR_ARG, "a window is concealed while a fetch from it is pending");
     if (c->size == 1) return ZERO_OK;
@@ -119,21 +119,21 @@ int zero_mpi_conceal(zero_comm *c, zero_window *base, cudaStream_t stream) {
 // To and from the ranks of other hosts; on the host.
 static int post_fetch(comm_mpi *m, struct window *w, struct fetch *f, zero_ticket ticket, char *arrived) {
     const int tag = 16384 + (int)(ticket % 16384);
-    return zero_mpi_post(m, &f->messages, tag, shard_of(m, w, m->base.rank) + f->offset, 0, arrived, f->piece_bytes,
-                         f->piece_bytes);
+    return zero_mpi_post(m, &f->messages, tag, shard_of(m, w, m->base.rank) + f->offset, 0, arrived, f->chunk_bytes,
+                         f->chunk_bytes);
 }
 
-int zero_mpi_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t piece_bytes, void *out,
-                         cudaStream_t stream, zero_ticket *ticket) {
+int zero_mpi_window_gather_begin(zero_comm *c, zero_window *base, size_t offset, size_t chunk_bytes, void *out,
+                                 cudaStream_t stream, zero_ticket *ticket) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
-    struct fetch *f = &w->fetches[(w->begun + 1) % ZERO_COMM_MAX_FETCHES];
-    if (piece_bytes > base->bytes || offset > base->bytes - piece_bytes)
+    struct fetch *f = &w->fetches[(w->begun + 1) % ZERO_WINDOW_MAX_GATHERS];
+    if (chunk_bytes > base->bytes || offset > base->bytes - chunk_bytes)
         return zero_comm_fail(c, ZERO_ERR_ARG, "a fetch leaves the window");
-    if (f->pending) return zero_comm_fail(c, ZERO_ERR_ARG, "more than %d fetches pending", ZERO_COMM_MAX_FETCHES);
+    if (f->pending) return zero_comm_fail(c, ZERO_ERR_ARG, "more than %d fetches pending", ZERO_WINDOW_MAX_GATHERS);
     *ticket = ++w->begun;
     f->offset = offset;
-    f->piece_bytes = piece_bytes;
+    f->chunk_bytes = chunk_bytes;
     f->out = out;
     f->pending = 1;
     if (!m->num_remote || m->staged) return ZERO_OK;
@@ -141,11 +141,11 @@ int zero_mpi_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t 
     return e ? e : post_fetch(m, w, f, *ticket, f->out);
 }
 
-int zero_mpi_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
+int zero_mpi_window_gather_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
     comm_mpi *m = self(c);
     struct window *w = of(base);
-    struct fetch *f = &w->fetches[ticket % ZERO_COMM_MAX_FETCHES];
-    const size_t bytes = f->piece_bytes;
+    struct fetch *f = &w->fetches[ticket % ZERO_WINDOW_MAX_GATHERS];
+    const size_t bytes = f->chunk_bytes;
     int e = f->pending ? ZERO_OK : zero_comm_fail(c, ZERO_ERR_ARG, "a fetch is finished that was not begun");
     char *arrived = f->out;
     if (m->num_remote && m->staged && !e) {

@@ -27,12 +27,12 @@ enum { SMALL = 512, OWN = 512 };
 
 // Two tables; for several ranks numbers, on the host and on the device, and the other ranks' pieces. The library's sum
 // is taken in place.
-static size_t nccl_scratch_bytes(const zero_comm_shape *s, size_t exchange_bytes, size_t gather_bytes,
+static size_t nccl_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                  size_t reduced_numel) {
     (void)gather_bytes;
     (void)reduced_numel;
     const size_t tables = (s->ranks + OWN) * sizeof(void *);
-    return s->ranks == 1 ? tables : tables + 2 * s->ranks * SMALL + exchange_bytes / s->ranks * (s->ranks - 1);
+    return s->ranks == 1 ? tables : tables + 2 * s->ranks * SMALL + all_to_all_bytes / s->ranks * (s->ranks - 1);
 }
 
 static size_t nccl_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
@@ -63,7 +63,7 @@ int zero_comm_nccl_available(const char *library, char *words, size_t bytes) {
 }
 
 int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                          zero_memory *memory) {
+                          zero_accounting *memory) {
     (void)boot;
     (void)config;
     (void)memory;
@@ -75,7 +75,7 @@ int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm
 }
 
 int zero_mesh_comms_nccl(const zero_mesh *m, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                         zero_memory *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
+                         zero_accounting *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
                          size_t err_bytes) {
     (void)m;
     (void)boot;
@@ -129,9 +129,10 @@ static int owns_memory(const comm_nccl *m) { return m->f->register_buffers && m-
 
 // Zeroed device memory; *handle: its registration, where NCCL is to know it (NULL also where NCCL does not register:
 // NCCL_LOCAL_REGISTER=0).
-static char *alloc_device(comm_nccl *m, zero_memory *mem, enum zero_category category, size_t bytes, void **handle) {
+static char *alloc_device(comm_nccl *m, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
+                          void **handle) {
     *handle = NULL;
-    if (!owns_memory(m)) return zero_memory_alloc(mem, category, bytes);
+    if (!owns_memory(m)) return zero_accounting_alloc(mem, category, bytes);
     const size_t size = bytes ? bytes : 1;
     void *p = NULL;
     int e = zero_nccl_enter(m, "allocation of memory");
@@ -141,18 +142,18 @@ static char *alloc_device(comm_nccl *m, zero_memory *mem, enum zero_category cat
     if (!e) e = zero_nccl_enter(m, "registration of memory");
     if (!e) e = zero_nccl_leave(m, m->comm, m->f->lib.CommRegister(m->comm, p, size, handle));
     if (e) return NULL;
-    zero_memory_book(mem, category, bytes, 0);
+    zero_accounting_add(mem, category, bytes, 0);
     return p;
 }
 
 // ncclMemFree does not wait for what still uses the memory, as cudaFree does.
-static int free_device(comm_nccl *m, zero_memory *mem, enum zero_category category, char *ptr, size_t bytes,
+static int free_device(comm_nccl *m, zero_accounting *mem, enum zero_memory_category category, char *ptr, size_t bytes,
                        void *handle) {
     if (!owns_memory(m)) {
-        zero_memory_free(mem, category, ptr, bytes);
+        zero_accounting_free(mem, category, ptr, bytes);
         return ZERO_OK;
     }
-    zero_memory_book(mem, category, 0, bytes);
+    zero_accounting_add(mem, category, 0, bytes);
     int e = zero_nccl_device_check(m, cudaDeviceSynchronize());
     if (!e && handle) {
         e = zero_nccl_enter(m, "end of a registration of memory");
@@ -182,7 +183,7 @@ static int alloc_pinned(comm_nccl *m, size_t bytes, void *out) {
     }
     memset(p, 0, bytes);
     memcpy(out, &p, sizeof p);
-    zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
+    zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
     return ZERO_OK;
 }
 
@@ -192,10 +193,10 @@ int zero_nccl_setup(comm_nccl *m) {
     m->base.stream = m->f->stream;
     int e = alloc_pinned(m, NCCL_OWN * sizeof *m->own, &m->own);
     if (e) return e;
-    m->table = zero_memory_alloc(m->memory, ZERO_MEM_TRANSPORT, size * sizeof *m->table);
+    m->table = zero_accounting_alloc(m->memory, ZERO_MEM_TRANSPORT, size * sizeof *m->table);
     if (size > 1 && m->table) {
         e = alloc_pinned(m, size * NCCL_SMALL, &m->small);
-        m->small_device = zero_memory_alloc(m->memory, ZERO_MEM_TRANSPORT, size * NCCL_SMALL);
+        m->small_device = zero_accounting_alloc(m->memory, ZERO_MEM_TRANSPORT, size * NCCL_SMALL);
     }
     if (e) return e;
     return m->table && (size == 1 || m->small_device)
@@ -214,15 +215,15 @@ static int free_scratch(comm_nccl *m) {
 
 static void nccl_destroy(zero_comm *c) {
     comm_nccl *m = nccl_self(c);
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     const size_t size = (size_t)c->size;
     if (f && f->stream) (void)cudaStreamSynchronize(f->stream);  // ends: if need be the watchdog sees to it
     zero_comm_free_all(c);
     (void)free_scratch(m);
-    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->table, size * sizeof *m->table);
-    zero_memory_free(m->memory, ZERO_MEM_TRANSPORT, m->small_device, size * NCCL_SMALL);
-    if (m->own) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, NCCL_OWN * sizeof *m->own);
-    if (m->small) zero_memory_book(m->memory, ZERO_MEM_TRANSPORT, 0, size * NCCL_SMALL);
+    zero_accounting_free(m->memory, ZERO_MEM_TRANSPORT, m->table, size * sizeof *m->table);
+    zero_accounting_free(m->memory, ZERO_MEM_TRANSPORT, m->small_device, size * NCCL_SMALL);
+    if (m->own) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, NCCL_OWN * sizeof *m->own);
+    if (m->small) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, size * NCCL_SMALL);
     (void)cudaFreeHost(m->own);
     (void)cudaFreeHost(m->small);
     if (m->comm && !zero_nccl_enter(m, "end of the communicator") &&
@@ -231,7 +232,7 @@ static void nccl_destroy(zero_comm *c) {
             if (f->comms[i] == m->comm) f->comms[i--] = f->comms[--f->num_comms];
         (void)zero_nccl_leave(m, NULL, f->lib.CommDestroy(m->comm));
     }
-    zero_nccl_family_release(f);
+    zero_nccl_context_release(f);
     free(c->names);
     free(m);
 }
@@ -240,26 +241,26 @@ static void nccl_destroy(zero_comm *c) {
 // ------------------------------------------------------------------------------------------------
 
 // Room for the others' pieces. It grows in the first micro-batch, and then no more.
-static int grow_scratch(comm_nccl *m, size_t piece_bytes) {
+static int grow_scratch(comm_nccl *m, size_t chunk_bytes) {
     const size_t size = (size_t)m->base.size, rank = (size_t)m->base.rank;
-    if (size == 1 || piece_bytes <= m->stride) return ZERO_OK;
+    if (size == 1 || chunk_bytes <= m->stride) return ZERO_OK;
     int e = zero_nccl_device_check(m, cudaDeviceSynchronize());
     if (!e) e = zero_nccl_healthy(m);
     if (!e) e = free_scratch(m);
     if (e) return e;
     m->own_now = NULL;
-    m->scratch = alloc_device(m, m->memory, ZERO_MEM_TRANSPORT, (size - 1) * piece_bytes, &m->scratch_handle);
+    m->scratch = alloc_device(m, m->memory, ZERO_MEM_TRANSPORT, (size - 1) * chunk_bytes, &m->scratch_handle);
     const char **places = calloc(size, sizeof *places);
     if (!m->scratch || !places) {
         free(places);
         return zero_comm_fail(
             &m->base, ZERO_ERR_MEMORY,
             "no memory for %zu bytes of the other ranks' gradients: use more ranks or a smaller model",
-            (size - 1) * piece_bytes);
+            (size - 1) * chunk_bytes);
     }
-    m->stride = piece_bytes;
+    m->stride = chunk_bytes;
     // set_own does its own
-    for (size_t r = 0; r < size; r++) places[r] = m->scratch + (r < rank || r == 0 ? r : r - 1) * piece_bytes;
+    for (size_t r = 0; r < size; r++) places[r] = m->scratch + (r < rank || r == 0 ? r : r - 1) * chunk_bytes;
     e = zero_nccl_device_check(
         m, cudaMemcpyAsync(m->table, places, size * sizeof *places, cudaMemcpyHostToDevice, m->f->stream));
     if (!e) e = zero_nccl_device_check(m, cudaStreamSynchronize(m->f->stream));
@@ -311,46 +312,47 @@ static int gather(comm_nccl *m, const void *mine, void *out, size_t bytes, const
     return e ? e : zero_nccl_leave(m, m->comm, m->f->lib.AllGather(mine, out, bytes, ncclUint8, m->comm, m->f->stream));
 }
 
-static int find_buffer_or_fail(comm_nccl *m, const char *what, const char *buf, size_t piece_bytes) {
-    const int b = zero_comm_find_buffer(&m->base, buf, piece_bytes * (size_t)m->base.size);
+static int find_buffer_or_fail(comm_nccl *m, const char *what, const char *buf, size_t chunk_bytes) {
+    const int b = zero_comm_find_buffer(&m->base, buf, chunk_bytes * (size_t)m->base.size);
     if (b < 0) zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", what);
     return b;
 }
 
-static int nccl_exchange_begin(zero_comm *c, void *buf, size_t piece_bytes, cudaStream_t stream, zero_ticket *ticket) {
+static int nccl_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream,
+                                 zero_ticket *ticket) {
     comm_nccl *m = nccl_self(c);
     struct nccl_op *op = NULL;
-    const int b = find_buffer_or_fail(m, "exchange", buf, piece_bytes);
+    const int b = find_buffer_or_fail(m, "exchange", buf, chunk_bytes);
     if (b < 0) return ZERO_ERR_ARG;
     if (m->exchange)
         return zero_comm_fail(c, ZERO_ERR_ARG,
                               "there is room for the pieces of one exchange: the last one must be done "
-                              "(zero_comm_exchange_done) before the next begins");
-    note_call(m, 1, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes);
-    int e = grow_scratch(m, piece_bytes);
-    if (!e) e = follow(m, ZERO_NCCL_WAIT_EXCHANGE, stream);
+                              "(zero_comm_all_to_all_done) before the next begins");
+    note_call(m, 1, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), chunk_bytes);
+    int e = grow_scratch(m, chunk_bytes);
+    if (!e) e = follow(m, ZERO_NCCL_WAIT_ALL_TO_ALL, stream);
     if (!e && m->last_read && m->f->ops[m->last_read % NCCL_RING].ticket == m->last_read)
         e = wait_for(m, ZERO_NCCL_WAIT_PIECES, m->f->stream, m->f->ops[m->last_read % NCCL_RING].read);
     if (!e) e = zero_nccl_op_begin(m, "exchange", &op);
-    if (!e) e = set_own(m, (char *)buf + (size_t)c->rank * piece_bytes);
-    if (!e) e = all_to_all(m, buf, piece_bytes);
+    if (!e) e = set_own(m, (char *)buf + (size_t)c->rank * chunk_bytes);
+    if (!e) e = all_to_all(m, buf, chunk_bytes);
     if (!e) e = zero_nccl_op_end(m, op);
     if (e) return e;
-    count_received(m, ZERO_WIRE_GRADS, piece_bytes);
+    count_received(m, ZERO_WIRE_GRADS, chunk_bytes);
     *ticket = m->exchange = op->ticket;
     return ZERO_OK;
 }
 
-static int nccl_exchange_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
+static int nccl_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
     comm_nccl *m = nccl_self(c);
     if (!ticket || ticket != m->exchange)
         return zero_comm_fail(c, ZERO_ERR_ARG, "an exchange is finished that is not the last one that was begun");
     *pieces = m->table;
-    const int e = wait_ended(m, ZERO_NCCL_WAIT_EXCHANGED, stream, ticket);
+    const int e = wait_ended(m, ZERO_NCCL_WAIT_ALL_TO_ALL_DONE, stream, ticket);
     return e ? e : zero_nccl_healthy(m);
 }
 
-static int nccl_exchange_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+static int nccl_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     comm_nccl *m = nccl_self(c);
     struct nccl_op *op = &m->f->ops[ticket % NCCL_RING];
     if (!ticket || ticket != m->exchange)
@@ -371,19 +373,19 @@ static int nccl_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) 
     return e ? e : zero_nccl_healthy(m);
 }
 
-static int nccl_allgather_begin(zero_comm *c, void *buf, size_t piece_bytes, enum zero_wire kind, cudaStream_t stream,
+static int nccl_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                                 zero_ticket *ticket) {
     comm_nccl *m = nccl_self(c);
     struct nccl_op *op = NULL;
-    const int b = find_buffer_or_fail(m, "all-gather", buf, piece_bytes);
+    const int b = find_buffer_or_fail(m, "all-gather", buf, chunk_bytes);
     if (b < 0) return ZERO_ERR_ARG;
-    note_call(m, 2, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), piece_bytes);
+    note_call(m, 2, (uint64_t)b, (uint64_t)((char *)buf - m->base.buffers[b].ptr), chunk_bytes);
     int e = follow(m, ZERO_NCCL_WAIT_GATHER, stream);
     if (!e) e = zero_nccl_op_begin(m, "all-gather", &op);
-    if (!e) e = gather(m, (char *)buf + (size_t)c->rank * piece_bytes, buf, piece_bytes, "all-gather");
+    if (!e) e = gather(m, (char *)buf + (size_t)c->rank * chunk_bytes, buf, chunk_bytes, "all-gather");
     if (!e) e = zero_nccl_op_end(m, op);
     if (e) return e;
-    count_received(m, kind, piece_bytes);
+    count_received(m, kind, chunk_bytes);
     *ticket = op->ticket;
     return ZERO_OK;
 }
@@ -392,16 +394,16 @@ static int nccl_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t 
     comm_nccl *m = nccl_self(c);
     if (!ticket || ticket > m->f->queued)
         return zero_comm_fail(c, ZERO_ERR_ARG, "an all-gather is finished that was not begun");
-    const int e = wait_ended(m, ZERO_NCCL_WAIT_GATHERED, stream, ticket);
+    const int e = wait_ended(m, ZERO_NCCL_WAIT_GATHER_DONE, stream, ticket);
     return e ? e : zero_nccl_healthy(m);
 }
 
 // In place, so that bf16, which NCCL sums in bf16, needs no room to be widened from; buf is lost.
-static int nccl_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t piece_numel, float *out,
+static int nccl_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                                cudaStream_t stream, zero_ticket *ticket) {
     comm_nccl *m = nccl_self(c);
-    const zero_slots none = { .count = 0 };
-    const size_t bytes = piece_numel * zero_dtype_bytes(dtype);
+    const zero_partial_sums none = { .count = 0 };
+    const size_t bytes = chunk_numel * zero_dtype_bytes(dtype);
     char *own = (char *)(uintptr_t)buf + (size_t)c->rank * bytes;
     struct nccl_op *op = NULL;
     if (stream != m->f->stream)
@@ -411,13 +413,13 @@ static int nccl_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dt
     int e = zero_nccl_op_begin(m, "reduce-scatter", &op);
     if (!e && m->comm && bytes && !(e = zero_nccl_enter(m, "reduce-scatter")))
         e = zero_nccl_leave(m, m->comm,
-                            m->f->lib.ReduceScatter(buf, own, piece_numel,
+                            m->f->lib.ReduceScatter(buf, own, chunk_numel,
                                                     dtype == ZERO_BF16 ? ncclBfloat16 : ncclFloat32, ncclSum, m->comm,
                                                     stream));
     if (!e) e = set_own(m, own);
     if (!e)
         e = zero_nccl_device_check(
-            m, zero_kernel_sum(out, (const void *const *)(m->table + c->rank), 1, dtype, none, piece_numel, stream));
+            m, zero_kernel_sum(out, (const void *const *)(m->table + c->rank), 1, dtype, none, chunk_numel, stream));
     if (!e) e = zero_nccl_op_end(m, op);
     if (e) return e;
     count_received(m, ZERO_WIRE_GRADS, bytes);
@@ -494,12 +496,12 @@ static int nccl_allgather_host(zero_comm *c, const void *mine, size_t bytes, voi
 struct window {
     struct zero_window base;
     void *handle;
-    zero_ticket begun;                           // fetches so far; a fetch's ticket is its number
-    zero_ticket fetches[ZERO_COMM_MAX_FETCHES];  // operations
-    int pending[ZERO_COMM_MAX_FETCHES];
+    zero_ticket begun;                             // fetches so far; a fetch's ticket is its number
+    zero_ticket fetches[ZERO_WINDOW_MAX_GATHERS];  // operations
+    int pending[ZERO_WINDOW_MAX_GATHERS];
 };
 
-static int nccl_window_create(zero_comm *c, zero_memory *mem, enum zero_category category, size_t bytes,
+static int nccl_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
                               zero_window **out) {
     comm_nccl *m = nccl_self(c);
     struct window *w = calloc(1, sizeof *w);
@@ -511,7 +513,7 @@ static int nccl_window_create(zero_comm *c, zero_memory *mem, enum zero_category
     const int e = zero_nccl_healthy(m);
     return e ? e
              : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",
-                              bytes, zero_category_name(category));
+                              bytes, zero_memory_category_name(category));
 }
 
 static void nccl_window_destroy(zero_comm *c, zero_window *base) {
@@ -520,66 +522,66 @@ static void nccl_window_destroy(zero_comm *c, zero_window *base) {
     free(w);
 }
 
-static int nccl_expose(zero_comm *c, zero_window *base, cudaStream_t stream) {
+static int nccl_window_open(zero_comm *c, zero_window *base, cudaStream_t stream) {
     (void)base;
     comm_nccl *m = nccl_self(c);
-    const int e = follow(m, ZERO_NCCL_WAIT_EXPOSE, stream);
+    const int e = follow(m, ZERO_NCCL_WAIT_OPEN, stream);
     return e ? e : zero_nccl_healthy(m);
 }
 
-static int nccl_conceal(zero_comm *c, zero_window *base, cudaStream_t stream) {
+static int nccl_window_close(zero_comm *c, zero_window *base, cudaStream_t stream) {
     comm_nccl *m = nccl_self(c);
     const struct window *w = (const struct window *)base;
-    for (int i = 0; i < ZERO_COMM_MAX_FETCHES; i++)
+    for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++)
         if (w->pending[i])
             return zero_comm_fail(c, ZERO_ERR_ARG, "a window is concealed while a fetch from it is pending");
-    const int e = w->begun ? wait_ended(m, ZERO_NCCL_WAIT_CONCEAL, stream, w->fetches[w->begun % ZERO_COMM_MAX_FETCHES])
+    const int e = w->begun ? wait_ended(m, ZERO_NCCL_WAIT_CLOSE, stream, w->fetches[w->begun % ZERO_WINDOW_MAX_GATHERS])
                            : ZERO_OK;
     return e ? e : zero_nccl_healthy(m);
 }
 
-static int nccl_fetch_begin(zero_comm *c, zero_window *base, size_t offset, size_t piece_bytes, void *out,
-                            cudaStream_t stream, zero_ticket *ticket) {
+static int nccl_window_gather_begin(zero_comm *c, zero_window *base, size_t offset, size_t chunk_bytes, void *out,
+                                    cudaStream_t stream, zero_ticket *ticket) {
     comm_nccl *m = nccl_self(c);
     struct window *w = (struct window *)base;
-    const size_t place = (w->begun + 1) % ZERO_COMM_MAX_FETCHES;
+    const size_t place = (w->begun + 1) % ZERO_WINDOW_MAX_GATHERS;
     struct nccl_op *op = NULL;
-    if (piece_bytes > base->bytes || offset > base->bytes - piece_bytes)
+    if (chunk_bytes > base->bytes || offset > base->bytes - chunk_bytes)
         return zero_comm_fail(c, ZERO_ERR_ARG, "a fetch leaves the window");
     if (w->pending[place])
-        return zero_comm_fail(c, ZERO_ERR_ARG, "more than %d fetches pending", ZERO_COMM_MAX_FETCHES);
-    note_call(m, 5, 0, offset, piece_bytes);
-    int e = follow(m, ZERO_NCCL_WAIT_FETCH, stream);
+        return zero_comm_fail(c, ZERO_ERR_ARG, "more than %d fetches pending", ZERO_WINDOW_MAX_GATHERS);
+    note_call(m, 5, 0, offset, chunk_bytes);
+    int e = follow(m, ZERO_NCCL_WAIT_UNSHARD, stream);
     if (!e) e = zero_nccl_op_begin(m, "fetch", &op);
     if (!e && !m->comm)
         e = zero_nccl_device_check(
-            m, cudaMemcpyAsync(out, base->shard + offset, piece_bytes, cudaMemcpyDeviceToDevice, m->f->stream));
-    if (!e) e = gather(m, base->shard + offset, out, piece_bytes, "fetch");
+            m, cudaMemcpyAsync(out, base->shard + offset, chunk_bytes, cudaMemcpyDeviceToDevice, m->f->stream));
+    if (!e) e = gather(m, base->shard + offset, out, chunk_bytes, "fetch");
     if (!e) e = zero_nccl_op_end(m, op);
     if (e) return e;
-    count_received(m, ZERO_WIRE_PARAMS, piece_bytes);
+    count_received(m, ZERO_WIRE_PARAMS, chunk_bytes);
     *ticket = ++w->begun;
     w->fetches[place] = op->ticket;
     w->pending[place] = 1;
     return ZERO_OK;
 }
 
-static int nccl_fetch_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
+static int nccl_window_gather_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
     comm_nccl *m = nccl_self(c);
     struct window *w = (struct window *)base;
-    const size_t place = ticket % ZERO_COMM_MAX_FETCHES;
+    const size_t place = ticket % ZERO_WINDOW_MAX_GATHERS;
     if (!w->pending[place]) return zero_comm_fail(c, ZERO_ERR_ARG, "a fetch is finished that was not begun");
     w->pending[place] = 0;
-    const int e = wait_ended(m, ZERO_NCCL_WAIT_FETCHED, stream, w->fetches[place]);
+    const int e = wait_ended(m, ZERO_NCCL_WAIT_UNSHARD_DONE, stream, w->fetches[place]);
     return e ? e : zero_nccl_healthy(m);
 }
 
 const zero_comm_ops zero_nccl_ops = {
     .alloc = nccl_alloc,
     .free = nccl_free,
-    .exchange_begin = nccl_exchange_begin,
-    .exchange_finish = nccl_exchange_finish,
-    .exchange_done = nccl_exchange_done,
+    .all_to_all_begin = nccl_all_to_all_begin,
+    .all_to_all_finish = nccl_all_to_all_finish,
+    .all_to_all_done = nccl_all_to_all_done,
     .allgather_begin = nccl_allgather_begin,
     .allgather_finish = nccl_allgather_finish,
     .reusable = nccl_reusable,
@@ -587,10 +589,10 @@ const zero_comm_ops zero_nccl_ops = {
     .allgather_host = nccl_allgather_host,
     .window_create = nccl_window_create,
     .window_destroy = nccl_window_destroy,
-    .expose = nccl_expose,
-    .conceal = nccl_conceal,
-    .fetch_begin = nccl_fetch_begin,
-    .fetch_finish = nccl_fetch_finish,
+    .expose = nccl_window_open,
+    .conceal = nccl_window_close,
+    .fetch_begin = nccl_window_gather_begin,
+    .fetch_finish = nccl_window_gather_finish,
     .window_scratch_bytes = nccl_window_scratch_bytes,
     .shape = nccl_shape,
     .scratch_bytes = nccl_scratch_bytes,

@@ -13,16 +13,16 @@ extern "C" {
 // The waits of one stream for another, for tests that leave one out to see that it is missed.
 enum zero_nccl_wait {
     ZERO_NCCL_WAIT_NONE,
-    ZERO_NCCL_WAIT_EXCHANGE,   // an exchange, for the caller's gradients
-    ZERO_NCCL_WAIT_PIECES,     // an exchange, until the pieces of the last one were read
-    ZERO_NCCL_WAIT_EXCHANGED,  // the caller, for the pieces
-    ZERO_NCCL_WAIT_REUSABLE,   // the caller, until its buffer was sent and read
-    ZERO_NCCL_WAIT_GATHER,     // an all-gather, for the caller's piece
-    ZERO_NCCL_WAIT_GATHERED,   // the caller, for everybody's
-    ZERO_NCCL_WAIT_EXPOSE,     // fetches, for the caller's shard
-    ZERO_NCCL_WAIT_FETCH,      // a fetch, until the buffer that it fills is free
-    ZERO_NCCL_WAIT_FETCHED,    // the caller, for what was fetched
-    ZERO_NCCL_WAIT_CONCEAL,    // the caller, until its shard was fetched
+    ZERO_NCCL_WAIT_ALL_TO_ALL,       // an exchange, for the caller's gradients
+    ZERO_NCCL_WAIT_PIECES,           // an exchange, until the pieces of the last one were read
+    ZERO_NCCL_WAIT_ALL_TO_ALL_DONE,  // the caller, for the pieces
+    ZERO_NCCL_WAIT_REUSABLE,         // the caller, until its buffer was sent and read
+    ZERO_NCCL_WAIT_GATHER,           // an all-gather, for the caller's piece
+    ZERO_NCCL_WAIT_GATHER_DONE,      // the caller, for everybody's
+    ZERO_NCCL_WAIT_OPEN,             // fetches, for the caller's shard
+    ZERO_NCCL_WAIT_UNSHARD,          // a fetch, until the buffer that it fills is free
+    ZERO_NCCL_WAIT_UNSHARD_DONE,     // the caller, for what was fetched
+    ZERO_NCCL_WAIT_CLOSE,            // the caller, until its shard was fetched
     ZERO_NCCL_WAITS
 };
 
@@ -41,14 +41,14 @@ int zero_comm_nccl_available(const char *library, char *words, size_t bytes);
 // device is the rank's, and no other rank's. On failure too *out is set (unless memory is exhausted), so that
 // zero_comm_error() can be asked.
 int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                          zero_memory *memory);
+                          zero_accounting *memory);
 
 // The shape of such a transport, without making one: pure.
 zero_comm_shape zero_comm_nccl_shape(size_t ranks);
 
 // As zero_mesh_comms_mpi (comm_mpi.h), over the ranks of the bootstrap.
 int zero_mesh_comms_nccl(const zero_mesh *m, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                         zero_memory *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
+                         zero_accounting *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
                          size_t err_bytes);
 
 #ifdef __cplusplus

@@ -37,7 +37,7 @@ static int find_names(comm_nccl *m, int name) {
     return e;
 }
 
-static comm_nccl *new_transport(int rank, int size, struct nccl_family *f, zero_memory *memory) {
+static comm_nccl *new_transport(int rank, int size, struct nccl_context *f, zero_accounting *memory) {
     comm_nccl *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->base.ops = &zero_nccl_ops;
@@ -75,13 +75,13 @@ static int share_id(comm_nccl *m, zero_bootstrap *boot, int broken, ncclUniqueId
 }
 
 int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                          zero_memory *memory) {
+                          zero_accounting *memory) {
     char err[400] = "";
     const int rank = zero_bootstrap_rank(boot), size = zero_bootstrap_ranks(boot);
     comm_nccl *m = new_transport(rank, size, NULL, memory);
     *out = (zero_comm *)m;
     if (!m) return ZERO_ERR_MEMORY;
-    int e = zero_nccl_family_create(&m->f, size > 1, config, err, sizeof err);
+    int e = zero_nccl_context_create(&m->f, size > 1, config, err, sizeof err);
     if (e) zero_comm_fail(&m->base, e, "%s", err);
     if (size > 1) {
         ncclUniqueId id;
@@ -105,7 +105,7 @@ int zero_comm_create_nccl(zero_comm **out, zero_bootstrap *boot, const zero_comm
 }
 
 // The ranks of `from` with this color. Collective over from.
-static int split(comm_nccl *from, int color, int key, int rank, int size, zero_memory *memory, zero_comm **out) {
+static int split(comm_nccl *from, int color, int key, int rank, int size, zero_accounting *memory, zero_comm **out) {
     comm_nccl *m = new_transport(rank, size, from->f, memory);
     *out = (zero_comm *)m;
     if (!m) return zero_comm_fail(&from->base, ZERO_ERR_MEMORY, "out of host memory");
@@ -132,7 +132,7 @@ static int split(comm_nccl *from, int color, int key, int rank, int size, zero_m
 }
 
 int zero_mesh_comms_nccl(const zero_mesh *m, zero_bootstrap *boot, const zero_comm_nccl_config *config,
-                         zero_memory *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
+                         zero_accounting *memory, zero_comm **data, zero_comm **shard, zero_comm **replicas, char *err,
                          size_t err_bytes) {
     const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // of data-parallel ranks
     zero_comm *world = NULL;

@@ -1,7 +1,7 @@
 // comm_nccl_inside.h: what comm_nccl.c (exchange, all-gather, windows), watch_nccl.c (the library, calls, the watchdog)
 // and mesh_nccl.c (communicators) share. ZERO_HAS_NCCL: nccl.h is there (make NCCL=0 pretends that it is not).
-#ifndef ZERO_COMM_NCCL_INSIDE_H
-#define ZERO_COMM_NCCL_INSIDE_H
+#ifndef ZERO_NCCL_INTERNAL_H
+#define ZERO_NCCL_INTERNAL_H
 #include "zero/comm/nccl/comm_nccl.h"
 #include "zero/comm/transport.h"
 #if __has_include(<nccl.h>) && !defined ZERO_WITHOUT_NCCL
@@ -32,7 +32,7 @@ struct nccl_library {
 enum { NCCL_RING = ZERO_COMM_MAX_PENDING, NCCL_MAX_COMMS = 4 };
 
 // For messages: what a rank does, in which phase.
-struct nccl_doing {
+struct nccl_operation {
     const char *what, *phase;
     size_t unit;
     int rank;
@@ -42,15 +42,15 @@ struct nccl_doing {
 // An operation on the transport's stream.
 struct nccl_op {
     zero_ticket ticket;
-    struct nccl_doing doing;   // since: when the device was first seen in it; 0: not yet
-    cudaEvent_t begun, ended;  // on the transport's stream
-    cudaEvent_t read;          // exchange: the caller has read the pieces
+    struct nccl_operation doing;  // since: when the device was first seen in it; 0: not yet
+    cudaEvent_t begun, ended;     // on the transport's stream
+    cudaEvent_t read;             // exchange: the caller has read the pieces
     int was_read;
 };
 
 // All communicators of one creation. Their operations go to one stream, in one order, so a ticket is the number of an
 // operation in it.
-struct nccl_family {
+struct nccl_context {
     struct nccl_library lib;
     int users;  // transports
     int device, register_buffers;
@@ -68,8 +68,8 @@ struct nccl_family {
     int watched, stop;
     struct nccl_op ops[NCCL_RING];
     zero_ticket queued, ended;
-    struct nccl_doing call;  // the call of NCCL that the host is in; since 0: none
-    _Atomic int failed;      // for good; words says why
+    struct nccl_operation call;  // the call of NCCL that the host is in; since 0: none
+    _Atomic int failed;          // for good; words says why
     char words[512];
 };
 
@@ -77,9 +77,9 @@ enum { NCCL_SMALL = 512, NCCL_OWN = 512 };
 
 typedef struct comm_nccl {
     zero_comm base;
-    struct nccl_family *f;
+    struct nccl_context *f;
     ncclComm_t comm;  // NULL: one rank
-    zero_memory *memory;
+    zero_accounting *memory;
     char *scratch;         // the others' pieces, stride bytes apart
     void *scratch_handle;  // its registration
     size_t stride;
@@ -99,9 +99,9 @@ static inline comm_nccl *nccl_self(zero_comm *c) { return (comm_nccl *)c; }
 int zero_nccl_load(struct nccl_library *lib, const char *name, char *err, size_t err_bytes);
 
 // A family whose watchdog runs; needs_library: there are several ranks.
-int zero_nccl_family_create(struct nccl_family **out, int needs_library, const zero_comm_nccl_config *config, char *err,
-                            size_t err_bytes);
-void zero_nccl_family_release(struct nccl_family *f);  // the last user destroys it
+int zero_nccl_context_create(struct nccl_context **out, int needs_library, const zero_comm_nccl_config *config,
+                             char *err, size_t err_bytes);
+void zero_nccl_context_release(struct nccl_context *f);  // the last user destroys it
 
 int zero_nccl_device_check(comm_nccl *m, cudaError_t e);
 int zero_nccl_healthy(comm_nccl *m);  // ZERO_OK, or ZERO_ERR_COMM with the words of what has failed

@@ -80,7 +80,7 @@ int zero_nccl_device_check(comm_nccl *m, cudaError_t e) {
 }
 
 // The first failure is the family's. Holds `books`.
-__attribute__((format(printf, 3, 4))) static void fail(struct nccl_family *f, const struct nccl_doing *d,
+__attribute__((format(printf, 3, 4))) static void fail(struct nccl_context *f, const struct nccl_operation *d,
                                                        const char *format, ...) {
     if (f->failed) return;
     va_list args;
@@ -93,7 +93,7 @@ __attribute__((format(printf, 3, 4))) static void fail(struct nccl_family *f, co
 }
 
 int zero_nccl_healthy(comm_nccl *m) {
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     if (!f->failed) return ZERO_OK;
     pthread_mutex_lock(&f->books);
     snprintf(m->base.error, sizeof m->base.error, "%s", f->words);
@@ -101,7 +101,7 @@ int zero_nccl_healthy(comm_nccl *m) {
     return ZERO_ERR_COMM;
 }
 
-static void fail_result(struct nccl_family *f, const struct nccl_doing *d, ncclComm_t comm, ncclResult_t r) {
+static void fail_result(struct nccl_context *f, const struct nccl_operation *d, ncclComm_t comm, ncclResult_t r) {
     if (f->failed) return;  // and comm may be gone
     const char *more = f->lib.GetLastError(comm);
     fail(f, d,
@@ -113,14 +113,14 @@ static void fail_result(struct nccl_family *f, const struct nccl_doing *d, ncclC
 // ---- calls
 // ------------------------------------------------------------------------------------------------------------
 
-static struct nccl_doing doing(const comm_nccl *m, const char *what) {
+static struct nccl_operation doing(const comm_nccl *m, const char *what) {
     const zero_comm *c = &m->base;
-    return (struct nccl_doing){ what, c->phase ? c->phase : "start-up", c->phase_unit,
-                                c->names ? c->names[c->rank] : c->rank, 0 };
+    return (struct nccl_operation){ what, c->phase ? c->phase : "start-up", c->phase_unit,
+                                    c->names ? c->names[c->rank] : c->rank, 0 };
 }
 
 int zero_nccl_enter(comm_nccl *m, const char *what) {
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     pthread_mutex_lock(&f->books);
     f->call = doing(m, what);
     f->call.since = now();
@@ -132,7 +132,7 @@ int zero_nccl_enter(comm_nccl *m, const char *what) {
 }
 
 int zero_nccl_leave(comm_nccl *m, ncclComm_t comm, ncclResult_t r) {
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     pthread_mutex_unlock(&f->calls);
     for (int i = 0; r == ncclInProgress && comm && !f->failed; i++) {  // how long, is the watchdog's business
         if (i < 100)
@@ -158,7 +158,7 @@ int zero_nccl_leave(comm_nccl *m, ncclComm_t comm, ncclResult_t r) {
 // -------------------------------------------------------------------------------------------------------
 
 int zero_nccl_op_begin(comm_nccl *m, const char *what, struct nccl_op **out) {
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     struct nccl_op *op = *out = &f->ops[(f->queued + 1) % NCCL_RING];
     int e = zero_nccl_healthy(m);
     // The ring is full only if the host is so many operations ahead of the device that it may as well wait.
@@ -174,7 +174,7 @@ int zero_nccl_op_begin(comm_nccl *m, const char *what, struct nccl_op **out) {
 }
 
 int zero_nccl_op_end(comm_nccl *m, struct nccl_op *op) {
-    struct nccl_family *f = m->f;
+    struct nccl_context *f = m->f;
     const int e = zero_nccl_device_check(m, cudaEventRecord(op->ended, f->stream));
     if (e) return e;
     pthread_mutex_lock(&f->books);
@@ -186,15 +186,15 @@ int zero_nccl_op_end(comm_nccl *m, struct nccl_op *op) {
 // ---- the watchdog
 // -----------------------------------------------------------------------------------------------------
 
-static void look_at_call(struct nccl_family *f) {
-    const struct nccl_doing *d = &f->call;
+static void look_at_call(struct nccl_context *f) {
+    const struct nccl_operation *d = &f->call;
     if (d->since > 0 && now() - d->since > f->timeout_s)
         fail(f, d,
              "the %s has not got through within %.0f s: another rank died, stopped, or took another path; " REMEDY,
              d->what, f->timeout_s);
 }
 
-static void look_at_operations(struct nccl_family *f) {
+static void look_at_operations(struct nccl_context *f) {
     while (f->ended < f->queued) {
         struct nccl_op *op = &f->ops[(f->ended + 1) % NCCL_RING];
         cudaError_t e = cudaEventQuery(op->ended);
@@ -217,7 +217,7 @@ static void look_at_operations(struct nccl_family *f) {
     }
 }
 
-static void look_at_errors(struct nccl_family *f) {
+static void look_at_errors(struct nccl_context *f) {
     if (pthread_mutex_trylock(&f->calls)) return;  // who is in a call hears of errors there
     ncclComm_t bad = NULL;
     ncclResult_t r = ncclSuccess;
@@ -226,8 +226,8 @@ static void look_at_errors(struct nccl_family *f) {
             bad = f->comms[i];
     if (bad) {
         pthread_mutex_lock(&f->books);
-        const struct nccl_doing *d = f->ended < f->queued ? &f->ops[(f->ended + 1) % NCCL_RING].doing
-                                                          : &f->ops[f->queued % NCCL_RING].doing;
+        const struct nccl_operation *d = f->ended < f->queued ? &f->ops[(f->ended + 1) % NCCL_RING].doing
+                                                              : &f->ops[f->queued % NCCL_RING].doing;
         if (d->what)
             fail_result(f, d, bad, r);
         else
@@ -237,7 +237,7 @@ static void look_at_errors(struct nccl_family *f) {
     pthread_mutex_unlock(&f->calls);
 }
 
-static void abort_all(struct nccl_family *f) {
+static void abort_all(struct nccl_context *f) {
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 1;
@@ -249,7 +249,7 @@ static void abort_all(struct nccl_family *f) {
 }
 
 static void *watch(void *arg) {
-    struct nccl_family *f = arg;
+    struct nccl_context *f = arg;
     (void)cudaSetDevice(f->device);
     const double period = f->timeout_s < 5 ? f->timeout_s / 10 : 0.5;
     pthread_mutex_lock(&f->books);
@@ -275,7 +275,7 @@ static void *watch(void *arg) {
 // ---- life
 // -------------------------------------------------------------------------------------------------------------
 
-static int create_stream(struct nccl_family *f) {
+static int create_stream(struct nccl_context *f) {
     int least = 0, greatest = 0;
     cudaError_t e = cudaGetDevice(&f->device);
     if (e == cudaSuccess) e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
@@ -289,9 +289,9 @@ static int create_stream(struct nccl_family *f) {
     return (int)e;
 }
 
-int zero_nccl_family_create(struct nccl_family **out, int needs_library, const zero_comm_nccl_config *config, char *err,
-                            size_t err_bytes) {
-    struct nccl_family *f = *out = calloc(1, sizeof *f);
+int zero_nccl_context_create(struct nccl_context **out, int needs_library, const zero_comm_nccl_config *config,
+                             char *err, size_t err_bytes) {
+    struct nccl_context *f = *out = calloc(1, sizeof *f);
     pthread_condattr_t clock;
     if (!f) {
         snprintf(err, err_bytes, "out of host memory");
@@ -321,7 +321,7 @@ int zero_nccl_family_create(struct nccl_family **out, int needs_library, const z
     return ZERO_ERR_COMM;
 }
 
-void zero_nccl_family_release(struct nccl_family *f) {
+void zero_nccl_context_release(struct nccl_context *f) {
     if (!f || --f->users) return;
     if (f->watched) {
         pthread_mutex_lock(&f->books);
