@@ -25,11 +25,11 @@
 #include <unistd.h>
 
 #include "data/dataloader.h"
+#include "data/llmc_file.h"
 #include "data/random.h"
 
-#define MAGIC        20240520
-#define HEADER_BYTES 1024
-#define NO_EPOCH     SIZE_MAX
+#define MAGIC    20240520
+#define NO_EPOCH SIZE_MAX
 
 // All messages end here. A file name is cut to its first 200 characters, so that the remedy after it is never lost.
 #define FAIL(...) (snprintf(err, 512, __VA_ARGS__), -1)
@@ -59,25 +59,10 @@ struct Loader {
     uint32_t *sample_order;  // for every position in the epoch, a sample of the shard that is due there
 };
 
-// pread of all bytes: 0, or -1 and errno (ENODATA: the file ends before).
-static int read_at(int fd, void *out, size_t bytes, size_t offset) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
-        if (n == 0) {
-            errno = ENODATA;
-        }
-        if (n <= 0 && errno != EINTR) {
-            return -1;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 0;
-}
-
 // What is in the file: counts its tokens, says which kind it is.
 static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, char err[512]) {
     struct stat st;
-    int32_t header[HEADER_BYTES / 4] = { 0 };
+    int32_t header[LLMC_HEADER_WORDS];
     if (fstat(fd, &st) != 0) {
         return FAIL("%.200s: %s", name, strerror(errno));
     }
@@ -85,13 +70,13 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
         return FAIL("%.200s is not a regular file. Make the pattern match data files only.", name);
     }
     size_t size = (size_t)st.st_size;
-    size_t head = size < HEADER_BYTES ? size : HEADER_BYTES;
-    if (read_at(fd, header, head, 0) != 0) {
+    const int head = llmc_read_header(fd, header);
+    if (head < 0) {
         return FAIL("%.200s: cannot read it (%s). Check the disk.", name, strerror(errno));
     }
 
     if (head < 8 || header[0] != MAGIC) {
-        if (memchr(header, 0, head)) {
+        if (memchr(header, 0, (size_t)head)) {
             return FAIL("%.200s is neither a token shard (its magic number is %d, not %d) nor text (it has NUL bytes). "
                         "Give shards made by llm.c's dev/data scripts or dev/data/tokenize_bytes, or a text file.",
                         name, (int)header[0], MAGIC);
@@ -105,11 +90,11 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
                     (int)header[1]);
     }
     size_t count = header[2] > 0 ? (size_t)header[2] : 0;
-    if (count == 0 || size != HEADER_BYTES + 2 * count) {
+    if (count == 0 || size != LLMC_HEADER_BYTES + 2 * count) {
         return FAIL(
             "%.200s has %zu bytes; its header promises %d tokens, hence %zu bytes. The file is truncated or damaged: "
             "copy or tokenize it again.",
-            name, size, (int)header[2], HEADER_BYTES + 2 * count);
+            name, size, (int)header[2], LLMC_HEADER_BYTES + 2 * count);
     }
     *is_text = 0;
     *tokens = count;
@@ -315,8 +300,8 @@ int loader_batch(Loader *l, size_t j, int *inputs, int *targets, char err[512]) 
     }
     size_t n = l->B * l->T;
     size_t first = l->shards[s].begin + sample * n;
-    size_t offset = (l->info.is_text ? 0 : HEADER_BYTES) + first * l->token_bytes;
-    if (read_at(l->fd, l->raw, (n + 1) * l->token_bytes, offset) != 0) {
+    size_t offset = (l->info.is_text ? 0 : LLMC_HEADER_BYTES) + first * l->token_bytes;
+    if (llmc_read_at(l->fd, l->raw, (n + 1) * l->token_bytes, offset) != 0) {
         return FAIL("%.200s: cannot read %zu tokens from token %zu on (%s). The file may have changed since the start: "
                     "restore it and start again.",
                     l->shards[s].name, n + 1, first, strerror(errno));

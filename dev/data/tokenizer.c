@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/llmc_file.h"
 #include "data/tokenizer.h"
 
-#define MAGIC        20240328
-#define HEADER_BYTES 1024
-#define MAX_VOCAB    (1 << 24)
+#define MAGIC     20240328
+#define MAX_VOCAB (1 << 24)
 
 #define FAIL(...) (snprintf(err, 512, __VA_ARGS__), -1)
 
@@ -51,9 +51,11 @@ static int read_rest(FILE *f, unsigned char **bytes, size_t *n) {
 }
 
 static int load(Tokenizer *t, FILE *f, const char *path, char err[512]) {
-    uint32_t header[HEADER_BYTES / 4];
+    int32_t words[LLMC_HEADER_WORDS];
+    const uint32_t *header = (const uint32_t *)words;
     size_t bytes;
-    if (fread(header, 1, HEADER_BYTES, f) != HEADER_BYTES || header[0] != MAGIC) {
+    if (llmc_read_header(fileno(f), words) != LLMC_HEADER_BYTES || header[0] != MAGIC ||
+        fseek(f, LLMC_HEADER_BYTES, SEEK_SET) != 0) {
         return FAIL(
             "%.200s is not a tokenizer file (magic number %d). Use the gpt2_tokenizer.bin that llm.c distributes.",
             path, MAGIC);

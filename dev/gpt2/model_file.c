@@ -17,38 +17,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/llmc_file.h"
 #include "gpt2/model_file.h"
+#include "gpt2/tensors.h"
 
 #define MAGIC        20240326
 #define VERSION_F32  3
 #define VERSION_BF16 5
-#define HEADER_BYTES 1024
 #define CHUNK        32768  // elements that are converted at a time
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
-size_t modelfile_numel(const ModelShape *s) {
-    size_t C = s->channels;
-    return s->padded_vocab_size * C + s->max_seq_len * C + s->num_layers * (12 * C * C + 13 * C) + 2 * C;
-}
-
 static size_t element_bytes(const ModelFile *f) { return f->bf16 ? 2 : 4; }
 
-static off_t position(const ModelFile *f, size_t element) { return (off_t)(HEADER_BYTES + element * element_bytes(f)); }
-
-// All bytes, or -1 and errno (ENODATA: the file ends before).
-static int read_all(int fd, void *out, size_t bytes, off_t offset) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, offset + (off_t)done);
-        if (n == 0) {
-            errno = ENODATA;
-        }
-        if (n <= 0 && errno != EINTR) {
-            return -1;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 0;
+static off_t position(const ModelFile *f, size_t element) {
+    return (off_t)(LLMC_HEADER_BYTES + element * element_bytes(f));
 }
 
 static int write_all(int fd, const void *bytes_in, size_t bytes, off_t offset) {
@@ -64,12 +47,13 @@ static int write_all(int fd, const void *bytes_in, size_t bytes, off_t offset) {
 
 // Fills in all of f but the path from an open file.
 static int read_header(ModelFile *f, char *err, size_t err_bytes) {
-    int32_t header[HEADER_BYTES / 4];
-    if (read_all(f->fd, header, sizeof header, 0) != 0) {
-        if (errno == ENODATA) {
-            return FAIL("%s: not a model file: it is shorter than a header: choose another with -e", f->path);
-        }
+    int32_t header[LLMC_HEADER_WORDS];
+    const int bytes = llmc_read_header(f->fd, header);
+    if (bytes < 0) {
         return FAIL("%s: cannot be read: %s: choose another model with -e", f->path, strerror(errno));
+    }
+    if (bytes < LLMC_HEADER_BYTES) {
+        return FAIL("%s: not a model file: it is shorter than a header: choose another with -e", f->path);
     }
     if (header[0] != MAGIC) {
         return FAIL("%s: not a model file (it begins with %d, not %d): choose another with -e", f->path, header[0],
@@ -93,9 +77,13 @@ static int read_header(ModelFile *f, char *err, size_t err_bytes) {
                         header[2 + i]);
         }
     }
-    f->shape = (ModelShape){ (size_t)header[2], (size_t)header[3], (size_t)header[4],
-                             (size_t)header[5], (size_t)header[6], (size_t)header[7] };
-    f->numel = modelfile_numel(&f->shape);
+    f->config = (GPT2Config){ .max_seq_len = (size_t)header[2],
+                              .vocab_size = (size_t)header[3],
+                              .num_layers = (size_t)header[4],
+                              .num_heads = (size_t)header[5],
+                              .channels = (size_t)header[6],
+                              .padded_vocab_size = (size_t)header[7] };
+    f->numel = gpt2_num_parameters(&f->config);
     return 0;
 }
 
@@ -105,7 +93,7 @@ static int check_length(const ModelFile *f, char *err, size_t err_bytes) {
     if (fstat(f->fd, &st) != 0) {
         return FAIL("%s: cannot be examined: %s", f->path, strerror(errno));
     }
-    size_t expected = HEADER_BYTES + f->numel * element_bytes(f);
+    size_t expected = LLMC_HEADER_BYTES + f->numel * element_bytes(f);
     if ((size_t)st.st_size != expected) {
         return FAIL(
             "%s: has %lld bytes, but by its header should have %zu: it was truncated or is damaged: get it again",
@@ -164,7 +152,7 @@ int modelfile_read(const ModelFile *f, size_t begin, size_t count, float *out, c
     for (size_t done = 0; done < count;) {
         size_t n = count - done < CHUNK ? count - done : CHUNK;
         void *into = f->bf16 ? (void *)halves : (void *)(out + done);
-        if (read_all(f->fd, into, n * element_bytes(f), position(f, begin + done)) != 0) {
+        if (llmc_read_at(f->fd, into, n * element_bytes(f), (size_t)position(f, begin + done)) != 0) {
             return FAIL("%s: cannot be read: %s: was it changed meanwhile?", f->path, strerror(errno));
         }
         for (size_t i = 0; f->bf16 && i < n; i++) {
@@ -209,20 +197,20 @@ int modelfile_finish(ModelFile *f, char *err, size_t err_bytes) {
     return 0;
 }
 
-int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes) {
-    int32_t header[HEADER_BYTES / 4] = { MAGIC,
-                                         bf16 ? VERSION_BF16 : VERSION_F32,
-                                         (int32_t)s->max_seq_len,
-                                         (int32_t)s->vocab_size,
-                                         (int32_t)s->num_layers,
-                                         (int32_t)s->num_heads,
-                                         (int32_t)s->channels,
-                                         (int32_t)s->padded_vocab_size };
+int modelfile_create(const char *temporary, const GPT2Config *c, int bf16, char *err, size_t err_bytes) {
+    int32_t header[LLMC_HEADER_WORDS] = { MAGIC,
+                                          bf16 ? VERSION_BF16 : VERSION_F32,
+                                          (int32_t)c->max_seq_len,
+                                          (int32_t)c->vocab_size,
+                                          (int32_t)c->num_layers,
+                                          (int32_t)c->num_heads,
+                                          (int32_t)c->channels,
+                                          (int32_t)c->padded_vocab_size };
     int fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd == -1) {
         return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));
     }
-    off_t bytes = (off_t)(HEADER_BYTES + modelfile_numel(s) * (bf16 ? 2 : 4));
+    off_t bytes = (off_t)(LLMC_HEADER_BYTES + gpt2_num_parameters(c) * (bf16 ? 2 : 4));
     int code = posix_fallocate(fd, 0, bytes);
     if (code == 0 && (write_all(fd, header, sizeof header, 0) != 0 || fsync(fd) != 0)) {
         code = errno;

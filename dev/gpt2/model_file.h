@@ -9,24 +9,19 @@
 
 #include <stddef.h>
 
+#include "gpt2/config.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct {
-    size_t max_seq_len, vocab_size, num_layers, num_heads, channels, padded_vocab_size;
-} ModelShape;
-
-typedef struct {
     int fd;        // -1: not open
     int bf16;      // 1: values are stored in bf16 (version 5), 0: in fp32 (version 3)
     size_t numel;  // parameters, with the padding of the vocabulary
-    ModelShape shape;
+    GPT2Config config;
     char path[4096];
 } ModelFile;
-
-// Parameters of a model of this shape: Vp*C + maxT*C + L*(12*C*C + 13*C) + 2*C.
-size_t modelfile_numel(const ModelShape *s);
 
 // Opens a file for reading. Checks magic, version, sizes, and that the file is exactly as long as its header says.
 int modelfile_open(ModelFile *f, const char *path, char *err, size_t err_bytes);
@@ -39,7 +34,7 @@ void modelfile_close(ModelFile *f);  // of a file that was read, or to give up w
 //     all ranks:  modelfile_begin(temporary), modelfile_write(...)..., modelfile_finish
 //     rank 0:     modelfile_publish(temporary, path)      if all were successful, else modelfile_discard(temporary)
 // Values must be exact in the file's type: with bf16, the low 16 bits are dropped.
-int modelfile_create(const char *temporary, const ModelShape *s, int bf16, char *err, size_t err_bytes);
+int modelfile_create(const char *temporary, const GPT2Config *c, int bf16, char *err, size_t err_bytes);
 int modelfile_begin(ModelFile *f, const char *temporary, char *err, size_t err_bytes);
 int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float *values, char *err, size_t err_bytes);
 int modelfile_finish(ModelFile *f, char *err, size_t err_bytes);  // to the disk, and closes

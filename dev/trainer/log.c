@@ -113,11 +113,6 @@ double gpu_peak_flops(const char *device_name) {
     return 0;
 }
 
-double training_flops(size_t parameters, size_t layers, size_t channels, size_t seq_len, size_t tokens) {
-    double per_token = 6.0 * (double)parameters + 6.0 * (double)layers * (double)channels * (double)seq_len;
-    return per_token * (double)tokens;
-}
-
 int step_line(char *out, size_t bytes, const StepLine *s) {
     char mfu[32] = "n/a MFU";
     if (s->mfu >= 0) {

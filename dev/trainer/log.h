@@ -41,9 +41,6 @@ double outlier_z(Outliers *o, double x);
 // Dense bf16 FLOP/s of an NVIDIA GPU by its name (cudaDeviceProp.name), 0 if unknown.
 double gpu_peak_flops(const char *device_name);
 
-// FLOPs of one training step over `tokens` tokens, all ranks together: 6 per parameter and token, and attention.
-double training_flops(size_t parameters, size_t layers, size_t channels, size_t seq_len, size_t tokens);
-
 typedef struct {
     size_t step, steps;  // step is printed from 1
     double loss, loss_z, norm, norm_z, lr, ms;

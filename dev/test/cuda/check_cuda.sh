@@ -107,7 +107,7 @@ must "zero/: no result of MPI is dropped" $work/mpi.log compile PRECISION=FP32 B
 # 2. Kernels
 
 archs=$("$nvcc" --list-gpu-code | grep -xE 'sm_(80|90|100)')
-sources=$(grep -l __global__ ./*.cu zero/*.cu dev/*.cu dev/device/cuda/*.cu 2> /dev/null)
+sources=$(grep -lE '__global__|^#include "gpt2/.*\.cuh"' ./*.cu zero/*.cu dev/device/cuda/*.cu)
 table=$work/kernels.txt
 columns=$(printf "%-5s %-7s %9s %8s %7s %6s %6s %12s %13s %13s %s" build gpu registers threads shared stack spills occupancy "loads: 16 B/" "stores: 16 B/" kernel)
 echo "$columns" > $table
@@ -145,7 +145,7 @@ for arch in $archs; do
     done
 done
 
-launches=$(awk -f dev/test/cuda/check_launches.awk train_gpt2_zero.cu)
+launches=$(awk -f dev/test/cuda/check_launches.awk dev/gpt2/*.cuh train_gpt2_zero.cu)
 while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL' <<< "$launches")"
 launched=$(grep -vc '^FAIL' <<< "$launches")
 passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))

@@ -1,7 +1,7 @@
 # check_launches.awk: is each kernel launched with as many threads as its __launch_bounds__ promise the compiler? With more a GPU refuses the launch;
 # the emulated GPU does not know the bounds. (dev/test/cuda/check_cuda.sh runs it.)
 #
-#     awk -f check_launches.awk SOURCE.cu
+#     awk -f check_launches.awk SOURCES...
 #
 # One line, "kernel threads", for each LAUNCH(blocks, threads, shared, stream, kernel, ...), and one that begins with FAIL for each that does not agree.
 

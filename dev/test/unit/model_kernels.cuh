@@ -249,7 +249,7 @@ static void nan_logit_is_swallowed(void) {
 // any GPU has. A CPU's block has one thread, and as much memory as it likes.
 static void attention_does_not_fit_a_block(void) {
     for (const AttentionTiles *t : { &FORWARD_TILES, &DQ_TILES, &DKV_TILES }) {
-        for (size_t HS = PACK; HS <= MAX_HEAD_SIZE; HS += PACK) {
+        for (size_t HS = PACK; HS <= GPT2_MAX_HEAD_SIZE; HS += PACK) {
             for (size_t T : { 1, 15, 16, 17, 64, 1000, 8192 }) {
                 const Attention a = attention_shape(1, T, HS, 1, t);
                 const std::string where = shape_name("T %zu, head of %zu: %zu rows, %zu cols", T, HS, (size_t)a.rows,

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "gpt2/model_file.h"
+#include "gpt2/tensors.h"
 #include "trainer/options.h"
 #include "trainer/log.h"
 
@@ -453,7 +454,8 @@ static void test_the_step_line_is_llmcs(void **state) {
     s.mfu = -1;
     step_line(line, sizeof line, &s);
     assert_non_null(strstr(line, "| n/a MFU |"));
-    near(training_flops(100, 2, 3, 5, 7), (6.0 * 100 + 6 * 2 * 3 * 5) * 7);
+    const GPT2Config d12 = { 1024, 50257, 50304, 12, 12, 768 };
+    near(gpt2_training_flops(&d12, 512, 7), (6.0 * 124475904 + 6.0 * 12 * 768 * 512) * 7);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -505,7 +507,7 @@ static void test_main_log(void **state) {
     assert_non_null(strstr(err, "-o"));
 }
 
-static const ModelShape SHAPE = {
+static const GPT2Config SHAPE = {
     .max_seq_len = 16, .vocab_size = 100, .num_layers = 2, .num_heads = 2, .channels = 64, .padded_vocab_size = 128
 };
 
@@ -521,7 +523,7 @@ static int write_model(const char *path, int bf16) {
     if (modelfile_create(temporary, &SHAPE, bf16, err, sizeof err) != 0) {
         return -1;
     }
-    size_t n = modelfile_numel(&SHAPE);
+    size_t n = gpt2_num_parameters(&SHAPE);
     float *values = malloc(n * sizeof *values);
     for (size_t i = 0; i < n; i++) {
         values[i] = value(i);
@@ -559,7 +561,7 @@ static void test_a_model_comes_back_as_it_was_written(void **state) {
         ModelFile f;
         assert_int_equal(modelfile_open(&f, path, err, sizeof err), 0);
         assert_int_equal(f.bf16, bf16);
-        assert_memory_equal(&f.shape, &SHAPE, sizeof SHAPE);
+        assert_memory_equal(&f.config, &SHAPE, sizeof SHAPE);
         size_t n = f.numel;
         assert_int_equal(n, 128 * 64 + 16 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
         float *values = malloc(n * sizeof *values);
@@ -578,8 +580,8 @@ static void test_a_model_comes_back_as_it_was_written(void **state) {
 
 static void test_the_124m_file_has_the_size_of_llmcs(void **state) {
     (void)state;
-    const ModelShape d12 = { 1024, 50257, 12, 12, 768, 50304 };
-    assert_int_equal(modelfile_numel(&d12), 124475904);
+    const GPT2Config d12 = { 1024, 50257, 50304, 12, 12, 768 };
+    assert_int_equal(gpt2_num_parameters(&d12), 124475904);
 }
 
 // Writes a word of the header, and tries to open the file.

@@ -1,0 +1,96 @@
+// Layernorm: a warp per row.
+#ifndef GPT2_LAYERNORM_CUH
+#define GPT2_LAYERNORM_CUH
+
+#include "gpt2/sums.cuh"
+
+constexpr float LAYERNORM_EPSILON = 1e-5f;
+
+__global__ void __launch_bounds__(SUM_THREADS)
+    layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
+                             const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                             const floatX *__restrict__ bias, size_t rows, int C) {
+    const int lane = threadIdx.x % WARP;
+    const size_t row = (size_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= rows) return;  // the whole warp
+    const floatX *x = inp + row * C;
+    fvec sum = splat(0), squares = splat(0);
+    for (int c = lane * PACK; c < C; c += WARP * PACK) sum += ld(x + c);
+    const float m = warp_sum(pack_sum(sum)) / C;
+    for (int c = lane * PACK; c < C; c += WARP * PACK) {
+        const fvec d = ld(x + c) - m;
+        squares += d * d;
+    }
+    const float s = 1.0f / sqrtf(warp_sum(pack_sum(squares)) / C + LAYERNORM_EPSILON);
+    for (int c = lane * PACK; c < C; c += WARP * PACK)
+        st(out + row * C + c, (ld(x + c) - m) * s * ld(weight + c) + ld(bias + c));
+    if (lane == 0) {
+        mean[row] = m;
+        rstd[row] = s;
+    }
+}
+
+static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight,
+                              const floatX *bias, size_t rows, size_t C, cudaStream_t stream) {
+    const size_t rows_per_block = block_threads(SUM_THREADS) / WARP;
+    LAUNCH(ceil_div(rows, rows_per_block), SUM_THREADS, 0, stream, layernorm_forward_kernel, out, mean, rstd, inp,
+           weight, bias, rows, (int)C);
+}
+
+// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row,
+// then the threads share out the columns, each adding the rows to its own part of the partial sums of dweight and
+// dbias.
+__global__ void __launch_bounds__(SUM_THREADS)
+    layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
+                              const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                              const float *__restrict__ mean, const float *__restrict__ rstd, size_t rows,
+                              size_t per_chunk, int C) {
+    __shared__ float mean_d[SUM_THREADS / WARP], mean_dn[SUM_THREADS / WARP];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
+    float *dweight = partial + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
+    for (size_t first = begin; first < end; first += warps) {
+        const size_t last = min(first + warps, end);
+        if (first + warp < last) {
+            const size_t row = first + warp;
+            const float m = mean[row], s = rstd[row];
+            fvec sum_d = splat(0), sum_dn = splat(0);
+            for (int c = lane * PACK; c < C; c += WARP * PACK) {
+                const fvec d = ld(dout + row * C + c) * ld(weight + c);
+                sum_d += d;
+                sum_dn += d * ((ld(inp + row * C + c) - m) * s);
+            }
+            const float a = warp_sum(pack_sum(sum_d)) / C, b = warp_sum(pack_sum(sum_dn)) / C;
+            if (lane == 0) {
+                mean_d[warp] = a;
+                mean_dn[warp] = b;
+            }
+        }
+        __syncthreads();
+        for (size_t row = first; row < last; row++) {
+            const float m = mean[row], s = rstd[row], a = mean_d[row - first], b = mean_dn[row - first];
+            for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+                const fvec d = ld(dout + row * C + c), n = (ld(inp + row * C + c) - m) * s;
+                const fvec w = row == begin ? splat(0) : ld(dweight + c), v = row == begin ? splat(0) : ld(dbias + c);
+                st(dweight + c, w + d * n);
+                st(dbias + c, v + d);
+                st(dinp + row * C + c, ld(dinp + row * C + c) + (d * ld(weight + c) - a - n * b) * s);
+            }
+        }
+        __syncthreads();  // mean_d and mean_dn are written again
+    }
+}
+
+// Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows)
+// * 2 C.
+static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
+                               const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
+                               size_t rows, size_t C, cudaStream_t stream) {
+    const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
+    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd,
+           rows, per_chunk, (int)C);
+    add_partials(dweight, partial, chunks, 2 * C, C, stream);
+    add_partials(dbias, partial + C, chunks, 2 * C, C, stream);
+}
+
+#endif
