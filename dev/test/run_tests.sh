@@ -220,6 +220,7 @@ build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
 text=dev/data/text/default.txt
 
+run 0 120 "harness" $fp32/test_harness
 run 0 60 "layout" $fp32/test_layout
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
