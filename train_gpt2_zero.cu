@@ -1073,13 +1073,14 @@ static void create_model(Run *r) {
     check_same_run(r);
 
     zero_config c = {};
-    c.stage = (int)o->stage;
-    c.dtype = FLOATX;
-    c.master = MASTER_WEIGHTS[o->master_weights].kind;
-    c.seed = (uint64_t)o->seed;
-    c.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
-    c.prefetch = (int)o->prefetch;
-    c.debug = (uint64_t)o->debug;
+    c.settings.stage = (int)o->stage;
+    c.settings.dtype = FLOATX;
+    c.settings.master = MASTER_WEIGHTS[o->master_weights].kind;
+    c.settings.seed = (uint64_t)o->seed;
+    c.settings.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
+    c.settings.prefetch = (int)o->prefetch;
+    c.settings.delay_seed = (uint64_t)o->debug;
+    c.settings.shard_group = (size_t)o->shard_group;
     size_t *order = (size_t *)allocate(gpt2_unit_order(&r->config, NULL) * sizeof *order);
     c.order = order;
     c.order_length = gpt2_unit_order(&r->config, order);
@@ -1087,9 +1088,9 @@ static void create_model(Run *r) {
     r->tensors = (zero_tensor *)allocate(c.num_tensors * sizeof *r->tensors);
     gpt2_tensors(&r->config, r->tensors);
     c.tensors = r->tensors;
-    c.comm = r->shard_comm;
-    c.replicas = r->replica_comm;
-    c.memory = &r->memory;
+    c.shard_comm = r->shard_comm;
+    c.replicate_comm = r->replica_comm;
+    c.accounting = &r->memory;
     c.stream = r->stream;
     if (o->profile > 0 && r->rank == 0) {
         c.timing = time_engine;
@@ -1097,7 +1098,7 @@ static void create_model(Run *r) {
         if (r->profile == NULL) die("the host's memory is exhausted");
     }
     if (zero_create(&r->z, &c) != ZERO_OK)
-        die("-z %d: %s", c.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
+        die("-z %d: %s", c.settings.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
 
     free(order);
 
@@ -1550,18 +1551,18 @@ static void print_plan(const Run *r) {
     size_t *order = (size_t *)allocate(in.order_length * sizeof *order);
     gpt2_unit_order(&r->config, order);
     in.order = order;
-    in.prefetch = (size_t)o->prefetch;
-    in.dtype = o->plan_precision == OPTION_PRECISION_BF16 ? ZERO_BF16 : ZERO_F32;
-    in.master = MASTER_WEIGHTS[o->master_weights].kind;
-    in.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
+    in.settings.prefetch = (int)o->prefetch;
+    in.settings.dtype = o->plan_precision == OPTION_PRECISION_BF16 ? ZERO_BF16 : ZERO_F32;
+    in.settings.master = MASTER_WEIGHTS[o->master_weights].kind;
+    in.settings.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
     in.recompute = (int)o->recompute;
-    in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.dtype);
+    in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.settings.dtype);
     in.flops_per_token = gpt2_training_flops(&r->config, r->T, 1);
     in.B = r->B;
     in.T = r->T;
     in.total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
     in.ranks = (size_t)r->ranks;
-    in.shard_group = (size_t)o->shard_group;
+    in.settings.shard_group = (size_t)o->shard_group;
     in.ranks_per_host = (size_t)o->plan_ranks_per_host;
 #ifndef CUDA_ON_CPU
     in.staged = 1;
@@ -1571,7 +1572,7 @@ static void print_plan(const Run *r) {
 #endif
     in.device_bytes = o->device_memory * 1e9;
     in.link_bytes_per_second = o->link_gbs * 1e9;
-    const double peak = in.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // an H100's
+    const double peak = in.settings.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // an H100's
     in.peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : peak) * 1e12;
     in.efficiency = o->efficiency;
     Plan plan;
@@ -1579,13 +1580,13 @@ static void print_plan(const Run *r) {
     if (r->choice[0] != '\0' && o->plan == OPTION_PLAN_TEXT) printf("%s\n", r->choice);
     (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
 #ifdef CUDA_ON_CPU
-    if (o->plan == OPTION_PLAN_TEXT && (in.dtype == ZERO_F32 || !in.nccl)) {
+    if (o->plan == OPTION_PLAN_TEXT && (in.settings.dtype == ZERO_F32 || !in.nccl)) {
         printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
                "--transport nccl\n",
-               in.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
+               in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
     }
 #endif
-    if (ATTENTION_CUDNN && in.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
+    if (ATTENTION_CUDNN && in.settings.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
         printf("of the activations, scratch of cuDNN's attention: %zu bytes\n",
                attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
     }

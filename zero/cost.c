@@ -67,9 +67,10 @@ static size_t partial_sums(size_t G, int library) {
 
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
-    const int library = p->reduction == ZERO_REDUCE_LIBRARY, stage = p->stage;
-    const size_t b = zero_dtype_bytes(p->dtype), psi = l->numel_padded, shard = psi / l->ranks;
-    const size_t largest = zero_layout_largest_unit(l), master = zero_master_bytes(p->dtype, p->master);
+    const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
+    const size_t b = zero_dtype_bytes(p->settings.dtype), psi = l->numel_padded, shard = psi / l->ranks;
+    const size_t largest = zero_layout_largest_unit(l),
+                 master = zero_master_bytes(p->settings.dtype, p->settings.master);
     const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
     const char *over = stage == 0 ? "" : "/N";
     add(&t, MEMORY(ZERO_MEM_PARAMS), (stage == 3 ? shard : psi) * b, "%zu Psi%s", b, stage == 3 ? "/N" : "");
@@ -83,13 +84,13 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     if (master)
         add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
     else
-        add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
+        add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->settings.dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
     add(&t, MEMORY(ZERO_MEM_M), state, "4 Psi%s", over);
     add(&t, MEMORY(ZERO_MEM_V), state, "4 Psi%s", over);
 
-    const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + p->prefetch : 0;
+    const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
     const int gathers_sums = stage == 0 && l->ranks > 1;
-    const size_t between = p->groups > 1 ? zero_layout_group_buffer(l, p->groups) * sizeof(float) : 0;
+    const size_t between = p->replicas > 1 ? zero_layout_group_buffer(l, p->replicas) * sizeof(float) : 0;
     const char *for_groups = between ? " + 8 x largest shard" : "";
     if (stage >= 2)
         add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * between,
@@ -102,37 +103,45 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     const size_t tables = zero_cost_optimizer_chunks(l, stage, p->rank) * sizeof(zero_optimizer_chunk) + norm;
     const size_t exchanged = library ? 0 : largest * b,
                  gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
-    const size_t scratch = zero_comm_scratch_bytes(&p->transport, exchanged, gathered, library ? largest : 0);
-    const size_t window = stage == 3 ? zero_window_scratch_bytes(&p->transport, shard * b, largest * b) : 0;
-    const size_t groups = between ? zero_comm_scratch_bytes(&p->between, between, between, 0) + sizeof(void *) : 0;
+    const size_t scratch = zero_comm_scratch_bytes(&p->shard_transport, exchanged, gathered, library ? largest : 0);
+    const size_t window = stage == 3 ? zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b) : 0;
+    const size_t groups = between
+                              ? zero_comm_scratch_bytes(&p->replicate_transport, between, between, 0) + sizeof(void *)
+                              : 0;
     add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + scratch + window + groups, "optimizer tiles, norm, transport's own");
     return t.n;
 }
 
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
-    const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, b = zero_dtype_bytes(p->dtype);
-    const size_t reduced = p->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->transport, p->dtype) : b,
+    const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others,
+                 b = zero_dtype_bytes(p->settings.dtype);
+    const size_t reduced = p->settings.reduction == ZERO_REDUCE_LIBRARY
+                               ? zero_comm_summed_bytes(&p->shard_transport, p->settings.dtype)
+                               : b,
                  G = p->micro_batches;
-    if (p->stage == 0) {
+    if (p->settings.stage == 0) {
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * reduced + sizeof(float)),
             "(%zu G + 4) Psi (N-1)/N, G = %zu", reduced, G);
         add(&t, ZERO_WIRE_PARAMS, "parameters", 0, "0");
     } else {
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * reduced, "%zu G Psi (N-1)/N, G = %zu", reduced, G);
     }
-    if (p->stage == 1 || p->stage == 2) add(&t, ZERO_WIRE_PARAMS, "parameters", of_others * b, "%zu Psi (N-1)/N", b);
-    if (p->stage == 3) {
-        const size_t fetched = others ? zero_param_cache_traffic(l, p->order, p->order_length, p->prefetch, p->drop, G)
+    if (p->settings.stage == 1 || p->settings.stage == 2)
+        add(&t, ZERO_WIRE_PARAMS, "parameters", of_others * b, "%zu Psi (N-1)/N", b);
+    if (p->settings.stage == 3) {
+        const size_t fetched = others ? zero_param_cache_traffic(l, p->order, p->order_length,
+                                                                 (size_t)p->settings.prefetch,
+                                                                 p->settings.delay_seed != 0, G)
                                       : 0;
         add(&t, ZERO_WIRE_PARAMS, "parameters", fetched / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f fetches", b,
             (double)fetched / (double)l->numel_padded);
     }
     size_t pieces = 0;
-    for (size_t u = 0; u < l->num_units && p->groups > 1; u++) pieces += zero_layout_group_piece(l, u, p->groups);
+    for (size_t u = 0; u < l->num_units && p->replicas > 1; u++) pieces += zero_layout_group_piece(l, u, p->replicas);
     add(&t, ZERO_WIRE_REPLICAS, "sums between groups",
-        p->groups > 1 ? 2 * (p->groups - 1) * pieces * sizeof(float) * G : 0,
-        p->groups > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->groups);
+        p->replicas > 1 ? 2 * (p->replicas - 1) * pieces * sizeof(float) * G : 0,
+        p->replicas > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->replicas);
     const size_t norm = ZERO_WIDE_WORDS * sizeof(uint64_t);
     add(&t, ZERO_WIRE_SCALARS, "numbers", others * norm, "%zu (N-1) for the norm", norm);
     return t.n;

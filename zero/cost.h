@@ -10,25 +10,21 @@
 #include <stdint.h>
 #include "zero/comm/comm.h"
 #include "zero/layout.h"
-#include "zero/types.h"
+#include "zero/settings.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct zero_cost {
-    int stage;  // as in zero_config, as are the next six
-    enum zero_dtype dtype;
-    enum zero_master master;
-    enum zero_reduction reduction;
-    const size_t *order;
-    size_t order_length, prefetch;
-    int drop;                   // debug mode: parameters without a user are fetched anew
-    size_t rank;                // whose memory; ranks differ only in how many tiles of the optimizer they have
-    zero_comm_shape transport;  // its ranks must be the layout's
-    size_t groups;              // that shard the same (0 or 1: one); `between` is their transport, of as many ranks
-    zero_comm_shape between;
-    size_t max_micro_batches;  // for memory: the most of any step
-    size_t micro_batches;      // for the wire: of the step
+    zero_settings settings;
+    const size_t *order;  // as in zero_config
+    size_t order_length;
+    size_t rank;                          // whose memory; ranks differ only in how many optimizer chunks they have
+    zero_comm_shape shard_transport;      // its ranks must be the layout's
+    size_t replicas;                      // number of shard groups; 0 means 1
+    zero_comm_shape replicate_transport;  // of as many ranks
+    size_t max_micro_batches;             // for memory: the most of any step
+    size_t micro_batches;                 // for the wire: of the step
 } zero_cost;
 
 typedef struct zero_row {

@@ -105,7 +105,7 @@ int zero_params_arrived(zero *z);
 static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
 static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
-static inline int sharded_params(const zero *z) { return z->config.stage == 3; }
+static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
 
 // This rank's own piece of a unit's parameters, for the optimizer and for visits.
 static inline char *own_params(const zero *z, size_t u) {
@@ -114,7 +114,7 @@ static inline char *own_params(const zero *z, size_t u) {
 }
 
 // Optimizer state: which part of a unit this rank has, and where its state lies.
-static inline int whole_state(const zero *z) { return z->config.stage == 0; }
+static inline int whole_state(const zero *z) { return z->config.settings.stage == 0; }
 static inline size_t state_begin(const zero *z, size_t u) {
     return whole_state(z) ? 0 : (size_t)z->rank * shard_numel(z, u);
 }
@@ -127,7 +127,9 @@ static inline size_t state_offset(const zero *z, size_t u) {
 static inline size_t state_total(const zero *z) {
     return z->layout.numel_padded / (whole_state(z) ? 1 : (size_t)z->ranks);
 }
-static inline size_t master_bytes(const zero *z) { return zero_master_bytes(z->config.dtype, z->config.master); }
+static inline size_t master_bytes(const zero *z) {
+    return zero_master_bytes(z->config.settings.dtype, z->config.settings.master);
+}
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
 
 #endif

@@ -9,19 +9,19 @@
 int zero_params_create(zero *z) {
     const zero_layout *l = &z->layout;
     if (!sharded_params(z)) return zero_create_buffer(z, ZERO_MEM_PARAMS, l->numel_padded, z->elem, &z->params);
-    int e = zero_comm_check(
-        z, zero_window_create(z->config.comm, z->config.memory, ZERO_MEM_PARAMS, shard_total(z) * z->elem, &z->window));
-    if (!e &&
-        zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length, (size_t)z->config.prefetch))
+    int e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
+                                                  shard_total(z) * z->elem, &z->window));
+    if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
+                                      (size_t)z->config.settings.prefetch))
         e = zero_fail(z, ZERO_ERR_ARG,
                       "the order of units has a unit that is not there (there are %zu), or memory is exhausted",
                       l->num_units);
-    z->cache.drop = z->config.debug != 0;
+    z->cache.drop = z->config.settings.delay_seed != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++)
         e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
-    return e ? e : zero_comm_check(z, zero_window_open(z->config.comm, z->window, z->config.stream));
+    return e ? e : zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
 }
 
 static struct param_buffer *buffer_of(zero *z, const zero_param_cache_slot *s) {
@@ -30,11 +30,11 @@ static struct param_buffer *buffer_of(zero *z, const zero_param_cache_slot *s) {
 
 static int fetch_finish(zero *z, zero_param_cache_slot *s) {
     if (!s->busy) return ZERO_OK;
-    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
+    zero_comm_phase(z->config.shard_comm, "fetching parameters", s->unit);
     s->busy = 0;
     zero_time_begin(z, "fetch: wait", z->config.stream);
     const int e = zero_comm_check(
-        z, zero_window_gather_finish(z->config.comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
+        z, zero_window_gather_finish(z->config.shard_comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
     zero_time_end(z, "fetch: wait", z->config.stream);
     return e;
 }
@@ -47,11 +47,11 @@ static int fetch_begin(zero *z, zero_param_cache_slot *s) {
         if (z->cache.slots[i].busy && z->param_buffers[i].fetch + ZERO_WINDOW_MAX_GATHERS <= z->last_fetch + 1)
             e = fetch_finish(z, &z->cache.slots[i]);
     if (e) return e;
-    zero_comm_phase(z->config.comm, "fetching parameters", s->unit);
+    zero_comm_phase(z->config.shard_comm, "fetching parameters", s->unit);
     s->busy = 1;
     zero_nvtx_push("fetch", s->unit);
     zero_time_begin(z, "fetch", zero_transport_stream(z));
-    e = zero_comm_check(z, zero_window_gather_begin(z->config.comm, z->window, shard_offset(z, s->unit) * z->elem,
+    e = zero_comm_check(z, zero_window_gather_begin(z->config.shard_comm, z->window, shard_offset(z, s->unit) * z->elem,
                                                     shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream,
                                                     &b->fetch));
     zero_time_end(z, "fetch", zero_transport_stream(z));
@@ -63,10 +63,10 @@ static int fetch_begin(zero *z, zero_param_cache_slot *s) {
 void zero_params_destroy(zero *z) {
     // nothing may arrive in memory that is freed
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) fetch_finish(z, &z->cache.slots[i]);
-    zero_comm_free(z->config.comm, z->params);
-    zero_window_destroy(z->config.comm, z->window);
+    zero_comm_free(z->config.shard_comm, z->params);
+    zero_window_destroy(z->config.shard_comm, z->window);
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++)
-        zero_accounting_free(z->config.memory, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr,
+        zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr,
                              z->cache.slots[i].numel * z->elem);
     zero_param_cache_destroy(&z->cache);
     free(z->param_buffers);
@@ -99,10 +99,10 @@ int zero_params_forget(zero *z) {
 static int finish_gathers(zero *z, size_t end) {
     int e = ZERO_OK;
     for (; z->gathered < end && z->gathered < z->gathering && !e; z->gathered++) {
-        zero_comm_phase(z->config.comm, "gathering parameters", z->gathered);
+        zero_comm_phase(z->config.shard_comm, "gathering parameters", z->gathered);
         zero_time_begin(z, "gather: wait", z->config.stream);
         e = zero_comm_check(
-            z, zero_comm_allgather_finish(z->config.comm, z->units[z->gathered].params_ticket, z->config.stream));
+            z, zero_comm_allgather_finish(z->config.shard_comm, z->units[z->gathered].params_ticket, z->config.stream));
         zero_time_end(z, "gather: wait", z->config.stream);
     }
     return e;
@@ -150,20 +150,22 @@ int zero_params_begin(zero *z) {
     z->gathering = z->gathered = 0;
     if (!sharded_params(z)) {
         for (size_t u = 0; u < z->layout.num_units && !e; u++)
-            e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->units[u].params_ticket, z->config.stream));
+            e = zero_comm_check(z,
+                                zero_comm_reusable(z->config.shard_comm, z->units[u].params_ticket, z->config.stream));
         return e;
     }
     if (!e) e = zero_params_forget(z);
-    zero_comm_phase(z->config.comm, "waiting for readers of the parameters", 0);
-    return e ? e : zero_comm_check(z, zero_window_close(z->config.comm, z->window, z->config.stream));
+    zero_comm_phase(z->config.shard_comm, "waiting for readers of the parameters", 0);
+    return e ? e : zero_comm_check(z, zero_window_close(z->config.shard_comm, z->window, z->config.stream));
 }
 
 int zero_params_written(zero *z, size_t u) {
     if (whole_state(z) || sharded_params(z)) return ZERO_OK;
-    zero_comm_phase(z->config.comm, "gathering parameters", u);
+    zero_comm_phase(z->config.shard_comm, "gathering parameters", u);
     zero_nvtx_push("gather", u);
     zero_time_begin(z, "gather", zero_transport_stream(z));
-    int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.comm, z->params + z->layout.unit_offset[u] * z->elem,
+    int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.shard_comm,
+                                                         z->params + z->layout.unit_offset[u] * z->elem,
                                                          shard_numel(z, u) * z->elem, ZERO_WIRE_PARAMS,
                                                          z->config.stream, &z->units[u].params_ticket));
     zero_time_end(z, "gather", zero_transport_stream(z));
@@ -175,9 +177,10 @@ int zero_params_written(zero *z, size_t u) {
 // A transport that moves bytes on its own stream goes on gathering under the next forward, which waits for each unit
 // where it acquires it.
 int zero_params_end(zero *z) {
-    zero_comm_phase(z->config.comm, "exposing parameters", 0);
-    if (sharded_params(z)) return zero_comm_check(z, zero_window_open(z->config.comm, z->window, z->config.stream));
-    return zero_comm_stream(z->config.comm) ? ZERO_OK : zero_params_arrived(z);
+    zero_comm_phase(z->config.shard_comm, "exposing parameters", 0);
+    if (sharded_params(z))
+        return zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
+    return zero_comm_stream(z->config.shard_comm) ? ZERO_OK : zero_params_arrived(z);
 }
 
 int zero_params_arrived(zero *z) { return finish_gathers(z, z->layout.num_units); }

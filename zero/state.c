@@ -31,13 +31,13 @@ static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n
 static int copy_in(zero *z, void *device, const void *host, size_t bytes) {
     int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream),
                               "writing state");
-    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
+    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
 
 static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
     int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream),
                               "reading state");
-    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
+    return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
 
 // The parameters whose optimizer state this rank has: what zero_fill writes.
@@ -54,12 +54,12 @@ static char *master_at(zero *z, size_t u, size_t at) {
 static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin,
                       size_t unit_begin, size_t n) {
     const size_t at = unit_begin - state_begin(z, u);
-    const int bf16 = z->config.dtype == ZERO_BF16;
+    const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (fn(ctx, tensor, tensor_begin, n, z->host))
         return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
-    const void *master = z->config.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
+    const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
     int e = copy_in(z, written_params(z, u) + at * z->elem, params, n * z->elem);
     if (!e && z->master) e = copy_in(z, master_at(z, u, at), master, n * master_bytes(z));
     return e;
@@ -91,8 +91,8 @@ static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, 
     const size_t at = in_unit - state_begin(z, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
     if (state == ZERO_STATE_M || state == ZERO_STATE_V)
         return copy_out(z, z->host, (state == ZERO_STATE_M ? z->m : z->v) + state_offset(z, u) + at, n * sizeof(float));
-    const int low = state == ZERO_STATE_MASTER && z->config.master == ZERO_MASTER_SPLIT,
-              bf16 = z->config.dtype == ZERO_BF16;
+    const int low = state == ZERO_STATE_MASTER && z->config.settings.master == ZERO_MASTER_SPLIT,
+              bf16 = z->config.settings.dtype == ZERO_BF16;
     if (state == ZERO_STATE_MASTER && z->master && !low)
         return copy_out(z, z->host, master_at(z, u, at), n * sizeof(float));
     int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
@@ -120,7 +120,7 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
 }
 
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
-    return z->groups > 1 && zero_comm_rank(z->config.replicas) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
+    return z->groups > 1 && zero_comm_rank(z->config.replicate_comm) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
 }
 
 // A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share
@@ -151,7 +151,7 @@ static int check_replicas(zero *z) {
         e = copy_out(z, z->host, z->params + at, n);
         if (!e) mine = XXH3_64bits_withSeed(z->host, n, mine);
     }
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, &mine, sizeof mine, all));
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, &mine, sizeof mine, all));
     for (int r = 0; r < z->ranks && !e; r++)
         if (all[r] != mine)
             e = zero_fail(z, ZERO_ERR_COMM,
@@ -165,7 +165,7 @@ static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
     if (z->groups == 1) return ZERO_OK;
     uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->groups * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicas, mine, sizeof mine, all));
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicate_comm, mine, sizeof mine, all));
     for (int g = 0; g < z->groups && !e; g++)
         if (memcmp(all + 2 * g, mine, sizeof mine))
             e = zero_fail(z, ZERO_ERR_COMM,
@@ -178,13 +178,13 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     const enum zero_state states[] = { ZERO_STATE_PARAMS, ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
     uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.comm, "hashing the state", 0);
+    zero_comm_phase(z->config.shard_comm, "hashing the state", 0);
     for (size_t s = 0; s < sizeof states / sizeof *states && !e; s++) {
         struct hash_visit h = { &z->layout, 0, s };
         e = visit_shard(z, states[s], hash_blocks, &h);
         mine[s > 0] += h.sum;
     }
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, mine, sizeof mine, all));
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     *params = *optimizer = 0;
     for (int r = 0; r < z->ranks && !e; r++) {
         *params += all[2 * r];
@@ -201,18 +201,13 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
 static zero_cost plan_of(const zero *z) {
     const zero_config *c = &z->config;
     return (zero_cost){
-        .stage = c->stage,
-        .dtype = c->dtype,
-        .master = c->master,
-        .reduction = c->reduction,
-        .rank = (size_t)z->rank,
-        .transport = zero_comm_get_shape(c->comm),
+        .settings = c->settings,
         .order = z->cache.order,
         .order_length = z->cache.order_length,
-        .prefetch = (size_t)c->prefetch,
-        .drop = z->cache.drop,
-        .groups = (size_t)z->groups,
-        .between = z->groups > 1 ? zero_comm_get_shape(c->replicas) : (zero_comm_shape){ 0 },
+        .rank = (size_t)z->rank,
+        .shard_transport = zero_comm_get_shape(c->shard_comm),
+        .replicas = (size_t)z->groups,
+        .replicate_transport = z->groups > 1 ? zero_comm_get_shape(c->replicate_comm) : (zero_comm_shape){ 0 },
         .max_micro_batches = z->max_micro,
         .micro_batches = z->last_micro,
     };
@@ -221,7 +216,7 @@ static zero_cost plan_of(const zero *z) {
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max) {
     const zero_cost p = plan_of(z);
     const size_t n = zero_cost_memory(&p, &z->layout, rows, max);
-    for (size_t i = 0; i < n; i++) rows[i].measured = z->config.memory->peak[rows[i].kind];
+    for (size_t i = 0; i < n; i++) rows[i].measured = z->config.accounting->peak[rows[i].kind];
     return n;
 }
 

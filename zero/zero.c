@@ -46,17 +46,17 @@ int zero_fail(zero *z, int code, const char *format, ...) {
 }
 
 int zero_comm_check(zero *z, int e) {
-    const char *words = zero_comm_error(z->config.comm);  // empty if it was not this transport
+    const char *words = zero_comm_error(z->config.shard_comm);  // empty if it was not this transport
     if (e)
         snprintf(z->error, sizeof z->error, "%s",
-                 *words || z->groups == 1 ? words : zero_comm_error(z->config.replicas));
+                 *words || z->groups == 1 ? words : zero_comm_error(z->config.replicate_comm));
     return e;
 }
 
 int zero_device_check(zero *z, cudaError_t e, const char *what) {
     if (e == cudaSuccess) return ZERO_OK;
     // The echo of a transport that has given up on another rank? That says more.
-    if (zero_comm_synchronize(z->config.comm, z->config.stream) == ZERO_ERR_COMM)
+    if (zero_comm_synchronize(z->config.shard_comm, z->config.stream) == ZERO_ERR_COMM)
         return zero_comm_check(z, ZERO_ERR_COMM);
     return zero_fail(z, ZERO_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(e));
 }
@@ -68,7 +68,7 @@ int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader) {
 }
 
 cudaStream_t zero_transport_stream(const zero *z) {
-    const cudaStream_t own = zero_comm_stream(z->config.comm);
+    const cudaStream_t own = zero_comm_stream(z->config.shard_comm);
     return own ? own : z->config.stream;
 }
 
@@ -87,7 +87,7 @@ const zero_layout *zero_get_layout(const zero *z) { return &z->layout; }
 size_t zero_tensor_offset(const zero *z, size_t tensor) { return z->layout.tensor_offset[tensor]; }
 
 int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
-    void *p = zero_accounting_alloc(z->config.memory, c, bytes);
+    void *p = zero_accounting_alloc(z->config.accounting, c, bytes);
     memcpy(out, &p, sizeof p);
     return p ? ZERO_OK
              : zero_fail(z, ZERO_ERR_MEMORY,
@@ -97,7 +97,7 @@ int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
 
 // Debugging: whoever reads on what was given back sees NaN.
 int zero_poison(zero *z, void *p, size_t bytes) {
-    return z->config.debug && p
+    return z->config.settings.delay_seed && p
                ? zero_device_check(z, cudaMemsetAsync(p, 0xff, bytes, z->config.stream), "poisoning a buffer")
                : ZERO_OK;
 }
@@ -107,7 +107,8 @@ int zero_poison(zero *z, void *p, size_t bytes) {
 
 int zero_create_buffer(zero *z, enum zero_memory_category category, size_t numel, size_t elem, void *out) {
     void *p = NULL;
-    const int e = zero_comm_check(z, zero_comm_alloc(z->config.comm, z->config.memory, category, &p, numel * elem));
+    const int e = zero_comm_check(
+        z, zero_comm_alloc(z->config.shard_comm, z->config.accounting, category, &p, numel * elem));
     memcpy(out, &p, sizeof p);
     return e;
 }
@@ -117,7 +118,7 @@ static int create_grads(zero *z) {
     int e = ZERO_OK;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     if (!z->buffers) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    if (z->config.stage >= 2) {
+    if (z->config.settings.stage >= 2) {
         for (size_t u = 0; u < l->num_units && !e; u++) {
             if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
@@ -141,8 +142,8 @@ static int create_grads(zero *z) {
 static int create_optimizer_chunks(zero *z) {
     const zero_layout *l = &z->layout;
     size_t n = 0;
-    zero_optimizer_chunk *tiles = malloc((1 + zero_cost_optimizer_chunks(l, z->config.stage, (size_t)z->rank)) *
-                                         sizeof *tiles);
+    zero_optimizer_chunk *tiles = malloc(
+        (1 + zero_cost_optimizer_chunks(l, z->config.settings.stage, (size_t)z->rank)) * sizeof *tiles);
     z->unit_chunks = malloc((l->num_units + 1) * sizeof *z->unit_chunks);
     if (!tiles || !z->unit_chunks) {
         free(tiles);
@@ -180,8 +181,8 @@ static int create_group_sums(zero *z) {
     void *p[2] = { NULL, NULL };
     int e = ZERO_OK;
     for (int i = 0; i < 2 && !e; i++)
-        e = zero_comm_check(z, zero_comm_alloc(z->config.replicas, z->config.memory, ZERO_MEM_UNIT_BUFFERS, &p[i],
-                                               numel * sizeof(float)));
+        e = zero_comm_check(z, zero_comm_alloc(z->config.replicate_comm, z->config.accounting, ZERO_MEM_UNIT_BUFFERS,
+                                               &p[i], numel * sizeof(float)));
     z->group_sum = p[0];
     z->all_sum = p[1];
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->all_sum_piece, &z->all_sum_piece);
@@ -194,17 +195,20 @@ static int create_group_sums(zero *z) {
 static int create(zero *z) {
     const zero_config *c = &z->config;
     const char *why = NULL;
-    if (c->stage < 0 || c->stage > 3)
-        return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->stage);
-    if (z->groups > 1 && c->stage == 0)
+    if (c->settings.stage < 0 || c->settings.stage > 3)
+        return zero_fail(z, ZERO_ERR_ARG, "there is no ZeRO stage %d: use 0, 1, 2 or 3", c->settings.stage);
+    if (c->settings.shard_group && c->settings.shard_group != (size_t)z->ranks)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.shard_group is %zu, but shard_comm has %d ranks: make them equal",
+                         c->settings.shard_group, z->ranks);
+    if (z->groups > 1 && c->settings.stage == 0)
         return zero_fail(z, ZERO_ERR_ARG, "stage 0 shards nothing: groups of ranks that shard need stage 1, 2 or 3");
-    if (z->groups > 1 && c->reduction == ZERO_REDUCE_LIBRARY)
+    if (z->groups > 1 && c->settings.reduction == ZERO_REDUCE_LIBRARY)
         return zero_fail(z, ZERO_ERR_ARG, "the library's reduction works on one group of ranks only");
-    if (c->prefetch < 0 || c->prefetch > 2)
-        return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->prefetch);
-    if (c->master < ZERO_MASTER_FP32 || c->master > ZERO_MASTER_NONE)
-        return zero_fail(z, ZERO_ERR_ARG, "there is no kind %d of master weights", (int)c->master);
-    if (c->dtype == ZERO_F32 && c->master != ZERO_MASTER_FP32)
+    if (c->settings.prefetch < 0 || c->settings.prefetch > 2)
+        return zero_fail(z, ZERO_ERR_ARG, "%d units cannot be fetched ahead: use 0, 1 or 2", c->settings.prefetch);
+    if (c->settings.master < ZERO_MASTER_FP32 || c->settings.master > ZERO_MASTER_NONE)
+        return zero_fail(z, ZERO_ERR_ARG, "there is no kind %d of master weights", (int)c->settings.master);
+    if (c->settings.dtype == ZERO_F32 && c->settings.master != ZERO_MASTER_FP32)
         return zero_fail(z, ZERO_ERR_ARG, "fp32 parameters are their own master weights: use ZERO_MASTER_FP32");
     if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why))
         return zero_fail(z, ZERO_ERR_ARG, "layout: %s", why);
@@ -217,7 +221,7 @@ static int create(zero *z) {
     z->host_low = malloc(CHUNK * sizeof *z->host_low);
     if (!z->units || !z->pending || !z->host || !z->host_params || !z->host_low)
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    z->sum_stream = zero_comm_stream(c->comm) ? zero_comm_stream(c->comm) : c->stream;
+    z->sum_stream = zero_comm_stream(c->shard_comm) ? zero_comm_stream(c->shard_comm) : c->stream;
     int e = zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
     if (!e) e = zero_params_create(z);
     if (!e) e = create_grads(z);
@@ -236,29 +240,29 @@ int zero_create(zero **out, const zero_config *config) {
     *out = z;
     if (!z) return ZERO_ERR_MEMORY;
     z->config = *config;
-    z->rank = zero_comm_rank(config->comm);
-    z->ranks = zero_comm_size(config->comm);
-    z->groups = config->replicas ? zero_comm_size(config->replicas) : 1;
-    z->elem = zero_dtype_bytes(config->dtype);
-    zero_comm_phase(config->comm, "creating the engine", 0);
-    zero_comm_set_delay_seed(config->comm, config->debug);
-    if (config->replicas) zero_comm_set_delay_seed(config->replicas, config->debug);
+    z->rank = zero_comm_rank(config->shard_comm);
+    z->ranks = zero_comm_size(config->shard_comm);
+    z->groups = config->replicate_comm ? zero_comm_size(config->replicate_comm) : 1;
+    z->elem = zero_dtype_bytes(config->settings.dtype);
+    zero_comm_phase(config->shard_comm, "creating the engine", 0);
+    zero_comm_set_delay_seed(config->shard_comm, config->settings.delay_seed);
+    if (config->replicate_comm) zero_comm_set_delay_seed(config->replicate_comm, config->settings.delay_seed);
     return create(z);
 }
 
 void zero_destroy(zero *z) {
     if (!z) return;
-    zero_accounting *mem = z->config.memory;
+    zero_accounting *mem = z->config.accounting;
     if (z->layout.num_units) {
         const size_t state_bytes = state_total(z) * sizeof(float);
         zero_params_destroy(z);
-        zero_comm_free(z->config.comm, z->grads);
-        for (size_t i = 0; i < z->num_buffers && z->config.stage >= 2; i++)
-            zero_comm_free(z->config.comm, z->buffers[i].ptr);
-        zero_comm_free(z->config.comm, z->unit_sum);
+        zero_comm_free(z->config.shard_comm, z->grads);
+        for (size_t i = 0; i < z->num_buffers && z->config.settings.stage >= 2; i++)
+            zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
+        zero_comm_free(z->config.shard_comm, z->unit_sum);
         if (z->groups > 1) {
-            zero_comm_free(z->config.replicas, z->group_sum);
-            zero_comm_free(z->config.replicas, z->all_sum);
+            zero_comm_free(z->config.replicate_comm, z->group_sum);
+            zero_comm_free(z->config.replicate_comm, z->all_sum);
             zero_accounting_free(mem, ZERO_MEM_TRANSPORT, z->all_sum_piece, sizeof *z->all_sum_piece);
         }
         zero_accounting_free(mem, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
@@ -304,13 +308,14 @@ static int sum_over_groups(zero *z, size_t u, const void *const *pieces) {
     const size_t n = zero_layout_group_piece(&z->layout, u, (size_t)z->groups), bytes = n * sizeof(float);
     const cudaStream_t stream = z->sum_stream;
     const zero_partial_sums none = { .count = 0 };
-    zero_comm *replicas = z->config.replicas;
+    zero_comm *replicas = z->config.replicate_comm;
     const void *const *sums = NULL;
     zero_comm_phase(replicas, "sum over groups", u);
     int e = zero_comm_reusable(replicas, z->group_sum_ticket, stream);
     if (!e)
         e = zero_device_check(
-            z, zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.dtype, none, shard_numel(z, u), stream),
+            z,
+            zero_kernel_sum(z->group_sum, pieces, z->ranks, z->config.settings.dtype, none, shard_numel(z, u), stream),
             "ordered sum");
     if (!e) e = zero_comm_all_to_all_begin(replicas, z->group_sum, bytes, stream, &z->group_sum_ticket);
     if (!e) e = zero_comm_reusable(replicas, z->all_sum_ticket, stream);
@@ -332,16 +337,16 @@ static int reduce_unit(zero *z, size_t u) {
     const int live = __builtin_popcountll(g), merge = __builtin_ctzll(~g);
     const cudaStream_t stream = z->sum_stream;
     struct grad_buffer *b = z->units[u].buffer;
-    zero_comm *comm = z->config.comm;
+    zero_comm *comm = z->config.shard_comm;
     const void *const *pieces = NULL;
     zero_comm_phase(comm, "reduction of gradients", u);
     int e = ensure_slot(z, live - merge);
-    if (z->config.reduction == ZERO_REDUCE_LIBRARY) {
+    if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) {
         if (!e) e = ensure_slot(z, live);
         if (!e) e = zero_follow(z, stream, z->config.stream);
         if (!e)
-            e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.dtype, n, z->slots[live] + offset,
-                                                            stream, &b->ticket));
+            e = zero_comm_check(z, zero_comm_reduce_scatter(comm, b->ptr, z->config.settings.dtype, n,
+                                                            z->slots[live] + offset, stream, &b->ticket));
         if (!e && merge)
             e = zero_device_check(z,
                                   zero_kernel_sum(z->slots[live - merge] + offset, NULL, 0, ZERO_F32,
@@ -350,7 +355,7 @@ static int reduce_unit(zero *z, size_t u) {
     } else {
         if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, b->ticket, stream, &pieces));
         int count = z->ranks;
-        enum zero_dtype dtype = z->config.dtype;
+        enum zero_dtype dtype = z->config.settings.dtype;
         if (z->groups > 1 && !e) {
             e = sum_over_groups(z, u, pieces);
             pieces = z->all_sum_piece;
@@ -368,7 +373,7 @@ static int reduce_unit(zero *z, size_t u) {
     z->units[u].micro++;
     z->units[u].state = UNIT_FREE;
     b->busy = 0;
-    if (z->config.stage >= 2) z->units[u].buffer = NULL;
+    if (z->config.settings.stage >= 2) z->units[u].buffer = NULL;
     return ZERO_OK;
 }
 
@@ -409,7 +414,7 @@ static int acquire_grads(zero *z, size_t u) {
             "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
     if (z->merged)
         return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
-    if (z->config.stage >= 2) {
+    if (z->config.settings.stage >= 2) {
         while (!e && !(unit->buffer = free_buffer(z, unit_numel(z, u)))) {
             if (!z->pending_count)
                 return zero_fail(z, ZERO_ERR_ARG,
@@ -420,8 +425,8 @@ static int acquire_grads(zero *z, size_t u) {
         if (e) return e;
     }
     struct grad_buffer *b = unit->buffer;
-    zero_comm_phase(z->config.comm, "acquiring a gradient buffer", u);
-    e = zero_comm_check(z, zero_comm_reusable(z->config.comm, b->ticket, z->config.stream));
+    zero_comm_phase(z->config.shard_comm, "acquiring a gradient buffer", u);
+    e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, b->ticket, z->config.stream));
     zero_time_begin(z, "zero gradients", z->config.stream);
     if (!e)
         e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
@@ -437,15 +442,15 @@ void *zero_acquire_grads(zero *z, size_t unit) {
 }
 
 static int begin_reduction(zero *z, size_t u) {
-    if (z->config.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
-    zero_comm_phase(z->config.comm, "reduction of gradients", u);
+    if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
+    zero_comm_phase(z->config.shard_comm, "reduction of gradients", u);
     zero_time_begin(z, "exchange", z->sum_stream);
-    const int e = zero_comm_check(z, zero_comm_all_to_all_begin(z->config.comm, z->units[u].buffer->ptr,
+    const int e = zero_comm_check(z, zero_comm_all_to_all_begin(z->config.shard_comm, z->units[u].buffer->ptr,
                                                                 shard_numel(z, u) * z->elem, z->config.stream,
                                                                 &z->units[u].buffer->ticket));
     zero_time_end(z, "exchange", z->sum_stream);
     if (e) return e;
-    if (zero_comm_stream(z->config.comm)) return reduce(z, u);  // the host waits for nothing there
+    if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // the host waits for nothing there
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
 }
@@ -462,8 +467,8 @@ int zero_release_grads(zero *z, size_t u) {
 
 // Between groups, gradients are all that the other transport carries.
 static uint64_t received(const zero *z, enum zero_wire kind) {
-    if (kind != ZERO_WIRE_REPLICAS) return zero_comm_received(z->config.comm, kind);
-    return z->groups > 1 ? zero_comm_received(z->config.replicas, ZERO_WIRE_GRADS) : 0;
+    if (kind != ZERO_WIRE_REPLICAS) return zero_comm_received(z->config.shard_comm, kind);
+    return z->groups > 1 ? zero_comm_received(z->config.replicate_comm, ZERO_WIRE_GRADS) : 0;
 }
 
 int zero_begin_step(zero *z) {
@@ -480,8 +485,8 @@ int zero_finish_backward(zero *z) {
         if (z->units[u].micro != z->micro + 1)
             e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
     // Not each time: this waits for the last reader, and who never runs ahead meets no race.
-    for (size_t i = 0; i < z->num_buffers && z->config.debug && z->micro % 2 && !e; i++) {
-        e = zero_comm_check(z, zero_comm_reusable(z->config.comm, z->buffers[i].ticket, z->config.stream));
+    for (size_t i = 0; i < z->num_buffers && z->config.settings.delay_seed && z->micro % 2 && !e; i++) {
+        e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, z->buffers[i].ticket, z->config.stream));
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;
@@ -534,7 +539,7 @@ int zero_grad_norm(zero *z, double *norm) {
     uint64_t *parts = malloc(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof *parts);
     uint64_t mine[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = parts && all ? merge_slots(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.comm, "gradient norm", 0);
+    zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
     zero_time_begin(z, "norm", z->config.stream);
     if (!e)
         e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->slots[0], shard_total(z), z->config.stream),
@@ -545,12 +550,12 @@ int zero_grad_norm(zero *z, double *norm) {
                               cudaMemcpyAsync(parts, z->squares, ZERO_SQUARE_PARTS * sizeof mine,
                                               cudaMemcpyDeviceToHost, z->config.stream),
                               "reading the norm");
-    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.comm, z->config.stream));
+    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
     if (!e) {
         for (int p = 0; p < ZERO_SQUARE_PARTS; p++)
             for (int d = 0; d < ZERO_WIDE_WORDS; d++) mine[d] += parts[p * ZERO_WIDE_WORDS + d];
         wide_normalize(mine);
-        e = zero_comm_check(z, zero_comm_allgather_host(z->config.comm, mine, sizeof mine, all));
+        e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     }
     if (!e) {
         memset(mine, 0, sizeof mine);
@@ -568,8 +573,8 @@ int zero_grad_norm(zero *z, double *norm) {
 static int gather_unit_sum(zero *z, size_t u) {
     const size_t bytes = shard_numel(z, u) * sizeof(float);
     zero_ticket *t = &z->unit_sum_ticket;
-    zero_comm_phase(z->config.comm, "gathering gradient sums", u);
-    int e = zero_comm_check(z, zero_comm_reusable(z->config.comm, *t, z->config.stream));
+    zero_comm_phase(z->config.shard_comm, "gathering gradient sums", u);
+    int e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, *t, z->config.stream));
     if (!e)
         e = zero_device_check(z,
                               cudaMemcpyAsync((char *)z->unit_sum + (size_t)z->rank * bytes,
@@ -577,9 +582,9 @@ static int gather_unit_sum(zero *z, size_t u) {
                                               z->config.stream),
                               "copying gradient sums");
     if (!e)
-        e = zero_comm_check(
-            z, zero_comm_allgather_begin(z->config.comm, z->unit_sum, bytes, ZERO_WIRE_GRADS, z->config.stream, t));
-    return e ? e : zero_comm_check(z, zero_comm_allgather_finish(z->config.comm, *t, z->config.stream));
+        e = zero_comm_check(z, zero_comm_allgather_begin(z->config.shard_comm, z->unit_sum, bytes, ZERO_WIRE_GRADS,
+                                                         z->config.stream, t));
+    return e ? e : zero_comm_check(z, zero_comm_allgather_finish(z->config.shard_comm, *t, z->config.stream));
 }
 
 static int forget_gradients(zero *z) {
@@ -609,7 +614,7 @@ int zero_step(zero *z, const zero_adamw *a) {
         .correction1 = (float)(1.0 - pow((double)a->beta1, (double)a->t)),
         .correction2 = (float)(1.0 - pow((double)a->beta2, (double)a->t)),
         .scale = a->grad_scale * (1.0f / (float)(z->micro * (size_t)z->ranks * (size_t)z->groups)),
-        .seed = z->config.seed,
+        .seed = z->config.settings.seed,
         .t = a->t,
     };
     char *params = sharded_params(z) ? zero_window_shard(z->window) : z->params;
@@ -622,13 +627,13 @@ int zero_step(zero *z, const zero_adamw *a) {
             zero_time_end(z, "gather sums", z->config.stream);
             grads = z->unit_sum;
         }
-        zero_comm_inject_delay(z->config.comm);
+        zero_comm_inject_delay(z->config.shard_comm);
         zero_nvtx_push("AdamW", u);
         zero_time_begin(z, "AdamW", z->config.stream);
         if (!e)
             e = zero_device_check(z,
-                                  zero_kernel_adamw(params, z->config.dtype, z->config.master, z->master, z->m, z->v,
-                                                    grads, z->tiles + z->unit_chunks[u],
+                                  zero_kernel_adamw(params, z->config.settings.dtype, z->config.settings.master,
+                                                    z->master, z->m, z->v, grads, z->tiles + z->unit_chunks[u],
                                                     z->unit_chunks[u + 1] - z->unit_chunks[u], args, z->config.stream),
                                   "AdamW");
         zero_time_end(z, "AdamW", z->config.stream);

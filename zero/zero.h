@@ -35,6 +35,7 @@
 #include "zero/accounting.h"
 #include "zero/comm/mesh.h"
 #include "zero/cost.h"
+#include "zero/settings.h"
 #include "zero/types.h"
 #ifdef __cplusplus
 extern "C" {
@@ -43,27 +44,17 @@ extern "C" {
 typedef struct zero zero;
 
 typedef struct zero_config {
-    int stage;                // 0, 1, 2, 3
-    enum zero_dtype dtype;    // parameters and gradients
-    enum zero_master master;  // ZERO_BF16: what else is kept of the parameters; FP32 and SPLIT give the same bits
-    uint64_t seed;            // master NONE: updates are rounded by chance, a function of (seed, step t, logical
-                              // index) alone
-    enum zero_reduction reduction;
+    zero_settings settings;
     const zero_tensor *tensors;  // copied
     size_t num_tensors;
-    const size_t *order;      // stage 3: the units in the order in which a micro-batch acquires their parameters,
-                              // for
-    size_t order_length;      // fetching ahead; copied. Another order works too, only without that.
-    int prefetch;             // stage 3: how many units to fetch ahead: 0, 1, 2
-    uint64_t debug;           // not 0: a seed. Ranks dawdle at random, and what is given back is filled with NaN:
-                              // parameters of a unit without users (stage 3; they are fetched anew each time),
-                              // gradients, sums of gradients.
-    zero_comm *comm;          // the ranks that shard among them; must outlive the zero
-    zero_comm *replicas;      // stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same
-                              // shard in other groups, so that rank = group * size of comm + rank in comm; must
-                              // outlive the zero. NULL: there is one group
-    zero_accounting *memory;  // books; must outlive the zero
-    cudaStream_t stream;      // all work is ordered on it
+    const size_t *order;        // stage 3: the units in the order in which a micro-batch acquires their parameters, for
+    size_t order_length;        // prefetching; copied. Another order works too, only without prefetching.
+    zero_comm *shard_comm;      // the ranks that shard the model among them; must outlive the zero
+    zero_comm *replicate_comm;  // stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same shard
+                                // in other shard groups, so that rank = group * size of shard_comm + rank in
+                                // shard_comm; must outlive the zero. NULL: one shard group
+    zero_accounting *accounting;  // of device memory; must outlive the zero
+    cudaStream_t stream;          // all work is ordered on it
     // NULL, or told before (begin 1) and after (0) work is queued, and on which
     void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);
     void *timing_ctx;  // stream: "zero gradients", "exchange", "reduce", "norm", "gather sums", "AdamW",

@@ -108,12 +108,11 @@ int main(int argc, char **argv) {
     check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
     const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
     const int G = (MICRO_BATCHES + N - 1) / N;  // micro-batches per rank and step
-    const zero_config config = { .stage = stage,
-                                 .dtype = ZERO_F32,
+    const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,
-                                 .comm = comm,
-                                 .memory = &memory,
+                                 .shard_comm = comm,
+                                 .accounting = &memory,
                                  .stream = stream };
     const int created = zero_create(&z, &config);
     check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");

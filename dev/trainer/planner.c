@@ -57,23 +57,23 @@ static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remot
 }
 
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same.
-static size_t group_size(const PlanInput *in, size_t ranks) { return in->shard_group > 0 ? in->shard_group : ranks; }
+static size_t group_size(const PlanInput *in, size_t ranks) {
+    return in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
+}
 
 static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
     size_t micro_steps = micro_steps_of(in, ranks);
     size_t group = group_size(in, ranks);
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
+    zero_settings settings = in->settings;
+    settings.stage = stage;
     return (zero_cost){
-        .stage = stage,
-        .dtype = in->dtype,
-        .master = in->master,
-        .reduction = in->reduction,
+        .settings = settings,
         .order = in->order,
         .order_length = in->order_length,
-        .prefetch = in->prefetch,
-        .transport = transport_of(in, group, group > host),
-        .groups = ranks / group,
-        .between = transport_of(in, ranks / group, ranks > host),
+        .shard_transport = transport_of(in, group, group > host),
+        .replicas = ranks / group,
+        .replicate_transport = transport_of(in, ranks / group, ranks > host),
         .max_micro_batches = micro_steps,
         .micro_batches = micro_steps,
     };
@@ -83,8 +83,8 @@ static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
 static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero_layout *l, zero_row *rows,
                           uint64_t *total) {
     size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 1);
-    if (plan->groups > 1) {
-        plan_add_transport(rows, n, transport_of(in, plan->groups * l->ranks, plan->between.remote));
+    if (plan->replicas > 1) {
+        plan_add_transport(rows, n, transport_of(in, plan->replicas * l->ranks, plan->replicate_transport.remote));
     }
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes };
     rows[n].what = zero_memory_category_name(ZERO_MEM_ACTIVATIONS);
@@ -121,7 +121,7 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
     for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest_power == 0; ranks *= 2) {
         s->smallest_power = fits(in, stage, ranks) ? ranks : 0;
     }
-    const size_t whole = in->shard_group > 0 ? in->shard_group : 1;  // N is a multiple of it
+    const size_t whole = in->settings.shard_group > 0 ? in->settings.shard_group : 1;  // N is a multiple of it
     if (in->total_tokens > 0) {
         for (size_t ranks = whole; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks += whole) {
             s->smallest = fits(in, stage, ranks) ? ranks : 0;
@@ -153,7 +153,7 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
     s->fits = bytes_fit(in, stage, in->ranks, s->memory_total);
     s->wire_rows = zero_cost_wire(&plan, l, s->wire, PLAN_ROWS);
-    if (plan.groups == 1) {
+    if (plan.replicas == 1) {
         plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
     }
     for (size_t i = 0; i < s->wire_rows; i++) {
@@ -168,12 +168,12 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
         }
     }
     if (stage >= 2) {  // of the sums, the paper has a gradient shard, in the parameters' precision
-        s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->dtype);
+        s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->settings.dtype);
     }
-    const size_t full_master = zero_master_bytes(in->dtype, ZERO_MASTER_FP32);
+    const size_t full_master = zero_master_bytes(in->settings.dtype, ZERO_MASTER_FP32);
     s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) *
-                        (full_master - zero_master_bytes(in->dtype, in->master));
-    s->paper = (uint64_t)plan_paper_bytes(stage, in->dtype, (double)l->numel, (double)l->ranks);
+                        (full_master - zero_master_bytes(in->settings.dtype, in->settings.master));
+    s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, (double)l->numel, (double)l->ranks);
     s->padding = s->states + s->smaller_master - s->sums - s->paper;
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;  // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
@@ -193,7 +193,8 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
         return -1;
     }
     if (in->ranks % group_size(in, in->ranks) != 0) {
-        snprintf(err, err_bytes, "--shard-group %zu: does not divide the %zu ranks", in->shard_group, in->ranks);
+        snprintf(err, err_bytes, "--shard-group %zu: does not divide the %zu ranks", in->settings.shard_group,
+                 in->ranks);
         return -1;
     }
     if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
@@ -295,7 +296,7 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     for
         ACROSS(stage) { fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no"); }
     fprintf(out, "\n");
-    if (in->shard_group > 0 && in->shard_group < in->ranks) {
+    if (in->settings.shard_group > 0 && in->settings.shard_group < in->ranks) {
         fprintf(out, "  stage 0 shards nothing, and cannot be had with --shard-group\n");
     }
     fprintf(out, "  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
@@ -311,8 +312,8 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "parameters to AdamW v", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
     fprintf(out, "  the paper, bytes for each parameter: %s\n",
-            in->dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N"
-                                   : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
+            in->settings.dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N"
+                                            : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
 }
 
 static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
@@ -346,17 +347,18 @@ static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {
 
 void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     const size_t waste = p->numel_padded - p->numel;
-    fprintf(out, "plan: %s, %s, ranks N = %zu", in->model, in->dtype == ZERO_BF16 ? "BF16" : "FP32", in->ranks);
-    if (in->shard_group > 0) {
-        fprintf(out, " in groups of %zu", in->shard_group);
+    fprintf(out, "plan: %s, %s, ranks N = %zu", in->model, in->settings.dtype == ZERO_BF16 ? "BF16" : "FP32",
+            in->ranks);
+    if (in->settings.shard_group > 0) {
+        fprintf(out, " in groups of %zu", in->settings.shard_group);
     }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
     fprintf(out,
             "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n",
-            in->B, in->T, p->micro_steps, in->B * in->T * p->micro_steps * in->ranks, in->prefetch, in->recompute,
-            in->nccl ? "NCCL" : "MPI");
+            in->B, in->T, p->micro_steps, in->B * in->T * p->micro_steps * in->ranks, (size_t)in->settings.prefetch,
+            in->recompute, in->nccl ? "NCCL" : "MPI");
     fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded,
             waste, 100.0 * (double)waste / (double)p->numel);
     print_memory(out, p, in);
@@ -419,10 +421,10 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out,
             ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": "
             "\"%s\",\n",
-            in->dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->shard_group,
+            in->settings.dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->settings.shard_group,
             in->nccl ? "nccl" : "mpi");
     fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
-            p->micro_steps, in->recompute, in->prefetch);
+            p->micro_steps, in->recompute, (size_t)in->settings.prefetch);
     fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel,
             p->numel_padded, in->flops_per_token);
     fprintf(out,

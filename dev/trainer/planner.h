@@ -22,17 +22,14 @@ typedef struct {
     const zero_tensor *tensors;
     size_t num_tensors;
     const size_t *order;  // of units, as zero_config wants it
-    size_t order_length, prefetch;
-    enum zero_dtype dtype;
-    enum zero_master master;
-    enum zero_reduction reduction;
+    size_t order_length;
+    zero_settings settings;  // stage is not used: a plan has all
     int recompute;
     size_t activation_bytes;
     double flops_per_token;  // forward and backward
     size_t B, T;
     size_t total_tokens;            // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;   // ranks_per_host 0: all on one host
-    size_t shard_group;             // ranks that shard among them; 0: all. ranks is a multiple of it
     int nccl;                       // the transport: NCCL, else MPI
     int staged;                     // MPI copies through host memory
     double device_bytes;            // memory of a rank

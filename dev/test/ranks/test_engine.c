@@ -226,20 +226,20 @@ static zero *make(zero_comm *c, zero_comm *replicas, int variant, enum zero_redu
     static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
                                                      ZERO_MASTER_NONE };
     zero *z;
-    const zero_config config = { .stage = variants[variant].stage,
-                                 .prefetch = variants[variant].prefetch,
-                                 .debug = variants[variant].debug,
-                                 .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
-                                 .master = masters[kind],
-                                 .seed = 42,
-                                 .reduction = reduction,
+    const zero_config config = { .settings = { .stage = variants[variant].stage,
+                                               .prefetch = variants[variant].prefetch,
+                                               .delay_seed = variants[variant].debug,
+                                               .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
+                                               .master = masters[kind],
+                                               .seed = 42,
+                                               .reduction = reduction },
                                  .order = order,
                                  .order_length = sizeof order / sizeof *order,
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,
-                                 .comm = c,
-                                 .replicas = replicas,
-                                 .memory = &memory };
+                                 .shard_comm = c,
+                                 .replicate_comm = replicas,
+                                 .accounting = &memory };
     const int e = zero_create(&z, &config);
     EXPECT(e == ZERO_OK, "create: %s", zero_error(z));
     EXPECT(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
@@ -417,14 +417,13 @@ static void any_order_works(zero_comm *c, int prefetch) {
         logical += 100 * u;
         order[u] = u;
     }
-    const zero_config config = { .stage = 3,
-                                 .prefetch = prefetch,
+    const zero_config config = { .settings = { .stage = 3, .prefetch = prefetch },
                                  .order = order,
                                  .order_length = MANY,
                                  .tensors = many,
                                  .num_tensors = MANY,
-                                 .comm = c,
-                                 .memory = &memory };
+                                 .shard_comm = c,
+                                 .accounting = &memory };
     zero *z = NULL;
     double norm = -1;
     unsigned seed = 12345;  // the same on all ranks
@@ -449,8 +448,8 @@ static void any_order_works(zero_comm *c, int prefetch) {
 
 static void refuses(zero_comm *c, zero_config config, const char *word) {
     zero *z;
-    config.comm = c;
-    config.memory = &memory;
+    config.shard_comm = c;
+    config.accounting = &memory;
     const int e = zero_create(&z, &config);
     EXPECT(e == ZERO_ERR_ARG && strstr(zero_error(z), word), "the message is: %s", zero_error(z));
     zero_destroy(z);
@@ -587,19 +586,31 @@ int main(int argc, char **argv) {
     }
     case_done("misuse of the brackets is refused with words");
     zero_tensor gap[2] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
-    refuses(c, (zero_config){ .stage = 4, .tensors = tensors, .num_tensors = TENSORS }, "stage 4");
-    refuses(c, (zero_config){ .stage = 3, .prefetch = 3, .tensors = tensors, .num_tensors = TENSORS }, "fetched ahead");
+    refuses(c, (zero_config){ .settings.stage = 4, .tensors = tensors, .num_tensors = TENSORS }, "stage 4");
+    refuses(c, (zero_config){ .settings.stage = 3, .settings.prefetch = 3, .tensors = tensors, .num_tensors = TENSORS },
+            "fetched ahead");
+    refuses(c,
+            (zero_config){ .settings.stage = 3,
+                           .order = (const size_t[]){ 9 },
+                           .order_length = 1,
+                           .tensors = tensors,
+                           .num_tensors = TENSORS },
+            "not there");
+    refuses(c,
+            (zero_config){ .settings.stage = 1,
+                           .settings.shard_group = (size_t)ranks + 1,
+                           .tensors = tensors,
+                           .num_tensors = TENSORS },
+            "settings.shard_group");
+    refuses(c, (zero_config){ .settings.stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
+    refuses(c, (zero_config){ .settings.master = ZERO_MASTER_SPLIT, .tensors = tensors, .num_tensors = TENSORS },
+            "their own master weights");
     refuses(
         c,
-        (zero_config){
-            .stage = 3, .order = (const size_t[]){ 9 }, .order_length = 1, .tensors = tensors, .num_tensors = TENSORS },
-        "not there");
-    refuses(c, (zero_config){ .stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
-    refuses(c, (zero_config){ .master = ZERO_MASTER_SPLIT, .tensors = tensors, .num_tensors = TENSORS },
-            "their own master weights");
-    refuses(c, (zero_config){ .dtype = ZERO_BF16, .master = 3, .tensors = tensors, .num_tensors = TENSORS }, "kind 3");
-    refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
-    refuses(c, (zero_config){ .stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
+        (zero_config){ .settings.dtype = ZERO_BF16, .settings.master = 3, .tensors = tensors, .num_tensors = TENSORS },
+        "kind 3");
+    refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
+    refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
     case_done("impossible configurations are refused with words");
     zero_comm_destroy(c);
     for (size_t w = 0; w < num_ways; w++) {

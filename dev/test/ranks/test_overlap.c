@@ -147,15 +147,13 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
         order[u] = u;
         order[UNITS + u] = UNITS - 1 - u;
     }
-    const zero_config config = { .stage = stage,
-                                 .dtype = ZERO_F32,
+    const zero_config config = { .settings = { .stage = stage, .prefetch = 1 },
                                  .tensors = tensors,
                                  .num_tensors = UNITS,
                                  .order = order,
                                  .order_length = 2 * UNITS,
-                                 .prefetch = 1,
-                                 .comm = c,
-                                 .memory = &memory,
+                                 .shard_comm = c,
+                                 .accounting = &memory,
                                  .stream = stream };
     zero *z = NULL;
     EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");

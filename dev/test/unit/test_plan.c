@@ -31,8 +31,8 @@ static PlanInput model(size_t units, size_t numel, size_t ranks) {
         .num_tensors = units,
         .order = order,
         .order_length = 2 * units,
-        .prefetch = 1,
-        .dtype = ZERO_BF16,
+        .settings.prefetch = 1,
+        .settings.dtype = ZERO_BF16,
         .B = 1,
         .T = 1,
         .ranks = ranks,
@@ -84,7 +84,7 @@ static void test_the_table_of_the_zero_paper(void **state) {
     }
     for (int master = ZERO_MASTER_SPLIT; master <= ZERO_MASTER_NONE; master++) {
         Plan q;
-        in.master = (enum zero_master)master;
+        in.settings.master = (enum zero_master)master;
         assert_int_equal(plan_make(&q, &in, err, sizeof err), 0);
         for (int stage = 0; stage < PLAN_STAGES; stage++) {
             const uint64_t less = (master == ZERO_MASTER_SPLIT ? 2 : 4) * (stage == 0 ? p.numel_padded : shard);
@@ -160,7 +160,7 @@ static void test_groups_shard_as_if_they_were_alone(void **state) {
     Plan alone, groups;
     assert_int_equal(plan_make(&alone, &in, err, sizeof err), 0);
     in.ranks = 12;
-    in.shard_group = 4;
+    in.settings.shard_group = 4;
     assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         assert_int_equal(groups.stage[stage].states, alone.stage[stage].states);
