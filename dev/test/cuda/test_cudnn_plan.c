@@ -5,15 +5,13 @@
 // test_model compares them with double, test_gpt2_zero bit by bit.
 //
 // Built with USE_CUDNN=1 only; .ci/run runs it where there are nvcc and cuDNN.
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "test/harness/harness.h"
 #include "device/attention.h"
 
 // What the devices have in common, and what not: from NVIDIA's data sheets and the tables of compute capabilities.
@@ -49,9 +47,8 @@ static const char *describe(const Device *d) {
 
 static AttentionCudnnPlan plan(const Device *d, size_t B, size_t T, size_t NH, size_t HS, int backward) {
     AttentionCudnnPlan p;
-    if (attention_cudnn_plan_for(describe(d), B, T, NH, HS, backward, &p) != 0) {
-        fail_msg("%s, B %zu, T %zu, %zu heads of %zu: %s", d->name, B, T, NH, HS, attention_cudnn_error());
-    }
+    REQUIRE(attention_cudnn_plan_for(describe(d), B, T, NH, HS, backward, &p) == 0,
+            "%s, B %zu, T %zu, %zu heads of %zu: %s", d->name, B, T, NH, HS, attention_cudnn_error());
     return p;
 }
 
@@ -62,18 +59,17 @@ static void plans_fit(const Device *d, size_t B, size_t T, size_t NH, size_t HS)
     printf("    %-22s B %2zu, T %4zu, %2zu heads of %3zu: forward 1 of %zu, %zu bytes; backward 1 of %zu, %zu "
            "sequences, %zu bytes; scratch %zu\n",
            d->name, B, T, NH, HS, f.candidates, f.workspace, b.candidates, b.sequences, b.workspace, scratch);
-    assert_in_range(f.candidates, 1, 1000);
-    assert_int_equal(f.sequences, B);
-    assert_in_range(f.workspace, 0, 1 << 20);  // no scores in memory
-    assert_in_range(b.candidates, 1, 1000);
-    assert_in_range(b.sequences, 1, B);
-    assert_in_range(b.workspace, kept, scratch);  // dS is kept: nothing is added by atomics
-    assert_in_range(b.workspace + 4 * B * NH * T, 0, scratch);
+    CHECK(f.candidates >= 1 && f.candidates <= 1000);
+    CHECK_EQ(f.sequences, B);
+    CHECK(f.workspace <= 1 << 20);  // no scores in memory
+    CHECK(b.candidates >= 1 && b.candidates <= 1000);
+    CHECK(b.sequences >= 1 && b.sequences <= B);
+    CHECK(b.workspace >= kept && b.workspace <= scratch);  // dS is kept: nothing is added by atomics
+    CHECK(b.workspace + 4 * B * NH * T <= scratch);
 }
 
-static void a_size_that_we_train_has_no_engine(void **state) {
+static void a_size_that_we_train_has_no_engine(void) {
     static const size_t head_sizes[] = { 64, 80, 96, 128 };
-    (void)state;
     for (size_t h = 0; h < 4; h++) {
         plans_fit(&A100, 64, 1024, 12, head_sizes[h]);
         plans_fit(&A100, 1, 8192, 12, head_sizes[h]);
@@ -86,47 +82,41 @@ static void a_size_that_we_train_has_no_engine(void **state) {
 }
 
 // Lengths and heads that fill no tile, and batches that no call takes whole.
-static void an_odd_size_has_no_engine_or_too_little_scratch(void **state) {
+static void an_odd_size_has_no_engine_or_too_little_scratch(void) {
     static const struct {
         size_t B, T, NH, HS;
     } sizes[] = { { 1, 1, 1, 8 },    { 2, 7, 3, 64 },      { 3, 65, 3, 32 },   { 1, 300, 1, 16 },
                   { 2, 200, 1, 72 }, { 17, 1024, 16, 64 }, { 5, 1000, 25, 64 } };
-    (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         plans_fit(i % 2 ? &A100 : &H100, sizes[i].B, sizes[i].T, sizes[i].NH, sizes[i].HS);
     }
 }
 
 // A model of largest B and T also runs on smaller ones.
-static void scratch_shrinks_as_the_batch_grows(void **state) {
-    (void)state;
+static void scratch_shrinks_as_the_batch_grows(void) {
     for (size_t NH = 1; NH <= 25; NH += 8) {
         for (size_t T = 1; T <= 8192; T = T * 3 / 2 + 1) {
             for (size_t B = 1; B <= 64; B++) {
-                assert_in_range(attention_cudnn_scratch(B, T, NH), attention_cudnn_scratch(B - (B > 1), T, NH),
-                                SIZE_MAX);
-                assert_in_range(attention_cudnn_scratch(B, T, NH), attention_cudnn_scratch(B, T - (T > 1), NH),
-                                SIZE_MAX);
+                CHECK(attention_cudnn_scratch(B, T, NH) >= attention_cudnn_scratch(B - (B > 1), T, NH));
+                CHECK(attention_cudnn_scratch(B, T, NH) >= attention_cudnn_scratch(B, T - (T > 1), NH));
             }
         }
     }
 }
 
-static void two_plans_of_a_shape_differ(void **state) {
-    (void)state;
+static void two_plans_of_a_shape_differ(void) {
     const AttentionCudnnPlan one = plan(&H100, 4, 1024, 12, 64, 1), two = plan(&H100, 4, 1024, 12, 64, 1);
-    assert_memory_equal(&one, &two, sizeof one);
+    CHECK_BYTES(&one, &two, sizeof one);
 }
 
 static void refused(const Device *d, size_t B, size_t T, size_t NH, size_t HS, int backward) {
     AttentionCudnnPlan p;
-    assert_int_equal(attention_cudnn_plan_for(describe(d), B, T, NH, HS, backward, &p), -1);
+    CHECK_EQ(attention_cudnn_plan_for(describe(d), B, T, NH, HS, backward, &p), -1);
     printf("    %s\n", attention_cudnn_error());
-    assert_non_null(strstr(attention_cudnn_error(), "without USE_CUDNN"));
+    CHECK(strstr(attention_cudnn_error(), "without USE_CUDNN") != NULL);
 }
 
-static void a_size_without_engine_is_not_refused_in_words(void **state) {
-    (void)state;
+static void a_size_without_engine_is_not_refused_in_words(void) {
     for (int backward = 0; backward < 2; backward++) {
         refused(&H100, 2, 256, 4, 68, backward);  // heads must be multiples of 8
         refused(&H100, 2, 0, 4, 64, backward);
@@ -135,22 +125,20 @@ static void a_size_without_engine_is_not_refused_in_words(void **state) {
     refused(&A100, 2, 256, 4, 160, 1);  // the forward has engines, the backward not
 }
 
-static void a_description_that_is_none_is_taken(void **state) {
+static void a_description_that_is_none_is_taken(void) {
     AttentionCudnnPlan p;
-    (void)state;
-    assert_int_equal(attention_cudnn_plan_for("{}", 2, 256, 4, 64, 0, &p), -1);
+    CHECK_EQ(attention_cudnn_plan_for("{}", 2, 256, 4, 64, 0, &p), -1);
     printf("    %s\n", attention_cudnn_error());
-    assert_in_range(strlen(attention_cudnn_error()), 10, 2000);
+    CHECK(strlen(attention_cudnn_error()) >= 10 && strlen(attention_cudnn_error()) <= 2000);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_size_that_we_train_has_no_engine),
-        cmocka_unit_test(an_odd_size_has_no_engine_or_too_little_scratch),
-        cmocka_unit_test(scratch_shrinks_as_the_batch_grows),
-        cmocka_unit_test(two_plans_of_a_shape_differ),
-        cmocka_unit_test(a_size_without_engine_is_not_refused_in_words),
-        cmocka_unit_test(a_description_that_is_none_is_taken),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(a_size_that_we_train_has_no_engine);
+    RUN(an_odd_size_has_no_engine_or_too_little_scratch);
+    RUN(scratch_shrinks_as_the_batch_grows);
+    RUN(two_plans_of_a_shape_differ);
+    RUN(a_size_without_engine_is_not_refused_in_words);
+    RUN(a_description_that_is_none_is_taken);
+    return test_finish();
 }

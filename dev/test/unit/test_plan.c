@@ -1,6 +1,5 @@
 // The planner against numbers that others have published, and against itself. That a plan says what a run measures is
 // the business of test_engine (the same formulas, in every way to run) and of test_plan.sh (the printed tables).
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -8,8 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "test/harness/harness.h"
 #include "trainer/planner.h"
 
 enum { MAX_UNITS = 128 };
@@ -50,73 +48,70 @@ static uint64_t bytes_of(const PlanStage *s, enum zero_memory_category category)
             return s->memory[i].expected;
         }
     }
-    fail_msg("no row for category %d", (int)category);
+    REQUIRE(0, "no row for category %d", (int)category);
     return 0;
 }
 
-static void assert_printed(double x, const char *format, const char *want) {
+static void check_printed(double x, const char *format, const char *want) {
     char text[64];
     snprintf(text, sizeof text, format, x);
-    assert_string_equal(text, want);
+    CHECK_STR(text, want);
 }
 
 // Figure 1 of the paper: 7.5 billion parameters on 64 ranks, in GB of 10^9 bytes. What we have more is in rows of its
 // own.
-static void test_the_table_of_the_zero_paper(void **state) {
-    (void)state;
+static void test_the_table_of_the_zero_paper(void) {
     static const char *const want[PLAN_STAGES] = { "120.0", "31.4", "16.6", "1.9" };
     PlanInput in = model(50, 150000000, 64);
     Plan p;
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
-    assert_int_equal(p.numel, 7500000000);
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    CHECK_EQ(p.numel, 7500000000);
     const uint64_t shard = p.numel_padded / 64;
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p.stage[stage];
-        assert_printed(plan_paper_bytes(stage, ZERO_BF16, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
-        assert_printed((double)s->paper / 1e9, "%.1f", want[stage]);
-        assert_printed((double)(s->states - s->sums) / 1e9, "%.1f", want[stage]);
-        assert_int_equal(s->sums, stage < 2 ? 4 * shard : 2 * shard);  // fp32 beside, or instead of, bf16
-        assert_int_equal(s->states, s->paper + s->sums + s->padding);
-        assert_true((double)s->padding < 1e-4 * (double)s->paper);
-        assert_int_equal(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) +
-                                        bytes_of(s, ZERO_MEM_GRAD_SHARDS) + bytes_of(s, ZERO_MEM_MASTER) +
-                                        bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
+        check_printed(plan_paper_bytes(stage, ZERO_BF16, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
+        check_printed((double)s->paper / 1e9, "%.1f", want[stage]);
+        check_printed((double)(s->states - s->sums) / 1e9, "%.1f", want[stage]);
+        CHECK_EQ(s->sums, stage < 2 ? 4 * shard : 2 * shard);  // fp32 beside, or instead of, bf16
+        CHECK_EQ(s->states, s->paper + s->sums + s->padding);
+        CHECK((double)s->padding < 1e-4 * (double)s->paper);
+        CHECK_EQ(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) +
+                                bytes_of(s, ZERO_MEM_GRAD_SHARDS) + bytes_of(s, ZERO_MEM_MASTER) +
+                                bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
     }
     for (int master = ZERO_MASTER_SPLIT; master <= ZERO_MASTER_NONE; master++) {
         Plan q;
         in.settings.master = (enum zero_master)master;
-        assert_int_equal(plan_make(&q, &in, err, sizeof err), 0);
+        CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
         for (int stage = 0; stage < PLAN_STAGES; stage++) {
             const uint64_t less = (master == ZERO_MASTER_SPLIT ? 2 : 4) * (stage == 0 ? p.numel_padded : shard);
-            assert_int_equal(q.stage[stage].states, p.stage[stage].states - less);
-            assert_int_equal(q.stage[stage].smaller_master, less);
-            assert_int_equal(q.stage[stage].padding, p.stage[stage].padding);
+            CHECK_EQ(q.stage[stage].states, p.stage[stage].states - less);
+            CHECK_EQ(q.stage[stage].smaller_master, less);
+            CHECK_EQ(q.stage[stage].padding, p.stage[stage].padding);
         }
     }
-    assert_printed(plan_paper_bytes(0, ZERO_BF16, 1, 8), "%g", "16");
-    assert_printed(plan_paper_bytes(1, ZERO_BF16, 1, 8), "%g", "5.5");
-    assert_printed(plan_paper_bytes(2, ZERO_BF16, 1, 8), "%g", "3.75");
-    assert_printed(plan_paper_bytes(3, ZERO_BF16, 1, 8), "%g", "2");
+    check_printed(plan_paper_bytes(0, ZERO_BF16, 1, 8), "%g", "16");
+    check_printed(plan_paper_bytes(1, ZERO_BF16, 1, 8), "%g", "5.5");
+    check_printed(plan_paper_bytes(2, ZERO_BF16, 1, 8), "%g", "3.75");
+    check_printed(plan_paper_bytes(3, ZERO_BF16, 1, 8), "%g", "2");
 }
 
 // ZeRO-1 as nanotron has it: 7 billion parameters, 8 data-parallel ranks; the optimizer's 84 GB become 10.5 GB a rank.
-static void test_7b_on_8_data_parallel_ranks(void **state) {
-    (void)state;
+static void test_7b_on_8_data_parallel_ranks(void) {
     static const char *const want[PLAN_STAGES] = { "112.00", "38.50", "26.25", "14.00" };
     PlanInput in = model(50, 140000000, 8);
     Plan p;
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p.stage[stage];
         const uint64_t optimizer = bytes_of(s, ZERO_MEM_MASTER) + bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V);
-        assert_printed((double)s->paper / 1e9, "%.2f", want[stage]);
-        assert_printed((double)optimizer / 1e9, "%.1f", stage == 0 ? "84.0" : "10.5");
+        check_printed((double)s->paper / 1e9, "%.2f", want[stage]);
+        check_printed((double)optimizer / 1e9, "%.1f", stage == 0 ? "84.0" : "10.5");
     }
-    assert_int_equal(p.lowest_stage, 1);
+    CHECK_EQ(p.lowest_stage, 1);
 }
 
-static void test_the_smallest_number_of_ranks_is_that(void **state) {
-    (void)state;
+static void test_the_smallest_number_of_ranks_is_that(void) {
     static const double device[] = { 0.5e9, 3e9, 17e9, 80e9, 1000e9 };
     for (size_t d = 0; d < sizeof device / sizeof device[0]; d++) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -124,23 +119,22 @@ static void test_the_smallest_number_of_ranks_is_that(void **state) {
             in.device_bytes = device[d];
             in.total_tokens = accumulate ? 5040 : 0;
             Plan p, at;
-            assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
+            CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
             for (int stage = 0; stage < PLAN_STAGES; stage++) {
                 const PlanStage *s = &p.stage[stage];
                 if (s->smallest > 0) {
                     in.ranks = s->smallest;
-                    assert_int_equal(plan_make(&at, &in, err, sizeof err), 0);
-                    assert_true((double)at.stage[stage].memory_total <= in.device_bytes);
+                    CHECK_EQ(plan_make(&at, &in, err, sizeof err), 0);
+                    CHECK((double)at.stage[stage].memory_total <= in.device_bytes);
                 }
                 if (s->smallest > 1) {
                     for (in.ranks = s->smallest - 1; plan_make(&at, &in, err, sizeof err) != 0; in.ranks--) {
-                        assert_true(accumulate);
+                        CHECK(accumulate);
                     }
-                    assert_true((double)at.stage[stage].memory_total > in.device_bytes);
+                    CHECK((double)at.stage[stage].memory_total > in.device_bytes);
                 }
                 if (s->smallest_power > 0) {
-                    assert_true(s->smallest <= s->smallest_power &&
-                                (accumulate || s->smallest_power < 2 * s->smallest));
+                    CHECK(s->smallest <= s->smallest_power && (accumulate || s->smallest_power < 2 * s->smallest));
                 }
             }
         }
@@ -148,81 +142,76 @@ static void test_the_smallest_number_of_ranks_is_that(void **state) {
     PlanInput in = model(24, 50000000, 8);
     Plan p;
     in.activation_bytes = 81000000000;  // does not depend on N
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
-    assert_int_equal(p.best_stage, -1);
-    assert_int_equal(p.lowest_stage, -1);
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    CHECK_EQ(p.best_stage, -1);
+    CHECK_EQ(p.lowest_stage, -1);
 }
 
 // With groups of 4, a group's shards are those of 4 ranks, however many groups there are.
-static void test_groups_shard_as_if_they_were_alone(void **state) {
-    (void)state;
+static void test_groups_shard_as_if_they_were_alone(void) {
     PlanInput in = model(24, 50000000, 4);
     Plan alone, groups;
-    assert_int_equal(plan_make(&alone, &in, err, sizeof err), 0);
+    CHECK_EQ(plan_make(&alone, &in, err, sizeof err), 0);
     in.ranks = 12;
     in.settings.shard_group = 4;
-    assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
+    CHECK_EQ(plan_make(&groups, &in, err, sizeof err), 0);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        assert_int_equal(groups.stage[stage].states, alone.stage[stage].states);
-        assert_true(groups.stage[stage].wire_total > alone.stage[stage].wire_total);
-        assert_int_equal(groups.stage[stage].smallest % 4, 0);
+        CHECK_EQ(groups.stage[stage].states, alone.stage[stage].states);
+        CHECK(groups.stage[stage].wire_total > alone.stage[stage].wire_total);
+        CHECK_EQ(groups.stage[stage].smallest % 4, 0);
     }
     in.device_bytes = 1e15;
-    assert_int_equal(plan_make(&groups, &in, err, sizeof err), 0);
-    assert_int_equal(groups.lowest_stage, 1);  // there are no groups in stage 0
+    CHECK_EQ(plan_make(&groups, &in, err, sizeof err), 0);
+    CHECK_EQ(groups.lowest_stage, 1);  // there are no groups in stage 0
     in.ranks = 10;
-    assert_int_equal(plan_make(&groups, &in, err, sizeof err), -1);
-    assert_non_null(strstr(err, "--shard-group 4"));
+    CHECK_EQ(plan_make(&groups, &in, err, sizeof err), -1);
+    CHECK(strstr(err, "--shard-group 4") != NULL);
 }
 
-static void test_tokens_that_cannot_be_divided_are_refused(void **state) {
-    (void)state;
+static void test_tokens_that_cannot_be_divided_are_refused(void) {
     PlanInput in = model(2, 1000, 3);
     Plan p;
     in.total_tokens = 8;
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), -1);
-    assert_non_null(strstr(err, "-d 8"));
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), -1);
+    CHECK(strstr(err, "-d 8") != NULL);
 }
 
-static void test_time_is_work_by_rate(void **state) {
-    (void)state;
+static void test_time_is_work_by_rate(void) {
     PlanInput in = model(4, 64000, 4);  // no padding
     in.B = 2;
     in.T = 100;
     in.total_tokens = 2400;  // three micro-steps
     Plan p;
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
-    assert_int_equal(p.micro_steps, 3);
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    CHECK_EQ(p.micro_steps, 3);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        assert_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
+        check_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
     }
     // a rank receives 3/4 of everything: gradients thrice, in stage 1 then parameters; from each rank 176 bytes for the
     // norm, 3 losses
-    assert_int_equal(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (176 + 24));
-    assert_int_equal(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (176 + 24));
+    CHECK_EQ(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (176 + 24));
+    CHECK_EQ(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (176 + 24));
 }
 
 // 96 layers of GPT-3 on 65536 ranks, with the search for the smallest number: the time is printed, machines differ.
-static void test_175b_on_65536_ranks(void **state) {
-    (void)state;
+static void test_175b_on_65536_ranks(void) {
     PlanInput in = model(97, 1800000000, 65536);
     Plan p;
     const clock_t begin = clock();
-    assert_int_equal(plan_make(&p, &in, err, sizeof err), 0);
-    print_message("planned in %.3f s\n", (double)(clock() - begin) / CLOCKS_PER_SEC);
-    assert_int_equal(p.lowest_stage, 3);
-    assert_true(p.stage[0].memory_total > 16 * (uint64_t)174600000000);
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    printf("planned in %.3f s\n", (double)(clock() - begin) / CLOCKS_PER_SEC);
+    CHECK_EQ(p.lowest_stage, 3);
+    CHECK(p.stage[0].memory_total > 16 * (uint64_t)174600000000);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_table_of_the_zero_paper),
-        cmocka_unit_test(test_7b_on_8_data_parallel_ranks),
-        cmocka_unit_test(test_the_smallest_number_of_ranks_is_that),
-        cmocka_unit_test(test_groups_shard_as_if_they_were_alone),
-        cmocka_unit_test(test_tokens_that_cannot_be_divided_are_refused),
-        cmocka_unit_test(test_time_is_work_by_rate),
-        cmocka_unit_test(test_175b_on_65536_ranks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(test_the_table_of_the_zero_paper);
+    RUN(test_7b_on_8_data_parallel_ranks);
+    RUN(test_the_smallest_number_of_ranks_is_that);
+    RUN(test_groups_shard_as_if_they_were_alone);
+    RUN(test_tokens_that_cannot_be_divided_are_refused);
+    RUN(test_time_is_work_by_rate);
+    RUN(test_175b_on_65536_ranks);
+    return test_finish();
 }

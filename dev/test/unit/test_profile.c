@@ -1,6 +1,5 @@
 // The formulas of --profile against numbers of other origin, and its clock. That a run does what the formulas say is
 // the business of test_profile.sh.
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,8 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "test/harness/harness.h"
 #include "gpt2/tensors.h"
 #include "trainer/profiler.h"
 #include "trainer/log.h"
@@ -40,13 +38,12 @@ static const ProfileWork *find(const ProfileRun *run, const char *name) {
     for (size_t i = 0; i < n; i++) {
         if (!strcmp(work[i].name, name)) return &work[i];
     }
-    fail_msg("no formula for %s", name);
+    REQUIRE(0, "no formula for %s", name);
     return NULL;
 }
 
 // The matrices of GPT-2 124M, wte once: 12 L C^2 + Vp C = 123568128 numbers, each of which costs 6 FLOPs a token.
-static void test_products_are_6_flops_per_weight_and_token(void **state) {
-    (void)state;
+static void test_products_are_6_flops_per_weight_and_token(void) {
     const ProfileRun run = gpt2();
     const size_t n = profile_work(&run, work);
     double flops = 0;
@@ -56,98 +53,92 @@ static void test_products_are_6_flops_per_weight_and_token(void **state) {
         flops += work[i].flops;
         kinds++;
     }
-    assert_int_equal(kinds, 15);
-    assert_true(flops == 6.0 * 123568128 * 4096 * 2);
+    CHECK_EQ(kinds, 15);
+    CHECK(flops == 6.0 * 123568128 * 4096 * 2);
 }
 
 // FlashAttention's paper counts 4 T^2 C FLOPs a sequence forward (halved: causal), and 2.5 times that backward; two
 // kernels that each compute the scores and dp anew have 7 products, not 5.
-static void test_attention_is_half_of_a_square(void **state) {
-    (void)state;
+static void test_attention_is_half_of_a_square(void) {
     const ProfileRun run = gpt2();
     const double half = 4.0 * 1024 * 1024 * 768 / 2 * 4 * 12 * 2;  // B L G
-    assert_true(find(&run, "attention_forward")->flops / half > 1 &&
-                find(&run, "attention_forward")->flops / half < 1.001);
+    CHECK(find(&run, "attention_forward")->flops / half > 1 && find(&run, "attention_forward")->flops / half < 1.001);
     const double backward = find(&run, "attention_dq")->flops + find(&run, "attention_dkv")->flops;
-    assert_true(backward / half > 3.5 && backward / half < 3.5 * 1.001);
+    CHECK(backward / half > 3.5 && backward / half < 3.5 * 1.001);
     ProfileRun one = run;
     one.one_backward = 1;
-    assert_true(find(&one, "attention_backward")->flops / half > 2.5 &&
-                find(&one, "attention_backward")->flops / half < 2.5 * 1.001);
+    CHECK(find(&one, "attention_backward")->flops / half > 2.5 &&
+          find(&one, "attention_backward")->flops / half < 2.5 * 1.001);
 }
 
 // The whole step, beside the formula of the log's MFU (which counts wpe, biases and layernorms as if they were
 // multiplied, and a backward of 5 products of attention): within 3 percent.
-static void test_the_step_is_about_what_mfu_counts(void **state) {
-    (void)state;
+static void test_the_step_is_about_what_mfu_counts(void) {
     const ProfileRun run = gpt2();
     const size_t n = profile_work(&run, work);
     double flops = 0;
     for (size_t i = 0; i < n; i++) flops += work[i].flops;
     const GPT2Config d12 = { 1024, 50257, 50304, 12, 12, 768 };
     const double mfu = gpt2_training_flops(&d12, 1024, 8192);
-    print_message("profile %.4e FLOPs, MFU %.4e\n", flops, mfu);
-    assert_true(flops > 0.97 * mfu && flops < 1.03 * mfu);
+    printf("profile %.4e FLOPs, MFU %.4e\n", flops, mfu);
+    CHECK(flops > 0.97 * mfu && flops < 1.03 * mfu);
 }
 
 // As dev/bench/bench_adamw.cu counts them: fp32; bf16 with fp32 master weights, split ones, none.
-static void test_adamw_moves_28_30_28_24_bytes(void **state) {
-    (void)state;
-    assert_int_equal(profile_adamw_bytes(4, 1), 28);
-    assert_int_equal(profile_adamw_bytes(2, 1), 30);
-    assert_int_equal(profile_adamw_bytes(2, 2), 28);
-    assert_int_equal(profile_adamw_bytes(2, 0), 24);
+static void test_adamw_moves_28_30_28_24_bytes(void) {
+    CHECK_EQ(profile_adamw_bytes(4, 1), 28);
+    CHECK_EQ(profile_adamw_bytes(2, 1), 30);
+    CHECK_EQ(profile_adamw_bytes(2, 2), 28);
+    CHECK_EQ(profile_adamw_bytes(2, 0), 24);
     ProfileRun run = gpt2();
-    assert_true(find(&run, "AdamW")->bytes == 30.0 * 124475904);
+    CHECK(find(&run, "AdamW")->bytes == 30.0 * 124475904);
     run.ranks = 8;
     run.numel = 124476416;  // padded
-    assert_true(find(&run, "AdamW")->bytes == 30.0 * 124476416 / 8);
+    CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416 / 8);
     run.stage = 0;
-    assert_true(find(&run, "AdamW")->bytes == 30.0 * 124476416);
+    CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416);
 }
 
-static void test_flags_move_work_from_kernel_to_kernel(void **state) {
-    (void)state;
+static void test_flags_move_work_from_kernel_to_kernel(void) {
     ProfileRun run = gpt2();
-    assert_true(find(&run, "gelu_forward")->calls == 24 && find(&run, "layernorm_forward")->calls == 50);
+    CHECK(find(&run, "gelu_forward")->calls == 24 && find(&run, "layernorm_forward")->calls == 50);
     run.recompute = 2;
-    assert_true(find(&run, "gelu_forward")->calls == 48 && find(&run, "layernorm_forward")->calls == 98);
+    CHECK(find(&run, "gelu_forward")->calls == 48 && find(&run, "layernorm_forward")->calls == 98);
     run.gelu_fusion = 2;
-    assert_true(find(&run, "gelu_forward")->calls == 24);
+    CHECK(find(&run, "gelu_forward")->calls == 24);
     const double plain = 2.0 * (4096.0 * 768 + 768.0 * 3072 + 4096.0 * 3072) * 24;
-    assert_true(find(&run, "product forward, gelu 768 to 3072")->bytes == plain + 2.0 * 4096 * 3072 * 24);
-    assert_true(find(&run, "product dinput, gelu 3072 to 768")->bytes == plain + 2.0 * 4096 * 3072 * 24);
+    CHECK(find(&run, "product forward, gelu 768 to 3072")->bytes == plain + 2.0 * 4096 * 3072 * 24);
+    CHECK(find(&run, "product dinput, gelu 3072 to 768")->bytes == plain + 2.0 * 4096 * 3072 * 24);
 }
 
 // A kind may be limited by memory, arithmetic or links; an H200 moves 4.8 TB a second, and so on.
-static void test_the_floor_is_the_slowest_of_three(void **state) {
-    (void)state;
+static void test_the_floor_is_the_slowest_of_three(void) {
     int known;
     const char *bound;
     ProfileRun run = gpt2();
     const ProfileDevice *d = profile_device("NVIDIA H200", &known);
-    assert_true(known);
+    CHECK(known);
     ProfileWork w = { .bytes = 4.8e9 };
-    assert_true(profile_floor(&w, &run, d, &bound) == 1e-3 && !strcmp(bound, "memory"));
+    CHECK(profile_floor(&w, &run, d, &bound) == 1e-3 && !strcmp(bound, "memory"));
     w.wire = 900e6;
-    assert_true(profile_floor(&w, &run, d, &bound) == 2e-3 && !strcmp(bound, "link"));
+    CHECK(profile_floor(&w, &run, d, &bound) == 2e-3 && !strcmp(bound, "link"));
     w.flops = 989e9 * 3;
     w.tensor_cores = 1;
-    assert_true(profile_floor(&w, &run, d, &bound) == 3e-3 && !strcmp(bound, "math"));
+    CHECK(profile_floor(&w, &run, d, &bound) == 3e-3 && !strcmp(bound, "math"));
     run.elem = 4;  // fp32: TF32 only where it is allowed
-    assert_true(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 67e12);
+    CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 67e12);
     run.tf32 = 1;
-    assert_true(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);
-    assert_string_equal(profile_device("CPU", &known)->name, "H200");
-    assert_false(known);
+    CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);
+    CHECK_STR(profile_device("CPU", &known)->name, "H200");
+    CHECK(!known);
     static const char *const others[] = { "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL",
                                           "NVIDIA H100 PCIe" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         (void)profile_device(others[i], &known);
-        assert_false(known);
+        CHECK(!known);
     }
-    assert_string_equal(profile_device("NVIDIA A100-SXM4-80GB", &known)->name, "A100-SXM4-80GB");
-    assert_true(known);
+    CHECK_STR(profile_device("NVIDIA A100-SXM4-80GB", &known)->name, "A100-SXM4-80GB");
+    CHECK(known);
 }
 
 // Prints the profile; the line that begins with name, or NULL.
@@ -165,8 +156,7 @@ static char *line_of(const Profile *p, const ProfileRun *run, const char *name, 
     return found;
 }
 
-static void test_the_clock_adds_up_by_name_and_step(void **state) {
-    (void)state;
+static void test_the_clock_adds_up_by_name_and_step(void) {
     const ProfileRun run = gpt2();
     Profile *p = profile_create();
     profile_begin(NULL, "nothing", 0);
@@ -181,40 +171,39 @@ static void test_the_clock_adds_up_by_name_and_step(void **state) {
         }
         profile_begin_product(p, "dweight", 768, 2304, 0);
         profile_end(p);
-        assert_int_equal(profile_end_step(p, 10), cudaSuccess);
+        CHECK_EQ(profile_end_step(p, 10), cudaSuccess);
     }
     int wrong;
     const char *const names[] = { "outer", "inner" };
     for (int i = 0; i < 2; i++) {
         char *line = line_of(p, &run, names[i], &wrong);
         double calls, ms;
-        assert_non_null(line);
-        assert_int_equal(sscanf(line + strlen(names[i]), "%lf %lf", &calls, &ms), 2);
-        assert_true(calls == 700 && ms >= 4.9);
-        assert_non_null(strstr(line, "no formula"));
+        REQUIRE(line != NULL);
+        CHECK_EQ(sscanf(line + strlen(names[i]), "%lf %lf", &calls, &ms), 2);
+        CHECK(calls == 700 && ms >= 4.9);
+        CHECK(strstr(line, "no formula") != NULL);
         free(line);
     }
     char *line = line_of(p, &run, "product dweight 768 to 2304", &wrong);
-    assert_non_null(strstr(line, "calls differ from the formula, 24.0"));
+    CHECK(strstr(line, "calls differ from the formula, 24.0") != NULL);
     free(line);
     line = line_of(p, &run, "residual", &wrong);
-    assert_non_null(strstr(line, "not measured"));
+    CHECK(strstr(line, "not measured") != NULL);
     free(line);
     ProfileWork all[PROFILE_MAX_KINDS];
-    assert_int_equal(wrong, profile_work(&run, all) - 1 + 2);  // "gather: wait" may be missing; outer and inner
-                                                               // have no formula
+    CHECK_EQ(wrong, profile_work(&run, all) - 1 + 2);  // "gather: wait" may be missing; outer and inner
+                                                       // have no formula
     profile_destroy(p);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products_are_6_flops_per_weight_and_token),
-        cmocka_unit_test(test_attention_is_half_of_a_square),
-        cmocka_unit_test(test_the_step_is_about_what_mfu_counts),
-        cmocka_unit_test(test_adamw_moves_28_30_28_24_bytes),
-        cmocka_unit_test(test_flags_move_work_from_kernel_to_kernel),
-        cmocka_unit_test(test_the_floor_is_the_slowest_of_three),
-        cmocka_unit_test(test_the_clock_adds_up_by_name_and_step),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(test_products_are_6_flops_per_weight_and_token);
+    RUN(test_attention_is_half_of_a_square);
+    RUN(test_the_step_is_about_what_mfu_counts);
+    RUN(test_adamw_moves_28_30_28_24_bytes);
+    RUN(test_flags_move_work_from_kernel_to_kernel);
+    RUN(test_the_floor_is_the_slowest_of_three);
+    RUN(test_the_clock_adds_up_by_name_and_step);
+    return test_finish();
 }

@@ -1,49 +1,44 @@
 // Tests of dev/data/random. Each is named after the fault that it prevents. The golden numbers come from the C++
 // standard (std::mt19937), PyTorch (torch.manual_seed(137) and normal_()), llm.c (the weights of a d12 model) and
 // Vigna's xorshift64*.
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <math.h>
 #include <string.h>
 
+#include "test/harness/harness.h"
 #include "data/random.h"
 
 #define LEN(a) (sizeof(a) / sizeof *(a))
 
-static void assert_close(float x, float golden, float tolerance) {
-    if (!(fabsf(x - golden) <= tolerance)) {
-        fail_msg("%.9g instead of %.9g", x, golden);
-    }
+static void check_close(float x, float golden, float tolerance) {
+    CHECK(fabsf(x - golden) <= tolerance, "%.9g instead of %.9g", x, golden);
 }
 
 // Within two units in the last place: another libm may round differently.
-static void assert_same(float x, float golden) { assert_close(x, golden, 2.5e-7f * fabsf(golden)); }
+static void check_same(float x, float golden) { check_close(x, golden, 2.5e-7f * fabsf(golden)); }
 
-static void assert_same_state(const Mt19937 *a, const Mt19937 *b) {
+static void check_same_state(const Mt19937 *a, const Mt19937 *b) {
     Mt19937 x = *a, y = *b;
-    assert_int_equal(x.has_spare, y.has_spare);
+    CHECK_EQ(x.has_spare, y.has_spare);
     for (int i = 0; i < 700; i++) {
-        assert_int_equal(mt_u32(&x), mt_u32(&y));
+        CHECK_EQ(mt_u32(&x), mt_u32(&y));
     }
 }
 
-static void test_words_differ_from_the_standard(void **state) {
-    (void)state;
+static void test_words_differ_from_the_standard(void) {
     Mt19937 g;
     mt_seed(&g, 5489);
     for (int i = 0; i < 9999; i++) {
         mt_u32(&g);
     }
-    assert_int_equal(mt_u32(&g), 4123659995u);
+    CHECK_EQ(mt_u32(&g), 4123659995u);
 }
 
 // To 1e-6: torch computes the angle of a block in another way (see random.c), an error of half an ulp there.
-static void test_draws_differ_from_torch(void **state) {
-    (void)state;
+static void test_draws_differ_from_torch(void) {
     static const uint32_t words[] = { 4053805790u, 2173880614u, 380293709u, 1237255315u, 2986595568u };
     static const float small[] = { 0.7947664260864258f,  1.4369317293167114f,  -0.2292192131280899f,
                                    0.47556325793266296f, -0.6334410905838013f, -0.5791953802108765f,
@@ -58,47 +53,45 @@ static void test_draws_differ_from_torch(void **state) {
     float x[16];
     mt_seed(&g, 137);
     for (size_t i = 0; i < LEN(words); i++) {
-        assert_int_equal(mt_u32(&g), words[i]);
+        CHECK_EQ(mt_u32(&g), words[i]);
     }
     mt_normal(&g, x, 0, 8, 8, 0, 1);
     for (int i = 0; i < 8; i++) {
-        assert_close(x[i], small[i], 1e-6f);
+        check_close(x[i], small[i], 1e-6f);
     }
-    assert_int_equal(mt_u32(&g), 2186503452u);
+    CHECK_EQ(mt_u32(&g), 2186503452u);
     mt_normal(&g, x, 0, 16, 16, 0, 1);
     for (int i = 0; i < 16; i++) {
-        assert_close(x[i], block[i], 1e-6f);
+        check_close(x[i], block[i], 1e-6f);
     }
-    assert_int_equal(mt_u32(&g), 2756748748u);
+    CHECK_EQ(mt_u32(&g), 2756748748u);
 }
 
-static void test_initial_weights_differ_from_llmc(void **state) {
-    (void)state;
+static void test_initial_weights_differ_from_llmc(void) {
     size_t V = 50257, T = 1024, C = 768, L = 12;
     float residual = 0.02f / sqrtf(2.0f * (float)L);
     float x[3];
     Mt19937 g;
     mt_seed(&g, 42);
     mt_normal(&g, x, 0, 3, V * C, 0, 0.02f);
-    assert_same(x[0], 0.0385382995f);
-    assert_same(x[1], 0.0297456831f);
-    assert_same(x[2], 0.0180143435f);
+    check_same(x[0], 0.0385382995f);
+    check_same(x[1], 0.0297456831f);
+    check_same(x[2], 0.0180143435f);
     mt_normal(&g, x, 0, 3, T * C, 0, 0.02f);
-    assert_same(x[0], -0.00916235521f);
-    assert_same(x[1], -0.018614769f);
-    assert_same(x[2], -0.0294702277f);
+    check_same(x[0], -0.00916235521f);
+    check_same(x[1], -0.018614769f);
+    check_same(x[2], -0.0294702277f);
     mt_normal(&g, x, 0, 1, 3 * C * C, 0, 0.02f);
-    assert_same(x[0], -0.0045566773f);
+    check_same(x[0], -0.0045566773f);
     mt_normal(&g, x, 0, 1, C * C, 0, residual);
-    assert_same(x[0], 0.00113274355f);
+    check_same(x[0], 0.00113274355f);
     mt_normal(&g, x, 0, 1, 4 * C * C, 0, 0.02f);
-    assert_same(x[0], -0.0111787794f);
+    check_same(x[0], -0.0111787794f);
     mt_normal(&g, x, 0, 1, 4 * C * C, 0, residual);
-    assert_same(x[0], 0.00437752157f);
+    check_same(x[0], 0.00437752157f);
 }
 
-static void test_skip_differs_from_drawing(void **state) {
-    (void)state;
+static void test_skip_differs_from_drawing(void) {
     static const size_t lengths[] = { 0, 1, 623, 624, 625, 1248, 5000 };
     for (size_t warm = 0; warm < 700; warm += 69) {
         for (size_t k = 0; k < LEN(lengths); k++) {
@@ -112,14 +105,13 @@ static void test_skip_differs_from_drawing(void **state) {
             for (size_t i = 0; i < lengths[k]; i++) {
                 mt_u32(&b);
             }
-            assert_same_state(&a, &b);
+            check_same_state(&a, &b);
         }
     }
 }
 
 // Every rank draws its own ranges: together they must be the tensor, and leave the same generator behind.
-static void test_range_differs_from_full_draw(void **state) {
-    (void)state;
+static void test_range_differs_from_full_draw(void) {
     enum { MAX = 70, GUARD = 4 };
     Mt19937 start;
     mt_seed(&start, 3);
@@ -132,20 +124,19 @@ static void test_range_differs_from_full_draw(void **state) {
                 Mt19937 g = start;
                 memset(part, 0xff, sizeof part);
                 mt_normal(&g, part + GUARD, begin, count, n, 0.5f, 2);
-                assert_memory_equal(part + GUARD, full + begin, count * sizeof(float));
+                CHECK_BYTES(part + GUARD, full + begin, count * sizeof(float));
                 for (size_t i = 0; i < GUARD; i++) {
-                    assert_true(isnan(part[i]) && isnan(part[GUARD + count + i]));
+                    CHECK(isnan(part[i]) && isnan(part[GUARD + count + i]));
                 }
-                assert_true(g.next == after.next && memcmp(g.state, after.state, sizeof g.state) == 0);
+                CHECK(g.next == after.next && memcmp(g.state, after.state, sizeof g.state) == 0);
             }
         }
         mt_normal(&start, NULL, 0, 0, n, 0.5f, 2);
-        assert_same_state(&start, &after);
+        check_same_state(&start, &after);
     }
 }
 
-static void test_tail_is_not_drawn_again(void **state) {
-    (void)state;
+static void test_tail_is_not_drawn_again(void) {
     Mt19937 a, b;
     float x[40], last[16];
     mt_seed(&a, 9);
@@ -153,12 +144,11 @@ static void test_tail_is_not_drawn_again(void **state) {
     mt_normal(&a, x, 0, 40, 40, 0, 1);
     mt_skip(&b, 40);
     mt_normal(&b, last, 0, 16, 16, 0, 1);
-    assert_memory_equal(x + 24, last, sizeof last);
-    assert_same_state(&a, &b);
+    CHECK_BYTES(x + 24, last, sizeof last);
+    check_same_state(&a, &b);
 }
 
-static void test_spare_normal_is_lost(void **state) {
-    (void)state;
+static void test_spare_normal_is_lost(void) {
     Mt19937 a, b;
     float x[4], y[4];
     mt_seed(&a, 11);
@@ -166,32 +156,30 @@ static void test_spare_normal_is_lost(void **state) {
     mt_normal(&a, x, 0, 4, 4, 0, 1);
     mt_normal(&b, y, 0, 3, 3, 0, 1);
     mt_normal(&b, y + 3, 0, 1, 1, 0, 1);
-    assert_memory_equal(x, y, sizeof x);
+    CHECK_BYTES(x, y, sizeof x);
     mt_normal(&b, y, 0, 3, 3, 0, 1);
     mt_seed(&b, 11);
     mt_normal(&b, y, 0, 4, 4, 0, 1);
-    assert_memory_equal(x, y, sizeof x);
+    CHECK_BYTES(x, y, sizeof x);
 }
 
-static void test_sampling_differs_from_llmc(void **state) {
-    (void)state;
+static void test_sampling_differs_from_llmc(void) {
     uint64_t one = 1, s = 1337;
-    assert_int_equal(xorshift_u32(&one), 0x47E4CE4Bu);
-    assert_int_equal(xorshift_u32(&s), 0x3af61262u);
-    assert_int_equal(xorshift_u32(&s), 0x30c5cedbu);
-    assert_true(xorshift_f32(&s) == (float)(0x4f94dcf3u >> 8) / 16777216.0f);
+    CHECK_EQ(xorshift_u32(&one), 0x47E4CE4Bu);
+    CHECK_EQ(xorshift_u32(&s), 0x3af61262u);
+    CHECK_EQ(xorshift_u32(&s), 0x30c5cedbu);
+    CHECK(xorshift_f32(&s) == (float)(0x4f94dcf3u >> 8) / 16777216.0f);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words_differ_from_the_standard),
-        cmocka_unit_test(test_draws_differ_from_torch),
-        cmocka_unit_test(test_initial_weights_differ_from_llmc),
-        cmocka_unit_test(test_skip_differs_from_drawing),
-        cmocka_unit_test(test_range_differs_from_full_draw),
-        cmocka_unit_test(test_tail_is_not_drawn_again),
-        cmocka_unit_test(test_spare_normal_is_lost),
-        cmocka_unit_test(test_sampling_differs_from_llmc),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(test_words_differ_from_the_standard);
+    RUN(test_draws_differ_from_torch);
+    RUN(test_initial_weights_differ_from_llmc);
+    RUN(test_skip_differs_from_drawing);
+    RUN(test_range_differs_from_full_draw);
+    RUN(test_tail_is_not_drawn_again);
+    RUN(test_spare_normal_is_lost);
+    RUN(test_sampling_differs_from_llmc);
+    return test_finish();
 }
