@@ -2,7 +2,8 @@
 // the host.
 //
 // The same file runs on all three devices. On a GPU it tests device.cuh; on the CPU, in both builds, it tests that
-// dev/device/cpu does what a GPU does. Prints a line for each test.
+// dev/device/cpu does what a GPU does.
+#include "test/harness/harness.h"
 #include "zero/device.cuh"
 
 #include <stdio.h>
@@ -11,15 +12,6 @@
 #include <omp.h>
 #endif
 
-static bool test_ok;
-
-#define CHECK(condition)                                                 \
-    do {                                                                 \
-        if (!(condition)) {                                              \
-            printf("      %s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            test_ok = false;                                             \
-        }                                                                \
-    } while (0)
 #define CUDA(call) CHECK((call) == cudaSuccess)
 
 static uint32_t random_bits() {
@@ -248,11 +240,10 @@ __global__ void __launch_bounds__(256) shuffle_kernel(int *out, int width, int a
 }
 
 static void shuffles_read_the_named_lane() {
-    if (WARP == 1) return;  // the identity
-    enum { N = 64 };
-    for (int width = 1; width <= 32; width *= 2) {
+    const int N = block_threads(64);
+    for (int width = 1; width <= WARP; width *= 2) {
         for (int arg = 0; arg < width; arg += width / 4 + 1) {
-            int got[N * 4];
+            int got[64 * 4];
             int *out = device_array<int>(N * 4, nullptr);
             const cudaLaunchConfig_t c = config_of(1, N, 0);
             CUDA(cudaLaunchKernelEx(&c, shuffle_kernel, out, width, arg));
@@ -449,39 +440,21 @@ static void same_bits_every_time() {
     delete[] x;
 }
 
-static const struct {
-    const char *name;
-    void (*run)();
-} TESTS[] = {
-#define TEST(name) \
-    { #name, name }
-    TEST(bf16_is_rounded_to_nearest_even),
-    TEST(bf16_to_float_is_exact),
-    TEST(exp_is_within_two_ulp),
-    TEST(packs_compute_as_floats_do),
-    TEST(every_thread_gets_the_sum),
-    TEST(shuffles_read_the_named_lane),
-    TEST(block_range_owns_every_element_once),
-    TEST(every_thread_of_a_grid_runs_once),
-    TEST(dynamic_shared_memory_belongs_to_the_block),
-    TEST(a_launch_that_cannot_be_is_an_error),
-    TEST(memory_is_aligned_and_copied),
-    TEST(too_large_an_allocation_is_an_error),
-    TEST(events_order_streams),
-    TEST(same_bits_every_time),
-};
-
-int main() {
-    int passed = 0, failed = 0;
-    for (const auto &t : TESTS) {
-        test_ok = true;
-        t.run();
-        printf("%s %s\n", test_ok ? "ok   " : "FAIL ", t.name);
-        if (test_ok)
-            passed++;
-        else
-            failed++;
-    }
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
+    RUN(bf16_is_rounded_to_nearest_even);
+    RUN(bf16_to_float_is_exact);
+    RUN(exp_is_within_two_ulp);
+    RUN(packs_compute_as_floats_do);
+    RUN(every_thread_gets_the_sum);
+    RUN(shuffles_read_the_named_lane);
+    RUN(block_range_owns_every_element_once);
+    RUN(every_thread_of_a_grid_runs_once);
+    RUN(dynamic_shared_memory_belongs_to_the_block);
+    RUN(a_launch_that_cannot_be_is_an_error);
+    RUN(memory_is_aligned_and_copied);
+    RUN(too_large_an_allocation_is_an_error);
+    RUN(events_order_streams);
+    RUN(same_bits_every_time);
+    return test_finish();
 }

@@ -39,12 +39,15 @@ int test_finish(void);
 #define RUN(function) CASE("%s", #function) function()
 
 // CHECK(condition) or CHECK(condition, format, ...): returns whether it holds. Integers, texts and bytes are printed if
-// they differ.
-#define CHECK(condition, ...)         ((condition) ? test_pass() : test_fail(__FILE__, __LINE__, #condition, " " __VA_ARGS__))
+// they differ. CHECK_AT names the line of a caller.
+#define CHECK(condition, ...) ((condition) ? test_pass() : test_fail(__FILE__, __LINE__, #condition, " " __VA_ARGS__))
+#define CHECK_AT(file, line, condition, ...) \
+    ((condition) ? test_pass() : test_fail(file, line, #condition, " " __VA_ARGS__))
 #define CHECK_EQ(got, want)           test_equal((long long)(got), (long long)(want), #got, __FILE__, __LINE__)
 #define CHECK_STR(got, want)          test_same_text(got, want, #got, __FILE__, __LINE__)
 #define CHECK_BYTES(got, want, bytes) test_same_bytes(got, want, bytes, #got, __FILE__, __LINE__)
-#define REQUIRE(condition, ...)       (CHECK(condition, "" __VA_ARGS__) ? (void)0 : test_stop())
+#define REQUIRE(condition, ...) \
+    ((condition) ? (void)test_pass() : (test_fail(__FILE__, __LINE__, #condition, " " __VA_ARGS__), test_stop()))
 
 // What follows is for the macros and for ranks.h.
 extern long long test_checks;  // made so far in this case

@@ -39,16 +39,16 @@ static void elementwise_kernel_is_wrong(void) {
         Values want(n);
         for (size_t i = 0; i < n; i++) want[i] = a[i] + b[i];
         residual(out.p, da.p, db.p, n, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "residual (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "residual (max)", where.c_str());
 
         reference_gelu_forward(want.data(), a.data(), n);
         gelu_forward(out.p, da.p, n, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "gelu forward (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "gelu forward (max)", where.c_str());
 
         want.assign(n, 0);
         reference_gelu_backward(want.data(), b.data(), a.data(), n);
         gelu_backward(db.p, da.p, n, 0);
-        check_error(max_error(db.read(), want), stored, __LINE__, "gelu backward (max)", where.c_str());
+        CHECK_ERROR(max_error(db.read(), want), stored, "gelu backward (max)", where.c_str());
     }
 }
 
@@ -75,16 +75,14 @@ static void layernorm_kernel_is_wrong(void) {
                                      R, C);
 
         layernorm_forward(out.p, d_mean.p, d_rstd.p, d_x.p, d_weight.p, d_bias.p, R, C, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "layernorm forward (max)", where.c_str());
-        check_error(max_error(d_mean.read(), mean), fp32_sum, __LINE__, "layernorm mean (max)", where.c_str());
-        check_error(max_error(d_rstd.read(), rstd), fp32_sum, __LINE__, "layernorm rstd (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "layernorm forward (max)", where.c_str());
+        CHECK_ERROR(max_error(d_mean.read(), mean), fp32_sum, "layernorm mean (max)", where.c_str());
+        CHECK_ERROR(max_error(d_rstd.read(), rstd), fp32_sum, "layernorm rstd (max)", where.c_str());
         layernorm_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, d_mean.p, d_rstd.p,
                            R, C, 0);
-        check_error(max_error(d_dx.read(), want_dx), stored, __LINE__, "layernorm backward dx (max)", where.c_str());
-        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "layernorm backward dweight (max)",
-                    where.c_str());
-        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "layernorm backward dbias (max)",
-                    where.c_str());
+        CHECK_ERROR(max_error(d_dx.read(), want_dx), stored, "layernorm backward dx (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dweight.read(), dweight), stored, "layernorm backward dweight (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dbias.read(), dbias), stored, "layernorm backward dbias (max)", where.c_str());
     }
 }
 
@@ -108,11 +106,10 @@ static void linear_layer_is_wrong(void) {
 
         linear_forward(out.p, d_x.p, d_weight.p, d_bias.p, R, C, OC, 0);
         linear_backward(d_dx.p, d_dweight.p, d_dbias.p, partial.p, d_dout.p, d_x.p, d_weight.p, R, C, OC, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "linear forward (max)", where.c_str());
-        check_error(max_error(d_dx.read(), dx), stored, __LINE__, "linear backward dx (max)", where.c_str());
-        check_error(max_error(d_dweight.read(), dweight), stored, __LINE__, "linear backward dweight (max)",
-                    where.c_str());
-        check_error(max_error(d_dbias.read(), dbias), stored, __LINE__, "linear backward dbias (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "linear forward (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dx.read(), dx), stored, "linear backward dx (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dweight.read(), dweight), stored, "linear backward dweight (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dbias.read(), dbias), stored, "linear backward dbias (max)", where.c_str());
     }
 }
 
@@ -141,12 +138,10 @@ static void gelu_inside_the_product_is_another(void) {
         CHECK_BITS(out[1], out[0], "%s: GELU in the product", where.c_str());
         CHECK_BITS(dpre[1], dpre[0], "%s: GELU's derivative in the product", where.c_str());
 #endif
-        check_error(max_error(pre[1], pre[0]), stored, __LINE__, "GELU in the product: its input (max)", where.c_str());
-        check_error(max_error(out[1], out[0]), 2 * stored, __LINE__, "GELU in the product (max)", where.c_str());
-        check_error(max_error(dpre[1], dpre[0]), 2 * stored, __LINE__, "GELU's derivative in the product (max)",
-                    where.c_str());
-        check_error(max_error(dweight[1], dweight[0]), 2 * stored, __LINE__, "GELU in the product: dweight (max)",
-                    where.c_str());
+        CHECK_ERROR(max_error(pre[1], pre[0]), stored, "GELU in the product: its input (max)", where.c_str());
+        CHECK_ERROR(max_error(out[1], out[0]), 2 * stored, "GELU in the product (max)", where.c_str());
+        CHECK_ERROR(max_error(dpre[1], dpre[0]), 2 * stored, "GELU's derivative in the product (max)", where.c_str());
+        CHECK_ERROR(max_error(dweight[1], dweight[0]), 2 * stored, "GELU in the product: dweight (max)", where.c_str());
     }
 }
 
@@ -178,12 +173,11 @@ static void encoder_kernel_is_wrong(void) {
         reference_encoder_backward(want_dwte.data(), dwpe.data(), dout.data(), ids.data(), B, T, C);
 
         encoder_forward(out.p, d_ids.p, d_wte.p, d_wpe.p, B, T, C, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "encoder forward (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "encoder forward (max)", where.c_str());
         encoder_backward(d_dwte.p, d_dwpe.p, d_dout.p, TokenRows{ d_token.p, d_start.p, d_position.p }, token.size(), B,
                          T, C, 0);
-        check_error(max_error(d_dwte.read(), want_dwte), stored, __LINE__, "encoder backward dwte (max)",
-                    where.c_str());
-        check_error(max_error(d_dwpe.read(), dwpe), stored, __LINE__, "encoder backward dwpe (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dwte.read(), want_dwte), stored, "encoder backward dwte (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dwpe.read(), dwpe), stored, "encoder backward dwpe (max)", where.c_str());
     }
 }
 
@@ -216,11 +210,11 @@ static void classifier_kernel_is_wrong(void) {
         const Values got = d_logits.read();
         for (size_t r = 0; r < R; r++) got_padding.insert(got_padding.end(), &got[r * Vp] + V, &got[r * Vp] + Vp);
         if (V > 1)
-            check_error(max_error(d_losses.read(), losses), fp32_sum, __LINE__, "losses (max)", where.c_str());
+            CHECK_ERROR(max_error(d_losses.read(), losses), fp32_sum, "losses (max)", where.c_str());
         else
             CHECK_BITS(d_losses.read(), Values(R, 0), "%s: the loss of a certain choice is not 0", where.c_str());
         CHECK_BITS(d_losses_train.read(), d_losses.read(), "%s: losses with train", where.c_str());
-        check_error(max_error(got, dlogits), stored, __LINE__, "dlogits (max)", where.c_str());
+        CHECK_ERROR(max_error(got, dlogits), stored, "dlogits (max)", where.c_str());
         CHECK_BITS(got_padding, padding, "%s: gradients of padding columns", where.c_str());
     }
 }
@@ -294,9 +288,9 @@ static void attention_kernel_is_wrong(void) {
 
         attention_forward(out.p, d_lse.p, scratch.p, d_qkv.p, B, T, C, NH, 0);
         attention_backward(d_dqkv.p, scratch.p, d_dout.p, out.p, d_qkv.p, d_lse.p, B, T, C, NH, 0);
-        check_error(max_error(out.read(), want), stored, __LINE__, "attention forward (max)", where.c_str());
-        check_error(max_error(d_lse.read(), lse), fp32_sum, __LINE__, "attention log-sum-exp (max)", where.c_str());
-        check_error(max_error(d_dqkv.read(), dqkv), stored, __LINE__, "attention backward dqkv (max)", where.c_str());
+        CHECK_ERROR(max_error(out.read(), want), stored, "attention forward (max)", where.c_str());
+        CHECK_ERROR(max_error(d_lse.read(), lse), fp32_sum, "attention log-sum-exp (max)", where.c_str());
+        CHECK_ERROR(max_error(d_dqkv.read(), dqkv), stored, "attention backward dqkv (max)", where.c_str());
     }
 }
 
@@ -360,17 +354,17 @@ static void long_attention_is_wrong(void) {
         for (size_t i = 0; i < 8; i++) {  // row by row: the last ones are the smallest, means over everything
             const std::string where = shape_name("T %zu, head of %zu, row %zu", T, HS, rows[i]);
             const size_t at = rows[i] * HS;
-            check_error(max_error(Values(&all_out[at], &all_out[at] + HS), Values(&out[i * HS], &out[i * HS] + HS)),
-                        stored, __LINE__, "long attention forward (max)", where.c_str());
-            check_error(fabs(all_lse[rows[i]] - lse[i]) / fmax(1, fabs(lse[i])), fp32_sum, __LINE__,
-                        "long attention log-sum-exp", where.c_str());
+            CHECK_ERROR(max_error(Values(&all_out[at], &all_out[at] + HS), Values(&out[i * HS], &out[i * HS] + HS)),
+                        stored, "long attention forward (max)", where.c_str());
+            CHECK_ERROR(fabs(all_lse[rows[i]] - lse[i]) / fmax(1, fabs(lse[i])), fp32_sum, "long attention log-sum-exp",
+                        where.c_str());
             if (rows[i] == 0) continue;  // one key: nothing to choose, dq is zero but for rounding
             // Twice, because the difference dp - delta is made with an output that was stored.
-            check_error(
+            CHECK_ERROR(
                 max_error(Values(&all_dqkv[at * 3], &all_dqkv[at * 3] + HS), Values(&dqkv[at * 3], &dqkv[at * 3] + HS)),
-                2 * stored, __LINE__, "long attention backward dq (max)", where.c_str());
+                2 * stored, "long attention backward dq (max)", where.c_str());
         }
-        check_error(max_error(all_dqkv, dqkv), stored, __LINE__, "long attention backward dqkv (max)",
+        CHECK_ERROR(max_error(all_dqkv, dqkv), stored, "long attention backward dqkv (max)",
                     shape_name("T %zu, head of %zu", T, HS).c_str());
     }
 }

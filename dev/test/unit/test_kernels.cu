@@ -2,7 +2,7 @@
 //
 // They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops
 // here that add in the order which the header states, to the bit. The model's kernels are test_model.cu's.
-#include "test/harness/check.h"
+#include "test/harness/numerics.h"
 #include "zero/kernels.h"
 #include "zero/split_master.h"
 
@@ -69,8 +69,7 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
     snprintf(where, sizeof where, "%d pieces of %s, %d slots, n = %zu", num_pieces, dtype == ZERO_F32 ? "fp32" : "bf16",
              num_slots, n);
     CHECK_BITS(got, want, "%s: not the sum in the order of the tree", where);
-    check_error(worst / fmax(depth, 1), 1, __LINE__, "sum, in half ulps for each addition that a piece goes through",
-                where);
+    CHECK_ERROR(worst / fmax(depth, 1), 1, "sum, in half ulps for each addition that a piece goes through", where);
 
     for (auto *d : device_piece) delete d;
     for (auto *d : device_slot) delete d;
@@ -128,7 +127,7 @@ static void square_sum_is_inexact_or_overflows(void) {
             }
             char where[80];
             snprintf(where, sizeof where, "n = %zu, scale %g", n, scale);
-            check_error((double)(fabsl(wide_value(wide_square_sum(x)) - want) / want), 1e-15, __LINE__,
+            CHECK_ERROR((double)(fabsl(wide_value(wide_square_sum(x)) - want) / want), 1e-15,
                         "sum of squares, relative", where);
         }
     }
@@ -221,9 +220,9 @@ template <class T> static void check_adamw(int t, float scale) {
     char where[80];
     snprintf(where, sizeof where, "step %d, %s, scale %g", t, own_master ? "bf16" : "fp32", scale);
     const Values got_params = dp.read(), got_master = own_master ? dw.read() : got_params;
-    check_error(max_error(dm.read(), m), 5e-7, __LINE__, "AdamW: m (max)", where);
-    check_error(max_error(dv.read(), v), 5e-7, __LINE__, "AdamW: v (max)", where);
-    check_error(max_error(got_master, master), 2e-7, __LINE__, "AdamW: master weights (max)", where);
+    CHECK_ERROR(max_error(dm.read(), m), 5e-7, "AdamW: m (max)", where);
+    CHECK_ERROR(max_error(dv.read(), v), 5e-7, "AdamW: v (max)", where);
+    CHECK_ERROR(max_error(got_master, master), 2e-7, "AdamW: master weights (max)", where);
     if constexpr (dtype == ZERO_BF16) {
         for (const zero_optimizer_chunk &tile : tiles) {
             for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = nearest((float)got_master[tile.state + i]);
@@ -392,22 +391,21 @@ static void rounding_by_chance_has_a_bias(void) {
         const double sigma = gap * sqrt(p * (1 - p) / (double)(n * steps));
         char where[64];
         snprintf(where, sizeof where, "value %.6f, up with probability %.4f", exact, p);
-        check_error(fabs(sum / (double)(n * steps) - exact) / sigma, 4, __LINE__,
-                    "mean of roundings, in standard deviations", where);
+        CHECK_ERROR(fabs(sum / (double)(n * steps) - exact) / sigma, 4, "mean of roundings, in standard deviations",
+                    where);
     }
 }
 
-int main(void) {
-    static const Test tests[] = {
-        TEST(sum_is_in_another_order),
-        TEST(square_sum_is_inexact_or_overflows),
-        TEST(square_sum_depends_on_where_blocks_are),
-        TEST(square_sum_hides_nan_or_infinity),
-        TEST(adamw_is_another_formula),
-        TEST(adamw_moves_padding),
-        TEST(split_master_has_other_bits),
-        TEST(no_master_rounds_otherwise),
-        TEST(rounding_by_chance_has_a_bias),
-    };
-    return run_tests(tests, sizeof tests / sizeof *tests);
+int main(int argc, char **argv) {
+    numeric_start(&argc, argv);
+    RUN(sum_is_in_another_order);
+    RUN(square_sum_is_inexact_or_overflows);
+    RUN(square_sum_depends_on_where_blocks_are);
+    RUN(square_sum_hides_nan_or_infinity);
+    RUN(adamw_is_another_formula);
+    RUN(adamw_moves_padding);
+    RUN(split_master_has_other_bits);
+    RUN(no_master_rounds_otherwise);
+    RUN(rounding_by_chance_has_a_bias);
+    return test_finish();
 }

@@ -1,16 +1,7 @@
 // test_master.c: the bits of master weights (zero/split_master.h): all words, and known random numbers.
-#include <stdio.h>
 #include <string.h>
+#include "test/harness/harness.h"
 #include "zero/split_master.h"
-
-static int passed, failed;
-
-static void done(const char *name, unsigned long long wrong) {
-    *(wrong ? &failed : &passed) += 1;
-    printf("%s %s", wrong ? "FAIL" : "ok  ", name);
-    if (wrong) printf(": %llu times", wrong);
-    printf("\n");
-}
 
 static int is_nan(uint32_t word) { return (word & 0x7fffffff) > 0x7f800000; }
 
@@ -32,9 +23,9 @@ static void all_words(void) {
         far += f;
         no_nan += n;
     }
-    done("a word is not what it was split into", lost);
-    done("a parameter is not nearest, or a tie not away from zero", far);
-    done("NaN becomes a number, or a number NaN", no_nan);
+    CASE("a word is not what it was split into") CHECK(lost == 0, "%llu times", lost);
+    CASE("a parameter is not nearest, or a tie not away from zero") CHECK(far == 0, "%llu times", far);
+    CASE("NaN becomes a number, or a number NaN") CHECK(no_nan == 0, "%llu times", no_nan);
 }
 
 static void chances(void) {
@@ -49,7 +40,7 @@ static void chances(void) {
             }
             wrong += up != low;
         }
-    done("rounded up more or less often than the low half says", wrong);
+    CASE("rounded up more or less often than the low half says") CHECK(wrong == 0, "%llu times", wrong);
     wrong = 0;
     for (uint32_t random = 0; random < 0x10000; random++) {
         wrong += zero_master_round_stochastic(0x7f800000, random) != 0x7f80 ||
@@ -59,7 +50,7 @@ static void chances(void) {
         wrong += zero_master_round_stochastic(0, random) != 0 ||
                  zero_master_round_stochastic(0x80000000, random) != 0x8000;
     }
-    done("infinity, NaN or zero becomes something else by chance", wrong);
+    CASE("infinity, NaN or zero becomes something else by chance") CHECK(wrong == 0, "%llu times", wrong);
 }
 
 // From the test vectors of the authors' library, Random123 (kat_vectors, philox4x32 10).
@@ -81,13 +72,13 @@ static void known_answers(void) {
         zero_master_random(random, known[i].seed, known[i].t, known[i].logical);
         for (int k = 0; k < 8; k++) wrong += random[k] != (known[i].out[k / 2] >> 16 * (k % 2) & 0xffff);
     }
-    done("random numbers are not those of Philox4x32-10", wrong);
+    CASE("random numbers are not those of Philox4x32-10") CHECK(wrong == 0, "%llu times", wrong);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    test_start(&argc, argv);
     all_words();
     chances();
     known_answers();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return test_finish();
 }

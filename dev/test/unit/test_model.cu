@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include "test/harness/check.h"
+#include "test/harness/numerics.h"
 #include "test/harness/reference.h"
 #include "test/unit/model_kernels.cuh"
 
@@ -192,13 +192,13 @@ typedef struct Step {
 // Trains on b, and has the bits of `want`; or the tensor that has not is named.
 static void check_step(Harness *h, const Batch &b, const Step &want, int line, const char *where) {
     const double loss = train(h, b);
-    check(loss == want.loss, line, "%s: loss %.9g, not %.9g", where, loss, want.loss);
+    CHECK_AT(__FILE__, line, loss == want.loss, "%s: loss %.9g, not %.9g", where, loss, want.loss);
     for (const zero_tensor &t : h->tensors) {
         size_t differ = 0;
         for (size_t i = t.logical; i < t.logical + t.numel; i++)
             differ += memcmp(&h->grads[i], &want.grads[i], sizeof(double)) != 0;
-        check(differ == 0, line, "%s: %zu of %zu gradients of %s, unit %zu, have other bits", where, differ, t.numel,
-              t.name, t.unit);
+        CHECK_AT(__FILE__, line, differ == 0, "%s: %zu of %zu gradients of %s, unit %zu, have other bits", where,
+                 differ, t.numel, t.name, t.unit);
     }
 }
 
@@ -259,8 +259,7 @@ static void reference_gradient_is_not_the_derivative(void) {
             }
             params[i] = x;
             const double difference = (loss[0] - 8 * loss[1] + 8 * loss[2] - loss[3]) / (12 * h);
-            check_error(fabs(difference - grads[i]) / largest, 1e-6, __LINE__, "reference gradient",
-                        reference_tensor_names[t]);
+            CHECK_ERROR(fabs(difference - grads[i]) / largest, 1e-6, "reference gradient", reference_tensor_names[t]);
         }
     }
 }
@@ -355,13 +354,13 @@ static void loss_or_gradient_differs_from_the_definition(void) {
         const double want = reference_gpt2(&rc, h->params.data(), b.inputs.data(), b.targets.data(), s.B, s.T,
                                            logits.data(), grads.data());
 
-        check_error(norm_error(infer(h, b).data(), logits.data(), logits.size()), logits_allowed, __LINE__,
-                    "logits (norm)", s.name);
-        check_error(fabs(train(h, b) - want) / want, loss_allowed, __LINE__, "loss", s.name);
+        CHECK_ERROR(norm_error(infer(h, b).data(), logits.data(), logits.size()), logits_allowed, "logits (norm)",
+                    s.name);
+        CHECK_ERROR(fabs(train(h, b) - want) / want, loss_allowed, "loss", s.name);
         for (int t = 0; t < REFERENCE_TENSORS; t++) {
             const double error = norm_error(&h->grads[begin[t]], &grads[begin[t]], begin[t + 1] - begin[t]);
             const std::string where = std::string(s.name) + ", " + reference_tensor_names[t];
-            check_error(error, grads_allowed, __LINE__, "gradients (norm)", where.c_str());
+            CHECK_ERROR(error, grads_allowed, "gradients (norm)", where.c_str());
         }
         harness_destroy(h);
     }
@@ -502,28 +501,27 @@ static void nan_is_swallowed(void) {
     harness_destroy(h);
 }
 
-int main(void) {
-    static const Test tests[] = {
-        TEST(reference_gradient_is_not_the_derivative),
-        TEST(elementwise_kernel_is_wrong),
-        TEST(layernorm_kernel_is_wrong),
-        TEST(linear_layer_is_wrong),
-        TEST(gelu_inside_the_product_is_another),
-        TEST(encoder_kernel_is_wrong),
-        TEST(classifier_kernel_is_wrong),
-        TEST(nan_logit_is_swallowed),
-        TEST(attention_does_not_fit_a_block),
-        TEST(attention_kernel_is_wrong),
-        TEST(long_attention_is_wrong),
-        TEST(descriptor_is_misread),
-        TEST(tensor_table_leaves_a_hole),
-        TEST(loss_or_gradient_differs_from_the_definition),
-        TEST(bits_depend_on_the_number_of_threads),
-        TEST(recomputation_changes_bits),
-        TEST(earlier_forward_leaves_a_trace),
-        TEST(later_token_changes_an_earlier_logit),
-        TEST(unused_row_gets_a_gradient),
-        TEST(nan_is_swallowed),
-    };
-    return run_tests(tests, sizeof tests / sizeof *tests);
+int main(int argc, char **argv) {
+    numeric_start(&argc, argv);
+    RUN(reference_gradient_is_not_the_derivative);
+    RUN(elementwise_kernel_is_wrong);
+    RUN(layernorm_kernel_is_wrong);
+    RUN(linear_layer_is_wrong);
+    RUN(gelu_inside_the_product_is_another);
+    RUN(encoder_kernel_is_wrong);
+    RUN(classifier_kernel_is_wrong);
+    RUN(nan_logit_is_swallowed);
+    RUN(attention_does_not_fit_a_block);
+    RUN(attention_kernel_is_wrong);
+    RUN(long_attention_is_wrong);
+    RUN(descriptor_is_misread);
+    RUN(tensor_table_leaves_a_hole);
+    RUN(loss_or_gradient_differs_from_the_definition);
+    RUN(bits_depend_on_the_number_of_threads);
+    RUN(recomputation_changes_bits);
+    RUN(earlier_forward_leaves_a_trace);
+    RUN(later_token_changes_an_earlier_logit);
+    RUN(unused_row_gets_a_gradient);
+    RUN(nan_is_swallowed);
+    return test_finish();
 }

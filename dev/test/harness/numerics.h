@@ -1,22 +1,20 @@
-// check.h: checks that print what they compared, and arrays on both sides of the bus, for tests of kernels.
+// numerics.h: for tests of kernels: comparisons that print what they compared, and arrays on the host and the device.
 //
-// A test is a function named after the fault that it prevents. Its checks are counted; run_tests prints a line for each
-// test, and for each group of comparisons in it how many there were, the worst error, and what was allowed. A failed
-// check says where and the test goes on: one run shows all that is wrong.
+// After each case, numeric_start makes the harness print a line for each group of comparisons in it: how many there were,
+// the worst error, and what was allowed.
 //
 // "Norm" errors are |got - want| / |want| over a tensor; "max" errors are the largest difference over the largest
 // element wanted. Host tensors are in double, in which float and bf16 are exact.
-#ifndef CHECK_H
-#define CHECK_H
+#ifndef NUMERICS_H
+#define NUMERICS_H
+#include "test/harness/harness.h"
 #include "zero/device.cuh"
 
 #include <float.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <string>
 #include <vector>
 
@@ -31,28 +29,14 @@ typedef struct Comparison {
     int count;
 } Comparison;
 
-static int checks, failures;
-static std::vector<Comparison> comparisons;  // of the current test
-
-__attribute__((format(printf, 3, 4))) static inline void check(int ok, int line, const char *format, ...) {
-    checks++;
-    if (ok) return;
-    failures++;
-    va_list args;
-    va_start(args, format);
-    printf("    FAILED, line %d: ", line);
-    vprintf(format, args);
-    printf("\n");
-    va_end(args);
-}
-#define CHECK(condition, ...) check(condition, __LINE__, __VA_ARGS__)
+static std::vector<Comparison> comparisons;  // of the current case
 
 // A CUDA call without which the test cannot go on.
-#define must(call) must_succeed(call, #call, __LINE__)
-static inline void must_succeed(cudaError_t error, const char *call, int line) {
+#define must(call) must_succeed(call, #call, __FILE__, __LINE__)
+static inline void must_succeed(cudaError_t error, const char *call, const char *file, int line) {
     if (error == cudaSuccess) return;
-    printf("line %d: %s: %s\n", line, call, cudaGetErrorString(error));
-    exit(1);
+    test_fail(file, line, call, " %s: %s", call, cudaGetErrorString(error));
+    test_stop();
 }
 
 static inline int same_bits(const Values &a, const Values &b) {
@@ -60,14 +44,17 @@ static inline int same_bits(const Values &a, const Values &b) {
 }
 #define CHECK_BITS(got, want, ...) CHECK(same_bits(got, want), __VA_ARGS__)
 
+#define CHECK_ERROR(error, allowed, what, where) check_error(error, allowed, __FILE__, __LINE__, what, where)
+
 // error <= allowed; NaN is not. `what` groups the comparisons in the summary, `where` names this one.
-static inline void check_error(double error, double allowed, int line, const char *what, const char *where) {
+static inline void check_error(double error, double allowed, const char *file, int line, const char *what,
+                               const char *where) {
     size_t i = 0;
     while (i < comparisons.size() && comparisons[i].what != what) i++;
     if (i == comparisons.size()) comparisons.push_back(Comparison{ what, 0, allowed, 0 });
     comparisons[i].count++;
     if (isnan(error) || error > comparisons[i].worst) comparisons[i].worst = error;
-    check(error <= allowed, line, "%s, %s: error %.2e, allowed %.1e", what, where, error, allowed);
+    CHECK_AT(file, line, error <= allowed, "%s, %s: error %.2e, allowed %.1e", what, where, error, allowed);
 }
 
 static inline double norm_error(const double *got, const double *want, size_t n) {
@@ -92,7 +79,8 @@ static inline double max_error(const Values &got, const Values &want) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Numbers, here and on the device.
 
-static uint64_t rng_state = 88172645463325252ull;
+static const uint64_t RNG_START = 88172645463325252ull;
+static uint64_t rng_state = RNG_START;
 
 static inline double uniform(void) {  // [-1, 1)
     rng_state ^= rng_state << 13;
@@ -162,35 +150,20 @@ template <class T> struct Device {
 // ---------------------------------------------------------------------------------------------------------------------
 // Running.
 
-typedef struct Test {
-    const char *name;
-    void (*run)(void);
-} Test;
-#define TEST(function) \
-    { #function, function }
+static inline void numeric_begin(void) {
+    comparisons.clear();
+    rng_state = RNG_START;  // so that the numbers of a case do not depend on the cases before it
+}
 
-// Runs them all; the exit status of the program.
-static inline int run_tests(const Test *tests, size_t n) {
-    int passed = 0, failed = 0;
-    for (size_t i = 0; i < n; i++) {
-        const int checks_before = checks, failures_before = failures;
-        comparisons.clear();
-        rng_state = 88172645463325252ull;  // so that a test's numbers do not depend on the tests before it
-        const clock_t start = clock();
-        tests[i].run();
-        const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-        const int ok = failures == failures_before && checks > checks_before;
-        *(ok ? &passed : &failed) += 1;
-        printf("%-4s %s (%d checks, %.1f s of CPU)\n", ok ? "ok" : "FAIL", tests[i].name, checks - checks_before,
-               seconds);
-        for (const Comparison &c : comparisons) {
-            printf("     %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst,
-                   c.allowed);
-        }
-        fflush(stdout);
-    }
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+static inline void numeric_end(void) {
+    for (const Comparison &c : comparisons)
+        printf("      %s: %d compared, worst error %.2e, allowed %.1e\n", c.what.c_str(), c.count, c.worst, c.allowed);
+}
+
+static inline void numeric_start(int *argc, char **argv) {
+    test_start(argc, argv);
+    test_on_begin = numeric_begin;
+    test_on_end = numeric_end;
 }
 
 #endif
