@@ -193,7 +193,6 @@ $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/libzero.a $(BUILD)/libdev.a
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
-$(call BINARIES,$(TESTS)): LIBS += -lcmocka
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
 # Plans of cuDNN need a driver, though no GPU: one that pretends. What it does not have, it has as in the toolkit's own empty libcuda.so.

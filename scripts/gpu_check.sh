@@ -2,7 +2,7 @@
 # One command for a machine with NVIDIA GPUs: builds, tests, measures, and writes one report. No network, under ten minutes.
 #
 #     scripts/gpu_check.sh                    all of it; the report is build/gpu_check/report.txt; exit status 0 if nothing failed, or lacked time
-#     scripts/gpu_check.sh --bundle DIR       on another machine, with a network and the same Debian or Ubuntu: gets MPI, xxHash and cmocka into DIR.
+#     scripts/gpu_check.sh --bundle DIR       on another machine, with a network and the same Debian or Ubuntu: gets MPI and xxHash into DIR.
 #                                             Copy DIR to the GPU's machine, as build/bundle there or wherever BUNDLE=DIR says
 #     scripts/gpu_check.sh --dry-run          the very same steps on the CPU in sizes of a toy, to test this script
 #     LLMC=DIR scripts/gpu_check.sh           builds llm.c's own trainer in DIR, a checkout of it, and trains the same model beside ours
@@ -26,8 +26,8 @@ SECONDS=0
 # ----------------------------------------------------------------------------------------------------------------------
 # The bundle: Debian packages, unpacked where no root is needed. Programs find their way by env.sh.
 
-# Of all that Open MPI, xxHash and cmocka depend on, what a machine with a compiler does not have anyway. Names differ from release to release.
-PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|libxxhash(-dev|[0-9].*)|libcmocka(-dev|[0-9].*)|libhwloc15.*|libevent-(core|pthreads)-.*|libpmix2.*|libprrte.*|prrte|libltdl7.*|libmunge2.*|libucx0.*|libfabric1.*|libpsm.*|libefa.*|libibverbs1.*|librdmacm1.*|libnl-(3|route-3)-200.*|libnuma1.*|libudev1.*|libjansson4.*|zlib1g)$'
+# Of all that Open MPI and xxHash depend on, what a machine with a compiler does not have anyway. Names differ from release to release.
+PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|libxxhash(-dev|[0-9].*)|libhwloc15.*|libevent-(core|pthreads)-.*|libpmix2.*|libprrte.*|prrte|libltdl7.*|libmunge2.*|libucx0.*|libfabric1.*|libpsm.*|libefa.*|libibverbs1.*|librdmacm1.*|libnl-(3|route-3)-200.*|libnuma1.*|libudev1.*|libjansson4.*|zlib1g)$'
 
 make_bundle() {
     mkdir -p "$1/debs" "$1/root" "$1/bin" || return 1
@@ -35,7 +35,7 @@ make_bundle() {
     dir=$(cd "$1" && pwd)
     triple=$(gcc -print-multiarch)
     names=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-        openmpi-bin libopenmpi-dev libxxhash-dev libcmocka-dev | grep -E "$PACKAGES" | sort -u)
+        openmpi-bin libopenmpi-dev libxxhash-dev | grep -E "$PACKAGES" | sort -u)
     # shellcheck disable=SC2086
     (cd "$dir/debs" && apt-get download $names) || return 1
     for deb in "$dir"/debs/*.deb; do
@@ -120,7 +120,7 @@ timed() {
 conclude() {
     local log words
     log=$(log_of "$2")
-    words=$(grep -E '^[0-9]+ passed, [0-9]+ failed|^\[  (PASSED|FAILED) ' "$log" | tail -n 1)
+    words=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
     case $1 in
     0) verdict PASS "$2" "$words" ;;
     97) verdict NOT_RUN "$2" "there is no GPU" ;;
@@ -261,12 +261,6 @@ look() {
         int main(void) { return MPI_Init(0, 0); }' $(mpicc --showme:compile 2> /dev/null; mpicc --showme:link 2> /dev/null)
     has xxHash '#include <xxhash.h>
         int main(void) { return XXH_versionNumber() == 0; }' -lxxhash
-    has cmocka '#include <stdarg.h>
-        #include <stddef.h>
-        #include <stdint.h>
-        #include <setjmp.h>
-        #include <cmocka.h>
-        int main(void) { return 0; }' -lcmocka
 }
 look
 if [ ${#missing[@]} != 0 ] || [ -n "${BUNDLE:-}" ]; then
@@ -282,9 +276,9 @@ if [ ${#missing[@]} != 0 ] || [ -n "${BUNDLE:-}" ]; then
     fi
 fi
 if [ ${#missing[@]} = 0 ]; then
-    verdict PASS "MPI, xxHash, cmocka" ""
+    verdict PASS "MPI, xxHash" ""
 else
-    verdict FAIL "MPI, xxHash, cmocka" "no ${missing[*]}: install them, or make a bundle elsewhere (scripts/gpu_check.sh --bundle DIR) and copy it to $bundle"
+    verdict FAIL "MPI, xxHash" "no ${missing[*]}: install them, or make a bundle elsewhere (scripts/gpu_check.sh --bundle DIR) and copy it to $bundle"
 fi
 if [ $device = cuda ] && [ "$gpus" = 0 ]; then
     verdict FAIL "a GPU" "nvidia-smi finds none: only the builds are checked"

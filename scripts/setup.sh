@@ -28,8 +28,6 @@ can_build() {
     } | gcc -x c - -o /dev/null "$@" > /dev/null 2>&1
 }
 
-CMOCKA="stdarg.h stddef.h stdint.h setjmp.h cmocka.h"     # cmocka.h wants the others before it
-
 have_compilers() {
     have make && have gcc && have g++
 }
@@ -44,7 +42,7 @@ have_needed() {
 }
 
 have_all() {
-    have_needed && can_build "$CMOCKA cblas.h" -lcmocka -lopenblas && { have bible || [ -e dev/data/text/default.txt ]; }
+    have_needed && can_build cblas.h -lopenblas && { have bible || [ -e dev/data/text/default.txt ]; }
 }
 
 can_install() {
@@ -73,7 +71,6 @@ if can_install; then
     # shellcheck disable=SC2086
     have_needed || install $NEEDED
     # One by one: one that cannot be had must not keep the others out.
-    can_build "$CMOCKA" -lcmocka || install libcmocka-dev
     can_build cblas.h -lopenblas || install libopenblas-openmp-dev
     have bible || install bible-kjv
 fi
@@ -93,7 +90,6 @@ if ! have_needed; then
     exit 1
 fi
 
-can_build "$CMOCKA" -lcmocka || echo "setup: no cmocka (cmocka.h, -lcmocka): the trainer can be built, some of the tests cannot" >&2
 can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): all but the benchmark that compares with it can be built" >&2
 have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be made of what prose is here" >&2
 mkdir -p build
