@@ -143,6 +143,7 @@ void cuda_on_cpu_break(void);
 // Not CUDA's: from now on fn(ctx, name) is called before each operation of a stream runs, with the NVTX ranges in which
 // it was queued (nvtx3/), as in "outer/inner". NULL: no more.
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);
+const char *cuda_on_cpu_range(void);  // the ranges that the calling thread is in
 
 #ifdef __cplusplus
 }

@@ -1,385 +1,281 @@
 // NCCL's calls for ranks that are processes of one host (nccl.h), so that what stands on NCCL can be tested without a
-// GPU.
+// GPU. nccl_channel.cpp moves the bytes; here are communicators, groups and asynchronous jobs.
 //
-// Every ordered pair of ranks has a box in memory that all ranks map: the sender fills it with a chunk, the receiver
-// empties it. A collective is a list of transfers through boxes, the sum of a reduce-scatter is taken while it is
-// received. The memory is a memfd, which the others open through /proc, so nothing is left behind after a crash; the
-// unique id says whose and which.
+// It does what NCCL's sources do, versions 2.19 to 2.30 (src/init.cc, src/group.cc, src/enqueue.cc), not what is
+// convenient:
 //
-// It is as unkind as the real one may be. A call only queues an operation on its stream: buffers are read and written
-// when its turn has come, bit by bit, while other streams run (streams.cpp). With config.blocking = 0 calls return
-// ncclInProgress, and what they were to do is done only after some calls of ncclCommGetAsyncError. A rank that was
-// killed is waited for without end. The order of the floats in a sum depends on the rank. With
-// NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as may happen where others were
-// queued behind it. In one thing it is kinder: where two ranks disagree about what they do with each other, both are
-// told.
+//     A group collects jobs (init, split, finalize) and tasks (sends, receives, collectives). ncclGroupEnd runs them;
+//     if the communicators are non-blocking, on a thread of its own, and returns ncclInProgress. Every call is a group
+//     of its own at least.
+//
+//     success --ncclGroupEnd--> in progress --thread ends--> success or error (for good)
+//
+//     A call on a communicator that is in progress is refused (ncclInvalidArgument), and leaves it with that error.
+//     ncclCommGetAsyncError joins the thread once it has reported success.
+//     ncclCommSplit is a job of the *parent*: it returns ncclSuccess, and the new communicator is NULL until the thread
+//     has written it, before the parent leaves ncclInProgress.
+//     ncclCommAbort ends the thread and the operations, and frees the communicator, as ncclCommDestroy does. Here
+//     whoever uses it afterwards is stopped with a message.
+//
+// It is as unkind as the real one may be. A rank that was killed is waited for without end. The order of the floats in
+// a sum depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as
+// may happen where others were queued behind it.
 //
 // It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no
 // progress with them; nobody is kept waiting by that if all ranks make the same waits in the same order, for then it
 // has already done what the others wait for.
-#include "nvtx3/nvToolsExt.h"
 #include "nccl.h"
+#include "nccl_channel.h"
+#include "nvtx3/nvToolsExt.h"
 
-#include <atomic>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <sys/mman.h>
-#include <sys/stat.h>
+#include <string>
 #include <thread>
 #include <unistd.h>
-#include <vector>
 
-static const size_t CHUNK = 32768;
-enum { CARDS = 64, POLLS = 3 };
-static const uint64_t MAGIC = 0x6e63636c2d637075;  // "nccl-cpu"
+enum { ALIVE = 0x6e63636c, FREED = 0x64656164 };
 
-struct card {  // how others find a rank's memory
-    uint64_t magic;
-    long pid;
-    int fd;
-    uint64_t device, inode;
+// What a group does. One for all its communicators; the last one that lets go of it frees it.
+struct group_job {
+    std::vector<std::function<ncclResult_t()>> jobs;
+    std::vector<ncclComm *> comms;  // whose state it sets
+    std::string range;              // that the caller was in
+    std::thread thread;
+    std::atomic<bool> joined{ false };
 };
-
-struct box {  // from one rank to another
-    std::atomic<uint32_t> full;
-    uint32_t call;   // what the chunk belongs to: kind and type of the call,
-    uint64_t total;  // and the bytes of the whole transfer
-    uint32_t bytes;
-    char data[CHUNK];
-};
-
-struct split {  // what a rank says when the communicator is split; a pair for each rank,
-                // since one may be a split ahead
-    int color, key;
-    card child;                        // by the child's rank 0: its memory
-    std::atomic<uint32_t> said, made;  // numbers of the last split with that in it
-};
-
-struct shared {
-    std::atomic<int> ranks;  // whoever comes first says how many
-    std::atomic<uint32_t> joined;
-    std::atomic<int> failed;  // some rank has found a mistake
-};
-
-struct call;
 
 struct ncclComm {
+    uint32_t magic = ALIVE;
+    const char *freed_by = "";
     int rank, ranks;
-    bool blocking;
-    char *memory;
-    size_t bytes;
-    card from;  // the memory to map; fd: ours to close when all have it
-    int owned_fd = -1;
-    std::atomic<int> error{ ncclSuccess };  // what ncclCommGetAsyncError says
-    std::atomic<bool> aborted{ false };
-    std::atomic<int> queued{ 0 };  // calls
-    bool ready = false;            // all ranks have joined
-    bool joined = false;
-    int polls = 0;                                     // of ncclCommGetAsyncError, until what was called is done
-    call *pending = nullptr;                           // not queued yet
-    std::thread::id owner;                             // the thread that has called; others only look
-    ncclComm *child = nullptr, **child_out = nullptr;  // being split off
-    uint32_t splits = 0;
-    std::map<void *, size_t> registered;
-
-    shared *head() { return reinterpret_cast<shared *>(memory); }
-    split *said(int r) { return reinterpret_cast<split *>(memory + CARDS) + 2 * r + splits % 2; }
-    box *to(int sender, int receiver) {
-        char *boxes = memory + CARDS + (2 * static_cast<size_t>(ranks) * sizeof(split) + 63) / 64 * 64;
-        return reinterpret_cast<box *>(boxes) +
-               (static_cast<size_t>(sender) * static_cast<size_t>(ranks) + static_cast<size_t>(receiver));
-    }
-};
-static_assert(sizeof(shared) <= CARDS, "the head is too long");
-
-struct transfer {
-    bool sends, adds;  // adds: to what is there, one peer after the other
-    int peer;
-    char *at;
-    size_t bytes, moved;
-};
-
-struct call {
-    ncclComm *comm;
+    bool blocking, finalized = false;
+    std::shared_ptr<nccl_channel> channel = std::make_shared<nccl_channel>();
+    nccl_abort_flag aborted = std::make_shared<std::atomic<bool>>(false), child_aborted;
+    std::atomic<int> state{ ncclSuccess };  // what ncclCommGetAsyncError reports
+    std::shared_ptr<group_job> job;         // to be joined
+    std::vector<nccl_task> tasks;           // of the group that is being collected
     cudaStream_t stream;
-    uint32_t kind;
-    ncclDataType_t type;
-    bool begun;
-    const char *copy_from;  // this rank's own piece
-    char *copy_to;
-    size_t copy_bytes;
-    std::vector<transfer> transfers;
+    uint32_t splits = 0;
+    std::map<char *, std::pair<size_t, int>> registered;  // bytes, references
 };
-
-enum { SEND_RECV = 1, ALL_GATHER, REDUCE_SCATTER };
 
 static thread_local int group_depth;
-static thread_local call *group_call;
 static thread_local ncclResult_t group_error;
+static thread_local std::shared_ptr<group_job> group;  // being collected
 static thread_local char last_error[256];
 
-static ncclResult_t fail(ncclResult_t result, const char *words) {
-    snprintf(last_error, sizeof last_error, "%s", words);
+static ncclResult_t fail(ncclResult_t result, const char *message) {
+    snprintf(last_error, sizeof last_error, "%s", message);
     return result;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Operations
+static bool failed(ncclResult_t r) { return r != ncclSuccess && r != ncclInProgress; }
 
-static size_t size_of(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
-
-static float widen(uint16_t x) {
-    const uint32_t word = static_cast<uint32_t>(x) << 16;
-    float f;
-    memcpy(&f, &word, sizeof f);
-    return f;
-}
-
-static uint16_t narrow(float x) {  // to nearest, ties to even; a NaN stays one
-    uint32_t word;
-    memcpy(&word, &x, sizeof word);
-    if (x != x) return static_cast<uint16_t>(word >> 16 | 0x40);
-    return static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16);
-}
-
-static void add(char *to, const char *from, size_t bytes, ncclDataType_t type) {
-    for (size_t i = 0; i < bytes; i += size_of(type)) {
-        if (type == ncclFloat32) {
-            float a, b;
-            memcpy(&a, to + i, sizeof a);
-            memcpy(&b, from + i, sizeof b);
-            a += b;
-            memcpy(to + i, &a, sizeof a);
-        } else {
-            uint16_t a, b;
-            memcpy(&a, to + i, sizeof a);
-            memcpy(&b, from + i, sizeof b);
-            a = narrow(widen(a) + widen(b));
-            memcpy(to + i, &a, sizeof a);
-        }
+// NULL or not a communicator: ncclInvalidArgument. Freed: the program is stopped.
+static ncclResult_t check(const ncclComm *m, const char *call) {
+    if (m && m->magic == FREED) {
+        fprintf(stderr, "NCCL on the CPU: %s on a communicator that %s has freed\n", call, m->freed_by);
+        abort();
     }
+    return m && m->magic == ALIVE ? ncclSuccess : fail(ncclInvalidArgument, "a communicator that does not exist");
 }
 
-// Moves one chunk if it can be moved.
-static bool move(const call *c, transfer *t) {
-    ncclComm *m = c->comm;
-    box *b = t->sends ? m->to(m->rank, t->peer) : m->to(t->peer, m->rank);
-    if (b->full.load(std::memory_order_acquire) != (t->sends ? 0 : 1)) return false;
-    const uint32_t what = c->kind * 256 + static_cast<uint32_t>(c->type);
-    if (t->sends) {
-        b->call = what;
-        b->total = t->bytes;
-        b->bytes = static_cast<uint32_t>(t->bytes - t->moved < CHUNK ? t->bytes - t->moved : CHUNK);
-        memcpy(b->data, t->at + t->moved, b->bytes);
-    } else if (b->call != what || b->total != t->bytes) {
-        m->error = ncclInvalidUsage;
-        m->head()->failed = 1;
-        return false;
-    } else if (t->adds) {
-        add(t->at + t->moved, b->data, b->bytes, c->type);
+static void join(ncclComm *m) {
+    if (m->job && !m->job->joined.exchange(true)) m->job->thread.join();
+    m->job.reset();
+}
+
+static ncclResult_t ask(ncclComm *m) {
+    const ncclResult_t state = static_cast<ncclResult_t>(m->state.load());
+    if (state == ncclSuccess) join(m);
+    return state;
+}
+
+static ncclResult_t ensure_ready(ncclComm *m) {
+    if (*m->aborted) {
+        join(m);
+        return ncclSuccess;
+    }
+    const ncclResult_t state = ask(m);
+    return state == ncclInProgress
+               ? fail(ncclInvalidArgument, "a communicator is used before its last call has returned ncclSuccess")
+               : state;
+}
+
+// A non-blocking communicator keeps an error for good.
+static ncclResult_t set_error(ncclComm *m, ncclResult_t r) {
+    if (!m->blocking) m->state = r;
+    return r;
+}
+
+// Freed, and kept so that later uses are noticed.
+static void free_comm(ncclComm *m, const char *call) {
+    static std::mutex lock;
+    static std::vector<ncclComm *> &freed = *new std::vector<ncclComm *>();
+    m->channel.reset();  // operations that still have to see that they are aborted keep it
+    m->freed_by = call;
+    m->magic = FREED;
+    const std::lock_guard<std::mutex> guard(lock);
+    freed.push_back(m);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Groups
+
+static ncclResult_t group_check(ncclResult_t r) {
+    if (group_depth > 0 && failed(r)) group_error = r;
+    return r;
+}
+
+static void join_group(ncclComm *m) {
+    if (!group) group = std::make_shared<group_job>();
+    for (const ncclComm *other : group->comms) {
+        if (other == m) return;
+    }
+    group->comms.push_back(m);
+}
+
+// The thread writes the state of the communicators last: whoever reads it finds all that was done.
+static ncclResult_t run_group(group_job *g, bool on_thread) {
+    ncclResult_t r = ncclSuccess;
+    if (on_thread) usleep(20 + static_cast<unsigned>(getpid()) * 37 % 100);
+    if (on_thread) nvtxRangePushA(g->range.c_str());
+    for (const auto &job : g->jobs) {
+        if (r == ncclSuccess) r = job();
+    }
+    for (ncclComm *m : g->comms) {
+        if (r == ncclSuccess && !m->tasks.empty()) r = nccl_launch(m->channel, std::move(m->tasks), m->stream);
+        m->tasks.clear();
+    }
+    if (on_thread) nvtxRangePop();
+    for (ncclComm *m : g->comms) (void)set_error(m, r);
+    return r;
+}
+
+static ncclResult_t end_group() {
+    if (group_depth == 0) return fail(ncclInvalidUsage, "a group ends that was not begun");
+    if (--group_depth > 0) return ncclSuccess;
+    const std::shared_ptr<group_job> g = std::move(group);
+    group.reset();
+    ncclResult_t r = group_error;
+    group_error = ncclSuccess;
+    if (!g) return r;
+    for (const ncclComm *m : g->comms) {
+        if (r == ncclSuccess && m->blocking != g->comms[0]->blocking)
+            r = fail(ncclInvalidArgument, "blocking and non-blocking communicators in one group");
+    }
+    if (r != ncclSuccess) {
+        for (ncclComm *m : g->comms) {
+            m->tasks.clear();
+            (void)set_error(m, r);
+        }
+        return r;
+    }
+    if (g->comms[0]->blocking) return run_group(g.get(), false);
+    for (ncclComm *m : g->comms) {
+        m->state = ncclInProgress;
+        if (!m->job) m->job = g;
+    }
+    g->range = cuda_on_cpu_range();
+    g->thread = std::thread(run_group, g.get(), true);
+    return ncclInProgress;
+}
+
+static void add_job(ncclComm *m, std::function<ncclResult_t()> job) {
+    join_group(m);
+    group->jobs.push_back(std::move(job));
+}
+
+// A send, a receive or a collective. peer: that it is with, or a rank that exists.
+static ncclResult_t enqueue(const char *call, ncclComm *m, int peer, cudaStream_t stream, const nccl_task &task) {
+    ncclResult_t r = check(m, call);
+    if (r != ncclSuccess) return group_check(r);
+    group_depth++;
+    r = ensure_ready(m);
+    if (r == ncclSuccess && (peer < 0 || peer >= m->ranks)) r = fail(ncclInvalidArgument, "there is no such rank");
+    if (r == ncclSuccess && !m->tasks.empty() && m->stream != stream)
+        r = fail(ncclInvalidUsage, "here a group has one stream for each communicator");
+    if (r == ncclSuccess) {
+        join_group(m);
+        m->stream = stream;
+        m->tasks.push_back(task);
     } else {
-        memcpy(t->at + t->moved, b->data, b->bytes);
+        (void)set_error(m, r);
     }
-    t->moved += b->bytes;
-    b->full.store(t->sends, std::memory_order_release);
-    return true;
-}
-
-// As many chunks as can be moved: 1 if the operation has ended. Transfers of one pair keep their order.
-static int step(void *p) {
-    call *c = *static_cast<call **>(p);
-    ncclComm *m = c->comm;
-    if (!c->begun && c->copy_from != c->copy_to && c->copy_bytes) memmove(c->copy_to, c->copy_from, c->copy_bytes);
-    c->begun = true;
-    bool moved = true, all = false;
-    while (moved && !all) {
-        std::vector<char> busy(2 * static_cast<size_t>(m->ranks));
-        bool adding = false;
-        moved = false;
-        all = true;
-        for (transfer &t : c->transfers) {
-            char &taken = busy[2 * static_cast<size_t>(t.peer) + t.sends];
-            if (t.moved == t.bytes) continue;
-            all = false;
-            if (!taken && !(t.adds && adding) && move(c, &t)) moved = true;
-            taken = 1;
-            adding |= t.adds;
-        }
-        if (m->head()->failed && m->error == ncclSuccess) m->error = ncclRemoteError;
-        if (m->aborted || m->error != ncclSuccess) all = true;
-        if (m->aborted && getenv("NCCL_ON_CPU_ABORT_BREAKS")) cuda_on_cpu_break();
-    }
-    if (!all) return 0;
-    delete c;
-    m->queued--;
-    return 1;
-}
-
-static ncclResult_t launch(call *c) {
-    c->comm->queued++;
-    nvtxRangePushA("nccl");  // as NCCL names its calls
-    const cudaError_t e = cuda_on_cpu_enqueue_until(c->stream, step, &c, sizeof c);
-    nvtxRangePop();
-    return e == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-
-static bool is_busy(ncclComm *m) { return !m->ready || m->polls > 0 || m->child; }
-
-// The call that a send, receive or collective becomes a part of.
-static ncclResult_t join_group(ncclComm *m, cudaStream_t stream, uint32_t kind, ncclDataType_t type, call **out) {
-    if (!m || m->aborted) return fail(ncclInvalidArgument, "a communicator that is not there");
-    if (is_busy(m)) return fail(ncclInvalidUsage, "a call while another one is in progress");
-    if (m->error != ncclSuccess)
-        return fail(static_cast<ncclResult_t>(m->error.load()), "the communicator has failed before");
-    if (!group_call) group_call = new call{ m, stream, kind, type, false, nullptr, nullptr, 0, {} };
-    *out = group_call;
-    if (group_call->comm != m || group_call->stream != stream || group_call->kind != kind || group_call->type != type ||
-        (kind != SEND_RECV && !group_call->transfers.empty()))
-        return fail(group_error = ncclInvalidUsage,
-                    "here a group is of one communicator, one stream, and sends and receives only");
-    return ncclSuccess;
-}
-
-static ncclResult_t add_transfer(bool sends, char *at, size_t count, ncclDataType_t type, int peer, ncclComm *m,
-                                 cudaStream_t stream) {
-    call *c = nullptr;
-    (void)ncclGroupStart();
-    ncclResult_t e = join_group(m, stream, SEND_RECV, type, &c);
-    if (e == ncclSuccess && (peer < 0 || peer >= m->ranks))
-        e = group_error = fail(ncclInvalidArgument, "there is no such rank");
-    if (e == ncclSuccess) c->transfers.push_back(transfer{ sends, false, peer, at, count * size_of(type), 0 });
-    const ncclResult_t end = ncclGroupEnd();
-    return e == ncclSuccess ? end : e;
+    (void)group_check(r);
+    const ncclResult_t end = end_group();
+    if (failed(end)) return end;
+    return m->blocking ? r : ask(m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Beginning and end of communicators. What takes several ranks is done in small steps: progress() makes them.
+// Communicators
 
-static size_t memory_bytes(int ranks) {
-    const size_t n = static_cast<size_t>(ranks);
-    return CARDS + (2 * n * sizeof(split) + 63) / 64 * 64 + n * n * sizeof(box);
-}
-
-static bool make_card(card *c) {
-    struct stat st;
-    const int fd = memfd_create("nccl", MFD_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) return false;
-    *c = card{ MAGIC, getpid(), fd, st.st_dev, st.st_ino };
-    return true;
-}
-
-static char *map_card(const card &c, size_t bytes) {
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/%ld/fd/%d", c.pid, c.fd);
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0) return nullptr;
-    void *p = MAP_FAILED;
-    // The same bytes from all ranks: who comes first makes it so long.
-    if (fstat(fd, &st) == 0 && static_cast<uint64_t>(st.st_dev) == c.device && st.st_ino == c.inode &&
-        (st.st_size >= static_cast<off_t>(bytes) || ftruncate(fd, static_cast<off_t>(bytes)) == 0)) {
-        p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    }
-    close(fd);
-    return p == MAP_FAILED ? nullptr : static_cast<char *>(p);
-}
-
-static ncclComm *new_comm(int rank, int ranks, const card &from, const ncclConfig_t *config) {
+static ncclComm *new_comm(int rank, int ranks, bool blocking) {
     ncclComm *m = new ncclComm();
     m->rank = rank;
     m->ranks = ranks;
-    m->blocking = !config || config->blocking != 0;
-    m->from = from;
-    m->owner = std::this_thread::get_id();
-    m->polls = m->blocking ? 0 : POLLS;
+    m->blocking = blocking;
     return m;
 }
 
-// Joins the others in m's memory. True once all are there.
-static bool join(ncclComm *m) {
-    if (!m->joined) {
-        m->bytes = memory_bytes(m->ranks);
-        m->memory = m->from.magic == MAGIC ? map_card(m->from, m->bytes) : nullptr;
-        int nobody = 0;
-        if (!m->memory) {
-            m->error = ncclSystemError;
-            return true;
+static bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
+
+// Finds the child's ranks among those that have published their color; makes its memory, or waits for the rank that
+// does; joins it.
+static ncclResult_t split_off(ncclComm *m, ncclComm *child, int color, int key) {
+    const uint32_t number = ++m->splits;
+    nccl_channel *c = m->channel.get();
+    const auto of = [&](int r) { return c->split(r, number); };
+    of(m->rank)->color = color;
+    of(m->rank)->key = key;
+    of(m->rank)->published = number;
+    for (int r = 0; r < m->ranks; r++) {
+        while (of(r)->published < number) {
+            if (*m->aborted) return ncclInternalError;
+            usleep(50);
         }
-        if (!m->head()->ranks.compare_exchange_strong(nobody, m->ranks) && nobody != m->ranks)
-            m->error = ncclInvalidUsage;
-        m->head()->joined++;
-        m->joined = true;
     }
-    if (m->head()->joined < static_cast<uint32_t>(m->ranks)) return false;
-    if (m->owned_fd >= 0) close(m->owned_fd);
-    m->owned_fd = -1;
-    return m->ready = true;
-}
-
-// Finds the child's ranks among those that have said their color; makes its memory, or waits for who makes it.
-static bool split_off(ncclComm *m) {
-    ncclComm *child = m->child;
-    if (!child->joined) {
-        for (int r = 0; r < m->ranks; r++) {
-            if (m->said(r)->said < m->splits) return false;
-        }
-        const split *mine = m->said(m->rank);
-        int first = m->rank;
-        child->rank = child->ranks = 0;
-        for (int r = 0; r < m->ranks; r++) {
-            const split *s = m->said(r), *f = m->said(first);
-            if (s->color != mine->color) continue;
-            child->ranks++;
-            child->rank += s->key < mine->key || (s->key == mine->key && r < m->rank);
-            if (s->key < f->key || (s->key == f->key && r < first)) first = r;
-        }
-        split *made = m->said(first);
-        if (first == m->rank && made->made < m->splits) {
-            if (!make_card(&made->child)) child->error = ncclSystemError;
-            child->owned_fd = made->child.fd;
-            made->made = m->splits;
-        }
-        if (made->made < m->splits) return false;
-        child->from = made->child;
+    if (!child) return ncclSuccess;
+    int first = m->rank, rank = 0, ranks = 0;
+    for (int r = 0; r < m->ranks; r++) {
+        if (of(r)->color != color) continue;
+        ranks++;
+        rank += of(r)->key < key || (of(r)->key == key && r < m->rank);
+        if (of(r)->key < of(first)->key || (of(r)->key == of(first)->key && r < first)) first = r;
     }
-    if (!join(child)) return false;
-    m->error = child->error.load();
-    *m->child_out = child;
-    m->child = nullptr;
-    return true;
-}
-
-// One step of whatever m is doing. Only by the thread that has called for it.
-static void progress(ncclComm *m) {
-    if (m->aborted || m->error != ncclSuccess) return;
-    if (!m->ready && !join(m)) return;
-    if (m->child && !split_off(m)) return;
-    if (m->polls > 0 && --m->polls > 0) return;
-    call *c = m->pending;
-    m->pending = nullptr;
-    if (c && m->error == ncclSuccess) {
-        const ncclResult_t e = launch(c);
-        if (e != ncclSuccess) m->error = e;
+    child->rank = rank;
+    child->ranks = ranks;
+    if (first == m->rank) {
+        if (!nccl_make_card(&of(first)->child)) return ncclSystemError;
+        of(first)->made = number;
     }
-}
-
-static ncclResult_t state(ncclComm *m) {
-    if (m->error != ncclSuccess) return static_cast<ncclResult_t>(m->error.load());
-    return m->aborted ? ncclInternalError : is_busy(m) || m->pending ? ncclInProgress : ncclSuccess;
-}
-
-// Blocking communicators end here what the others end in ncclCommGetAsyncError.
-static ncclResult_t finish(ncclComm *m) {
-    while (m->blocking && state(m) == ncclInProgress) {
-        progress(m);
+    while (of(first)->made < number) {
+        if (*m->aborted) return ncclInternalError;
         usleep(50);
     }
-    return state(m);
+    return child->channel->join(rank, ranks, of(first)->child, child->aborted);
+}
+
+static ncclResult_t begin_split(ncclComm *m, int color, int key, ncclComm **out, const ncclConfig_t *config) {
+    ncclResult_t r = check(m, "ncclCommSplit");
+    if (r == ncclSuccess) r = ensure_ready(m);
+    if (r != ncclSuccess) return r;
+    *out = nullptr;
+    ncclComm *child = color < 0 ? nullptr : new_comm(0, 0, config ? is_blocking(config) : m->blocking);
+    if (child) m->child_aborted = child->aborted;
+    add_job(m, [=] {
+        const ncclResult_t result = split_off(m, child, color, key);
+        m->child_aborted.reset();
+        if (child) __atomic_store_n(out, child, __ATOMIC_RELEASE);  // also if it has failed
+        return result;
+    });
+    return ncclSuccess;
 }
 
 extern "C" {
@@ -403,168 +299,173 @@ const char *ncclGetErrorString(ncclResult_t result) {
     return "unknown result code";
 }
 
-const char *ncclGetLastError(ncclComm_t comm) {
-    if (comm && comm->error == ncclInvalidUsage)
-        return "two ranks have called different operations, or with different sizes";
-    return last_error;
-}
+const char *ncclGetLastError(ncclComm_t) { return last_error; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    card c;
+    nccl_card card;
     memset(id, 0, sizeof *id);
-    if (!make_card(&c)) return fail(ncclSystemError, "memfd_create failed");
-    memcpy(id->internal, &c, sizeof c);
+    if (!nccl_make_card(&card)) return fail(ncclSystemError, "memfd_create failed");
+    memcpy(id->internal, &card, sizeof card);
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
-    *comm = nullptr;
-    if (ranks < 1 || rank < 0 || rank >= ranks) return fail(ncclInvalidArgument, "there is no such rank");
-    card from;
-    memcpy(&from, id.internal, sizeof from);
-    ncclComm *m = *comm = new_comm(rank, ranks, from, config);
-    if (from.pid == getpid()) m->owned_fd = from.fd;
-    return finish(m);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    *out = nullptr;
+    if (ranks < 1 || rank < 0 || rank >= ranks) return group_check(fail(ncclInvalidArgument, "there is no such rank"));
+    nccl_card card;
+    memcpy(&card, id.internal, sizeof card);
+    ncclComm *m = *out = new_comm(rank, ranks, is_blocking(config));
+    group_depth++;
+    add_job(m, [=] { return m->channel->join(rank, ranks, card, m->aborted); });
+    const ncclResult_t r = end_group();
+    return m->blocking || failed(r) ? r : ask(m);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t m, int color, int key, ncclComm_t *child, ncclConfig_t *config) {
-    *child = nullptr;
-    if (!m || is_busy(m)) return fail(ncclInvalidUsage, "a call while another one is in progress");
-    if (color < 0) return fail(ncclInvalidArgument, "here every rank has a color");
-    m->splits++;
-    split *mine = m->said(m->rank);
-    mine->color = color;
-    mine->key = key;
-    m->child = new_comm(0, 0, card(), config);
-    m->child->polls = 0;
-    m->child_out = child;
-    m->owner = std::this_thread::get_id();
-    m->polls = m->blocking ? 0 : POLLS;
-    mine->said = m->splits;
-    return finish(m);
+    group_depth++;
+    const ncclResult_t r = group_check(begin_split(m, color, key, child, config)), end = end_group();
+    return failed(end) ? end : r;  // not ncclInProgress
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t m, ncclResult_t *error) {
-    if (!m) return fail(ncclInvalidArgument, "a communicator that is not there");
-    if (std::this_thread::get_id() == m->owner) progress(m);
-    *error = state(m);
-    return ncclSuccess;
+    const ncclResult_t r = check(m, "ncclCommGetAsyncError");
+    if (r == ncclSuccess) *error = ask(m);
+    return r;
 }
 
-// The program has synchronised with its streams: there is nothing left to flush.
+// The program has synchronized with its streams: there is nothing left to flush.
 ncclResult_t ncclCommFinalize(ncclComm_t m) {
-    if (!m || m->aborted) return fail(ncclInvalidArgument, "a communicator that is not there");
-    if (m->queued > 0 || m->pending) return fail(ncclInvalidUsage, "here operations must have ended before");
-    return ncclSuccess;
+    if (!m) return ncclSuccess;
+    ncclResult_t r = check(m, "ncclCommFinalize");
+    if (r == ncclSuccess) r = ensure_ready(m);
+    if (r == ncclSuccess && m->finalized) r = fail(ncclInvalidArgument, "a communicator is finalized twice");
+    if (r == ncclSuccess && m->channel->queued > 0) r = fail(ncclInvalidUsage, "here operations must have ended");
+    if (r != ncclSuccess) return group_check(set_error(m, r));
+    m->finalized = true;
+    group_depth++;
+    add_job(m, [] { return ncclSuccess; });
+    r = end_group();
+    return m->blocking || failed(r) ? r : ask(m);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t m) {
     if (!m) return ncclSuccess;
-    if (m->queued > 0 || m->pending) return fail(ncclInvalidUsage, "here operations must have ended before");
-    if (m->memory) munmap(m->memory, m->bytes);
-    if (m->owned_fd >= 0) close(m->owned_fd);
-    delete m;
-    return ncclSuccess;
+    ncclResult_t r = check(m, "ncclCommDestroy");
+    if (r == ncclSuccess) r = ensure_ready(m);  // one that has failed can only be aborted
+    if (r == ncclSuccess && m->channel->queued > 0) r = fail(ncclInvalidUsage, "here operations must have ended");
+    if (r == ncclSuccess) free_comm(m, "ncclCommDestroy");
+    return r;
 }
 
-// From any thread. Operations end without having moved everything; they may still look at m, which is not freed.
+// From any thread. Operations in streams end without having moved everything, when their turn comes.
 ncclResult_t ncclCommAbort(ncclComm_t m) {
-    if (m) m->aborted = true;
+    if (!m) return ncclSuccess;
+    const ncclResult_t r = check(m, "ncclCommAbort");
+    if (r != ncclSuccess) return r;
+    if (const nccl_abort_flag child = m->child_aborted) *child = true;
+    *m->aborted = true;
+    (void)ensure_ready(m);
+    free_comm(m, "ncclCommAbort");
     return ncclSuccess;
 }
 
 ncclResult_t ncclGroupStart(void) {
-    if (group_depth++ == 0) group_error = ncclSuccess;
+    group_depth++;
     return ncclSuccess;
 }
 
-ncclResult_t ncclGroupEnd(void) {
-    if (group_depth == 0) return fail(ncclInvalidUsage, "a group ends that was not begun");
-    if (--group_depth > 0) return ncclSuccess;
-    call *c = group_call;
-    group_call = nullptr;
-    if (!c) return group_error;
-    if (group_error != ncclSuccess) {
-        delete c;
-        return group_error;
-    }
-    ncclComm *m = c->comm;
-    if (m->blocking) return launch(c);
-    m->pending = c;
-    m->owner = std::this_thread::get_id();
-    m->polls = POLLS;
-    return ncclInProgress;
-}
+ncclResult_t ncclGroupEnd(void) { return end_group(); }
 
-ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+static nccl_task task_of(ncclDataType_t type) { return nccl_task{ nullptr, nullptr, 0, false, type, {} }; }
+
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t m,
                       cudaStream_t stream) {
-    return add_transfer(true, static_cast<char *>(const_cast<void *>(from)), count, type, peer, comm, stream);
+    nccl_task t = task_of(type);
+    char *at = static_cast<char *>(const_cast<void *>(from));
+    t.transfers.push_back(nccl_transfer{ true, peer, at, count * nccl_type_bytes(type), 0 });
+    return enqueue("ncclSend", m, peer, stream, t);
 }
 
-ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-    return add_transfer(false, static_cast<char *>(to), count, type, peer, comm, stream);
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t m, cudaStream_t stream) {
+    nccl_task t = task_of(type);
+    t.transfers.push_back(nccl_transfer{ false, peer, static_cast<char *>(to), count * nccl_type_bytes(type), 0 });
+    return enqueue("ncclRecv", m, peer, stream, t);
 }
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t m,
                            cudaStream_t stream) {
-    call *c = nullptr;
-    (void)ncclGroupStart();
-    const ncclResult_t e = join_group(m, stream, ALL_GATHER, type, &c);
-    if (e == ncclSuccess) {
-        const size_t bytes = count * size_of(type);
-        char *mine = static_cast<char *>(const_cast<void *>(from)), *all = static_cast<char *>(to);
-        c->copy_from = mine;
-        c->copy_to = all + static_cast<size_t>(m->rank) * bytes;
-        c->copy_bytes = bytes;
+    nccl_task t = task_of(type);
+    const size_t bytes = count * nccl_type_bytes(type);
+    char *mine = static_cast<char *>(const_cast<void *>(from)), *all = static_cast<char *>(to);
+    if (check(m, "ncclAllGather") == ncclSuccess) {
+        t.copy_from = mine;
+        t.copy_to = all + static_cast<size_t>(m->rank) * bytes;
+        t.copy_bytes = bytes;
         for (int r = 0; r < m->ranks; r++) {
             if (r == m->rank) continue;
-            c->transfers.push_back(transfer{ true, false, r, mine, bytes, 0 });
-            c->transfers.push_back(transfer{ false, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
+            t.transfers.push_back(nccl_transfer{ true, r, mine, bytes, 0 });
+            t.transfers.push_back(nccl_transfer{ false, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
         }
     }
-    const ncclResult_t end = ncclGroupEnd();
-    return e == ncclSuccess ? end : e;
+    return enqueue("ncclAllGather", m, 0, stream, t);
 }
 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t m, cudaStream_t stream) {
-    call *c = nullptr;
-    (void)ncclGroupStart();
-    ncclResult_t e = join_group(m, stream, REDUCE_SCATTER, type, &c);
-    if (e == ncclSuccess && (op != ncclSum || (type != ncclFloat32 && type != ncclBfloat16)))
-        e = group_error = fail(ncclInvalidArgument, "here a reduce-scatter adds fp32 or bf16");
-    if (e == ncclSuccess) {
-        const size_t bytes = count * size_of(type);
-        char *all = static_cast<char *>(const_cast<void *>(from));
-        c->copy_from = all + static_cast<size_t>(m->rank) * bytes;
-        c->copy_to = static_cast<char *>(to);
-        c->copy_bytes = bytes;
+    nccl_task t = task_of(type);
+    const size_t bytes = count * nccl_type_bytes(type);
+    char *all = static_cast<char *>(const_cast<void *>(from));
+    if (op != ncclSum || (type != ncclFloat32 && type != ncclBfloat16))
+        return group_check(fail(ncclInvalidArgument, "here a reduce-scatter adds fp32 or bf16"));
+    if (check(m, "ncclReduceScatter") == ncclSuccess) {
+        t.adds = true;
+        t.copy_from = all + static_cast<size_t>(m->rank) * bytes;
+        t.copy_to = static_cast<char *>(to);
+        t.copy_bytes = bytes;
         for (int i = 1; i < m->ranks; i++) {
             const int r = (m->rank + i) % m->ranks;
-            c->transfers.push_back(transfer{ true, false, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
-            c->transfers.push_back(transfer{ false, true, r, static_cast<char *>(to), bytes, 0 });
+            t.transfers.push_back(nccl_transfer{ true, r, all + static_cast<size_t>(r) * bytes, bytes, 0 });
+            t.transfers.push_back(nccl_transfer{ false, r, static_cast<char *>(to), bytes, 0 });
         }
     }
-    const ncclResult_t end = ncclGroupEnd();
-    return e == ncclSuccess ? end : e;
+    return enqueue("ncclReduceScatter", m, 0, stream, t);
 }
 
+// Rounded up to the granularity of the device's virtual memory, as in NCCL (src/allocator.cc).
 ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) {
-    return cudaMalloc(ptr, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+    const size_t granularity = (size_t)2 << 20, rounded = (bytes + granularity - 1) / granularity * granularity;
+    return cudaMalloc(ptr, rounded) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
+
 ncclResult_t ncclMemFree(void *ptr) { return cudaFree(ptr) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
 
 ncclResult_t ncclCommRegister(const ncclComm_t m, void *ptr, size_t bytes, void **handle) {
-    if (!m || !ptr || !bytes || m->registered.count(ptr))
-        return fail(ncclInvalidArgument, "memory that cannot be registered, or was");
-    m->registered[ptr] = bytes;
-    *handle = ptr;
+    const ncclResult_t r = check(m, "ncclCommRegister");
+    if (r != ncclSuccess) return r;
+    if (!ptr || !bytes) return fail(ncclInvalidArgument, "memory that cannot be registered");
+    const char *enabled = getenv("NCCL_LOCAL_REGISTER");
+    *handle = nullptr;
+    if (enabled && !strcmp(enabled, "0")) return ncclSuccess;
+    char *at = static_cast<char *>(ptr);
+    for (auto &region : m->registered) {
+        if (at < region.first || at + bytes > region.first + region.second.first) continue;
+        region.second.second++;
+        *handle = region.first;
+        return ncclSuccess;
+    }
+    m->registered[at] = { bytes, 1 };
+    *handle = at;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t m, void *handle) {
-    if (m && (m->queued > 0 || m->pending)) return fail(ncclInvalidUsage, "here operations must have ended before");
-    return m && m->registered.erase(handle) ? ncclSuccess : fail(ncclInvalidArgument, "memory that was not registered");
+    const ncclResult_t r = check(m, "ncclCommDeregister");
+    if (r != ncclSuccess || !handle) return r;
+    const auto region = m->registered.find(static_cast<char *>(handle));
+    if (region == m->registered.end()) return fail(ncclInvalidUsage, "memory that was not registered");
+    if (m->channel->queued > 0) return fail(ncclInvalidUsage, "here operations must have ended");
+    if (--region->second.second == 0) m->registered.erase(region);
+    return ncclSuccess;
 }
 
 }  // extern "C"

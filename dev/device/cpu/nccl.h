@@ -2,7 +2,7 @@
 // are NCCL's own, which its manual describes. The ranks are processes of one host, and the "devices" are their memory.
 // See nccl.cpp.
 //
-// Like cuda_runtime_api.h it is found before NCCL's own header with -Idev/cpu. There is no shared library: nccl.cpp is
+// Like cuda_runtime_api.h it is found before NCCL's own header with -Idev/device/cpu. There is no shared library: nccl.cpp is
 // linked into the program, and dlopen(NULL) finds it there.
 #ifndef NCCL_ON_CPU_H
 #define NCCL_ON_CPU_H
@@ -44,8 +44,7 @@ typedef enum { ncclInt8 = 0, ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } 
 typedef struct {
     size_t size;
     unsigned magic, version;
-    int blocking;  // 0: calls return ncclInProgress, and go on while ncclCommGetAsyncError is
-                   // called
+    int blocking;  // 0: calls return at once, and ncclCommGetAsyncError reports ncclInProgress until they are done
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER \
     { sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT }

@@ -241,6 +241,8 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------------------------------
 // Ranges, and the trace
 
+const char *cuda_on_cpu_range(void) { return range_name(); }
+
 int nvtxRangePushA(const char *name) {
     const std::lock_guard<std::recursive_mutex> guard(lock);
     static std::set<std::string> &names = *new std::set<std::string>();  // an operation may run long after its range

@@ -114,10 +114,12 @@ static int split(comm_nccl *from, int color, int key, int rank, int size, zero_a
     int e = ZERO_OK;
     if (size > 1 && !(e = zero_nccl_enter(from, "splitting of the ranks"))) {
         ncclConfig_t c = non_blocking();
-        e = zero_nccl_leave(from, from->comm, from->f->lib.CommSplit(from->comm, color, key, &m->comm, &c));
-        // the new one may not be ready when the old one is
+        const ncclResult_t r = from->f->lib.CommSplit(from->comm, color, key, &m->comm, &c);
+        // NCCL returns ncclSuccess, not ncclInProgress, with a communicator that stays NULL until the *parent* has left
+        // ncclInProgress. After that the child may still be in progress itself.
+        e = zero_nccl_leave(from, from->comm, r == ncclSuccess ? ncclInProgress : r);
         if (!e && !(e = zero_nccl_enter(from, "splitting of the ranks"))) {
-            from->f->comms[from->f->num_comms++] = m->comm;
+            if (m->comm) from->f->comms[from->f->num_comms++] = m->comm;
             e = zero_nccl_leave(from, m->comm, m->comm ? ncclInProgress : ncclInternalError);
         }
     } else if (size == 1) {
