@@ -272,6 +272,9 @@ for seed in 1 2 3; do
         "1 -z 0 $tiny" "2 -z $seed --transport nccl $tiny" "4 -z $(((seed + 1) % 4)) --transport nccl --nccl-register 1 $tiny" \
         "8 -z $(((seed + 2) % 4)) --transport nccl $tiny" "4 -z $seed --shard-group 2 --transport nccl $tiny"
 done
+same 90 "trainer, NCCL, shard groups: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
+    "4 -z 1 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 --transport nccl $tiny" "4 -z 2 --shard-group 2 --transport nccl $tiny" \
+    "4 -z 3 --shard-group 2 --transport nccl $tiny" "4 -z 3 --shard-group 2 --transport nccl --nccl-register 1 $tiny"
 same 60 "trainer, NCCL, 3 ranks: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
     "3 -z 2 $tiny3" "3 -z 0 --transport nccl $tiny3" "3 -z 1 --transport nccl $tiny3" "3 -z 3 --transport nccl $tiny3"
 same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*" $bf16/train_gpt2_zero \
@@ -315,7 +318,8 @@ for precision in fp32 bf16; do
         "1 -z 0 -r 0 $small" "1 $(any_order 1) -z 1 -r 1 $small" "1 $(any_order 2) -z 2 -r 2 $small" "1 $(any_order 0) -z 3 -r 1 $small" \
         "2 $(any_order 3) -z 0 -r 2 $nccl" "2 $(any_order 0) -z 1 -r 0 $small" "2 $(any_order 4) -z 2 -r 1 $nccl" "2 $(any_order 1) -z 3 -r 2 $nccl" \
         "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --debug 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --debug 1 $nccl" \
-        "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small"
+        "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small" \
+        "4 $(any_order 0) -z 1 --shard-group 2 $nccl" "4 $(any_order 1) -z 2 --shard-group 2 $nccl" "4 $(any_order 9) -z 3 --shard-group 2 $nccl"
 done
 run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero
 # Its losses are the fast build's, but for the order of sums inside a row.
