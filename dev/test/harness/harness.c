@@ -44,7 +44,11 @@ int test_finish(void) {
         test_fail(__FILE__, __LINE__, "", " the case was left by return, break or goto");
         test_case_end();
     }
+    long long counts[2] = { failures, 0 };
+    if (ranks.sum) ranks.sum(counts, "the program");
+    if (counts[0]) failed++;
     if (ranks.rank == 0 && !list) {
+        if (counts[0]) printf("FAIL  after the last case\n");
         if (!selected) printf(wanted ? "no case has \"%s\" in its name\n" : "there are no cases\n", wanted);
         summary();
     }
@@ -68,7 +72,7 @@ int test_case_begin(const char *format, ...) {
     fflush(stdout);
     if (list) return 0;
     open_case = 1;
-    test_checks = failures = 0;
+    test_checks = 0;
     clock_gettime(CLOCK_MONOTONIC, &began);
     if (test_on_begin) test_on_begin();
     return 1;
@@ -84,6 +88,7 @@ int test_case_end(void) {
     const int ok = counts[0] == 0 && counts[1] > 0;
     *(ok ? &passed : &failed) += 1;
     open_case = 0;
+    failures = 0;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (ranks.rank == 0)
         printf("%s  %s (%lld checks, %.1f s)%s\n", ok ? "ok  " : "FAIL", name, counts[1],

@@ -19,7 +19,7 @@
 // REQUIRE is for what a case cannot go on without; it ends the program.
 //
 // What is outside of CASE and RUN (setting up, freeing) runs whichever cases were selected, so a case must not rely on an
-// earlier one. A case must not be left by return, break or goto.
+// earlier one; a check that fails there makes the next case fail. A case must not be left by return, break or goto.
 #ifndef HARNESS_H
 #define HARNESS_H
 #include <stddef.h>
@@ -35,8 +35,9 @@ void test_start(int *argc, char **argv);
 int test_finish(void);
 
 // CASE(format, ...) statement. RUN(function): a function without arguments.
-#define CASE(...)     for (int case_ = test_case_begin(__VA_ARGS__); case_; case_ = test_case_end())
-#define RUN(function) CASE("%s", #function) function()
+#define CASE(...) for (int case_ = test_case_begin(__VA_ARGS__); case_; case_ = test_case_end())
+#define RUN(function) \
+    CASE ("%s", #function) function()
 
 // CHECK(condition) or CHECK(condition, format, ...): returns whether it holds. Integers, texts and bytes are printed if
 // they differ. CHECK_AT names the line of a caller.

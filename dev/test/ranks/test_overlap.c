@@ -8,7 +8,7 @@
 // in both. The rows below are the overlap that the engine is for.
 #include <stdlib.h>
 #include <string.h>
-#include "test/harness/mpi_check.h"
+#include "test/harness/ranks.h"
 #include "zero/comm/bootstrap/bootstrap_mpi.h"
 #include "zero/comm/nccl/comm_nccl.h"
 #include "zero/nvtx.h"
@@ -34,11 +34,11 @@ static int when(const char *what, size_t unit, int moved) {
         if (!strncmp(events[i], prefix, n) && (events[i][n] == '\0' || events[i][n] == '/') &&
             (!moved || strstr(events[i], "nccl")))
             return i;
-    EXPECT(0, "\"%s\" never ran", prefix);
+    CHECK(0, "\"%s\" never ran", prefix);
     return -1;
 }
 
-static void must(const zero *z, int e, int line) { expect(e == ZERO_OK, line, "%s", zero_error(z)); }
+static void must(const zero *z, int e, int line) { CHECK_AT(__FILE__, line, e == ZERO_OK, "%s", zero_error(z)); }
 #define MUST(call) must(z, (call), __LINE__)
 
 static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
@@ -50,9 +50,9 @@ static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out
 // Stands for the kernels of a unit: it reads and writes a buffer, under a name.
 static void work(const char *what, size_t unit, void *buffer, cudaStream_t stream) {
     zero_nvtx_push(what, unit);
-    EXPECT(buffer &&
-               cudaMemcpyAsync(buffer, buffer, NUMEL * sizeof(float), cudaMemcpyDeviceToDevice, stream) == cudaSuccess,
-           "%s %zu could not be queued", what, unit);
+    CHECK(buffer &&
+              cudaMemcpyAsync(buffer, buffer, NUMEL * sizeof(float), cudaMemcpyDeviceToDevice, stream) == cudaSuccess,
+          "%s %zu could not be queued", what, unit);
     zero_nvtx_pop();
 }
 
@@ -91,12 +91,12 @@ static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, ui
 // moved(unit) runs before `other` of another unit if communication comes early, and after it if it comes late.
 static void overlaps(int early, const char *moved, size_t unit, const char *other, size_t other_unit) {
     const int a = when(moved, unit, 1), b = when(other, other_unit, 0);
-    EXPECT(early ? a < b : b < a, "with communication as %s as possible, %s %zu came %s %s %zu",
-           early ? "early" : "late", moved, unit, a < b ? "before" : "after", other, other_unit);
+    CHECK(early ? a < b : b < a, "with communication as %s as possible, %s %zu came %s %s %zu",
+          early ? "early" : "late", moved, unit, a < b ? "before" : "after", other, other_unit);
 }
 
 static void in_order(int first, int second, const char *what, size_t unit) {
-    EXPECT(first < second, "%s %zu came too early", what, unit);
+    CHECK(first < second, "%s %zu came too early", what, unit);
 }
 
 static void check_step(int stage, int early) {
@@ -156,41 +156,36 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
                                  .accounting = &memory,
                                  .stream = stream };
     zero *z = NULL;
-    EXPECT(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");
     MUST(zero_fill(z, fill, NULL));
     forward(z, stream);
     trace_step(z, c, stream, 0, 1);  // the first time memory is allocated on the way, which waits
-    for (int early = 0; early <= 1; early++) {
-        char name[96];
-        trace_step(z, c, stream, early, (uint64_t)(2 + early));
-        check_step(stage, early);
-        snprintf(name, sizeof name, "stage %d: what overlaps, communication as %s as possible", stage,
-                 early ? "early" : "late");
-        case_done(name);
-    }
-    for (int early = 0; early <= 1 && stage == 3; early++) {
-        backward(z, stream);
-        MUST(zero_discard(z));
-        check_fetches(z, c, stream, early);
-        case_done(early ? "stage 3: fetches overlap the forward, communication as early as possible"
-                        : "stage 3: fetches overlap the forward, communication as late as possible");
-    }
+    for (int early = 0; early <= 1; early++)
+        CASE ("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
+            trace_step(z, c, stream, early, (uint64_t)(2 + early));
+            check_step(stage, early);
+        }
+    for (int early = 0; early <= 1 && stage == 3; early++)
+        CASE ("stage 3: gathers overlap the forward, communication as %s as possible", early ? "early" : "late") {
+            backward(z, stream);
+            MUST(zero_discard(z));
+            check_fetches(z, c, stream, early);
+        }
     zero_destroy(z);
 }
 
 int main(int argc, char **argv) {
     cudaStream_t stream;
     setenv("CUDA_ON_CPU_STREAMS", "0", 1);
-    MPI_Init(&argc, &argv);
+    test_start_ranks(&argc, argv);
     zero_bootstrap *boot = NULL;
     zero_comm *c = NULL;
-    EXPECT(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s",
-           zero_bootstrap_error(boot));
-    EXPECT(zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory) == ZERO_OK,
-           "create: %s", c ? zero_comm_error(c) : "out of memory");
-    EXPECT(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
+    CHECK(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s", zero_bootstrap_error(boot));
+    CHECK(zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory) == ZERO_OK,
+          "create: %s", c ? zero_comm_error(c) : "out of memory");
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
     for (int stage = 0; stage <= 3; stage++) run_stage(stage, c, stream);
     zero_comm_destroy(c);
     zero_bootstrap_destroy(boot);
-    return cases_done();
+    return test_finish();
 }

@@ -62,6 +62,15 @@ static void a_case_that_is_left_passes(void) {
     PRINTED("2 passed, 1 failed\n");
 }
 
+static void a_check_outside_of_a_case_is_lost(void) {
+    CHECK(run("", "--planted before") != 0);
+    PRINTED("ok    first good case");
+    PRINTED("FAIL  second good case (1 checks");
+    PRINTED("1 passed, 1 failed\n");
+    CHECK(run("", "--planted after") != 0);
+    PRINTED("FAIL  after the last case\n2 passed, 1 failed\n");
+}
+
 static void the_program_goes_on_without_what_it_requires(void) {
     CHECK(run("", "--planted require") != 0);
     PRINTED("FAIL  planted: the program cannot go on\n1 passed, 1 failed\n");
@@ -95,6 +104,8 @@ static void ranks_pass_alone(void) {
     PRINTED("rank 2, test_harness.c:");
     NOT_PRINTED("rank 1, test_harness.c:");
     PRINTED("FAIL  planted (5 checks");
+    PRINTED("2 passed, 1 failed\n");
+    CHECK(run(mpirun, "--ranks --planted after") != 0);
     PRINTED("2 passed, 1 failed\n");
     CHECK(run(mpirun, "--ranks --planted empty") != 0);
     PRINTED("FAIL  planted (0 checks");
@@ -130,12 +141,17 @@ static void plant(const char *kind) {
 }
 
 static int planted_program(const char *kind, int last) {
-    CASE("first good case") CHECK(1);
-    if (strcmp(kind, "none")) CASE("planted") {
+    const int outside = !strcmp(kind, "before") || !strcmp(kind, "after");
+    CASE ("first good case") CHECK(1);
+    if (last && !strcmp(kind, "before")) CHECK(last == 2);
+    if (strcmp(kind, "none") && !outside) {
+        CASE ("planted") {
             if (!strcmp(kind, "leave")) break;
             if (last) plant(kind);
         }
-    CASE("second good case") CHECK(1);
+    }
+    CASE ("second good case") CHECK(1);
+    if (last && !strcmp(kind, "after")) CHECK(last == 2);
     return test_finish();
 }
 
@@ -155,6 +171,7 @@ int main(int argc, char **argv) {
     RUN(many_failures_flood_the_log);
     RUN(a_case_without_checks_passes);
     RUN(a_case_that_is_left_passes);
+    RUN(a_check_outside_of_a_case_is_lost);
     RUN(the_program_goes_on_without_what_it_requires);
     RUN(a_crash_hides_its_case);
     RUN(a_word_selects_other_cases);

@@ -1,0 +1,128 @@
+// toy_model.h: made-up tensors and gradients for tests of the engine, and a training step on them. The gradients of a
+// micro-batch depend on its number only, and are exact in bf16.
+#ifndef TOY_MODEL_H
+#define TOY_MODEL_H
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include "test/harness/ranks.h"
+#include "zero/zero.h"
+
+static int rank, ranks;
+static int data_rank, data_ranks;  // among the ranks that train one model together: all, or a mesh's data-parallel
+                                   // ranks
+static int stripe;                 // which of the mesh's models this is; they have other gradients
+
+// What a model is kept as. The two with the same master weights must have the same bits.
+enum kind { F32, BF16, BF16_SPLIT, BF16_NO_MASTER, KINDS };
+static const char *const kind_names[KINDS] = { "fp32", "bf16", "bf16, split master", "bf16, no master" };
+static enum kind kind;
+
+// Units of equal and of different size, tensors around the alignment, an empty one. Logical order is not registration
+// order.
+static const zero_tensor tensors[] = {
+    { "embedding", 5003, 0, 900, 1 }, { "bias", 65, 0, 0, 0 },         { "a.weight", 640, 1, 70, 1 },
+    { "a.bias", 63, 1, 710, 0 },      { "a.empty", 0, 1, 773, 0 },     { "b.weight", 640, 2, 6000, 1 },
+    { "b.bias", 63, 2, 6640, 0 },     { "c.weight", 640, 3, 7000, 1 }, { "c.bias", 63, 3, 7640, 0 },
+    { "d.weight", 640, 4, 8000, 1 },  { "d.bias", 1, 4, 8640, 0 },
+};
+enum { TENSORS = sizeof tensors / sizeof *tensors, UNITS = 5 };
+
+static float initial(size_t logical) { return (float)(int)(logical % 251) / 125.0f - 1.0f; }
+static float scale = 1;                                       // of all gradients
+static float gradient(size_t logical, size_t j, size_t step)  // of micro-batch j, exact in bf16
+{
+    return (float)((int)((logical * 7 + j * 31 + step * 13 + (size_t)stripe * 17) % 127) - 63) / 64.0f *
+           (j % 3 ? 1.0f : 0x1p-9f) * scale;
+}
+
+static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    (void)ctx;
+    for (size_t i = 0; i < count; i++) out[i] = initial(tensors[tensor].logical + begin + i);
+    return 0;
+}
+
+static void put(void *buffer, size_t element, float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if (kind != F32)
+        ((uint16_t *)buffer)[element] = (uint16_t)(u >> 16);
+    else
+        ((float *)buffer)[element] = x;
+}
+
+// A copy of n elements of the device; the caller frees it.
+static void *copy_of(const void *device, size_t n, size_t elem) {
+    void *host = malloc(n * elem + 1);
+    device_read(host, device, n * elem);
+    return host;
+}
+
+static size_t element(void) { return kind == F32 ? 4 : 2; }
+
+// What the forward passes have seen of the parameters.
+static uint64_t seen;
+
+static int forward(zero *z) {
+    const size_t b = element();
+    for (size_t i = 0; i <= UNITS; i++) {
+        const size_t u = i % UNITS;  // the first unit is used at both ends, as an embedding is
+        const char *device = zero_acquire_params(z, u);
+        if (!device) return ZERO_ERR_COMM;
+        unsigned char *p = copy_of(device, zero_layout_unit_numel(zero_get_layout(z), u), b);
+        for (size_t t = 0; t < TENSORS; t++)
+            if (tensors[t].unit == u)
+                for (size_t k = 0; k < tensors[t].numel * b; k++)
+                    seen = seen * 6364136223846793005u + p[zero_tensor_offset(z, t) * b + k] + 1;
+        free(p);
+        if (zero_release_params(z, u)) return ZERO_ERR_ARG;
+    }
+    return ZERO_OK;
+}
+
+// One micro-batch, units from last to first, poison in one element of one rank if asked for.
+static int micro_batch(zero *z, size_t j, size_t step, float poison) {
+    int e = forward(z);
+    for (size_t u = UNITS; u-- > 0 && !e;) {
+        const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
+        void *device = zero_acquire_grads(z, u);
+        if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+        char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
+        for (size_t t = 0; t < TENSORS; t++)
+            if (tensors[t].unit == u)
+                for (size_t i = 0; i < tensors[t].numel; i++)
+                    put(g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
+        if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
+        device_write(device, g, n * element());
+        free(g);
+        e = zero_release_grads(z, u);
+        if (!e) e = zero_release_params(z, u);
+    }
+    return e ? e : zero_finish_backward(z);
+}
+
+static int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
+    const zero_adamw a = {
+        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1
+    };
+    int e = zero_begin_step(z);
+    for (size_t g = 0; g < micro_batches && !e; g++)
+        e = micro_batch(z, g * (size_t)data_ranks + (size_t)data_rank, step, 0);
+    if (!e) e = zero_grad_norm(z, norm);
+    return e ? e : zero_step(z, &a);
+}
+
+static double norm_in_double(size_t step, size_t micro_batches) {
+    double squares = 0;
+    for (size_t t = 0; t < TENSORS; t++)
+        for (size_t i = 0; i < tensors[t].numel; i++) {
+            double sum = 0;
+            for (size_t j = 0; j < micro_batches * (size_t)data_ranks; j++)
+                sum += gradient(tensors[t].logical + i, j, step);
+            squares += sum * sum;
+        }
+    return sqrt(squares) / (double)(micro_batches * (size_t)data_ranks);
+}
+
+#endif
