@@ -487,73 +487,31 @@ void gpt2_backward(GPT2 *m) {
 // =====================================================================================================================
 // The model ends here; what follows trains it.
 // ---------------------------------------------------------------------------------------------------------------------
-// The training run. From here on everything is about ranks, files and the command line. All ranks execute the same
-// calls in the same order, with the same numbers to decide on: what is measured on one rank (a loss, an error) is
-// gathered before anybody acts on it. Only rank 0 prints.
+// The training run (trainer/run.h). All ranks execute the same calls in the same order, and decide on the same numbers.
+// A step, with G micro-batches per rank and L layers:
+//
+//     zero_begin_step
+//     G times: gpt2_forward     per unit: acquire parameters, compute, release
+//              gpt2_backward    per unit, in reverse: acquire parameters and gradients, compute, release both;
+//                               releasing gradients starts their reduce-scatter while the next unit computes
+//              zero_finish_backward
+//     zero_grad_norm            one number, the same on all ranks
+//     zero_step                 AdamW on this rank's shard, or zero_discard to skip the update
 
 #ifndef TESTING
 #include <errno.h>
 #include <math.h>
-#include <omp.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "data/dataloader.h"           // micro-batches by their number
-#include "data/random.h"               // initial weights, sampling
-#include "data/tokenizer.h"            // tokens to text
-#include "gpt2/model_file.h"           // llm.c's model files
-#include "trainer/options.h"           // the command line
-#include "trainer/planner.h"           // what a run would need
-#include "device/process.h"            // the memory of the process
-#include "trainer/log.h"               // learning rate, z-scores, the step line, main.log
-#include "zero/comm/mpi/comm_mpi.h"    // the transport
-#include "zero/comm/nccl/comm_nccl.h"  // another one, for GPUs
-#include "zero/zero.h"                 // the engine
+#include "data/random.h"      // sampling
+#include "device/process.h"   // the memory of the process
+#include "trainer/reports.h"  // header, tables, plan, profile
+#include "trainer/run.h"      // Run; errors and agreement between ranks
+#include "trainer/setup.h"    // device, model, data, transport
+#include "trainer/weights.h"  // initial weights, model files
+#include "zero/zero.h"        // the engine
 
-#define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
-#define BUILTIN_TEXT  "dev/data/text/default.txt"
-#define LLMC_MODEL    (FLOATX == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin")
-#define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
-#define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
 #define SAMPLING_SEED 1337
-#define ERR_BYTES     5120  // a message with a path in it
-#define MAX_ROWS      24    // of a report
-
-typedef struct Run {
-    Options options;
-    int rank, ranks, local_rank, local_ranks;  // "local": on this host
-    int gpus;                                  // different ones, of all ranks
-    int sharers;                               // ranks that use this rank's GPU, this one included
-    size_t process_start;                      // bytes that the process took before the model
-    cudaDeviceProp device;
-    cudaStream_t stream;
-    Profile *profile;  // --profile, rank 0
-    GPT2Config config;
-    zero_tensor *tensors;
-    ModelFile file;    // that the model comes from; fd -1: random weights
-    char choice[512];  // which defaults were chosen, and why
-
-    zero_mesh mesh;
-    zero_accounting memory;
-    char transport_note[64];               // why it is not NCCL
-    zero_comm *comm;                       // all ranks
-    zero_comm *shard_comm, *replica_comm;  // those that shard among them; those of other groups with the same
-                                           // shard
-    zero *z;
-    GPT2 model;
-    Loader *train, *val;   // val NULL: no validation
-    Tokenizer *tokenizer;  // NULL: numbers are printed
-
-    size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
-    int *inputs, *targets;        // B * T each
-    float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
-    double *losses, *all_losses;  // their means: of this rank, of all
-    Outliers loss_outliers, norm_outliers;
-    TrainLog log;
-    zero_row wire[MAX_ROWS];  // of the last step that was taken
-    size_t wire_rows;
-} Run;
 
 static double seconds(void) {
     struct timespec t;
@@ -561,83 +519,8 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Ends all ranks. Whether all have the fault turns out when they meet here: for a second each waits for the others. If
-// all come, rank 0 tells it, once, and the job ends in good order. Otherwise not all have it, or somebody is dead or
-// stopped: whoever is here says so and aborts the rest, the lowest rank first, so that the others are gone before they
-// repeat it.
-__attribute__((format(printf, 1, 2), noreturn)) static void die(const char *format, ...) {
-    const int rank = launch()->rank;
-    char message[ERR_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(message, sizeof message, format, args);
-    va_end(args);
-    fflush(stdout);
-
-    char missing[1200];  // NCCL does not know who keeps it waiting
-    const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
-    const char *asked = missing[0] != '\0' ? "; asked who is left: " : "";
-    if (rank == 0)
-        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
-    else if (!together && strncmp(message, "rank ", 5) == 0)
-        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
-    else if (!together)
-        fprintf(stderr, "error: rank %d: %s%s%s\n", rank, message, asked, missing);
-    fflush(stderr);
-    if (!together) launch_abort();
-    launch_end();
-    fflush(NULL);
-    _exit(EXIT_FAILURE);  // not exit: a transport's watchdog may still use what a library's destructor takes away
-}
-
-static void must(const Run *r, int status, const char *doing) {
-    if (status != ZERO_OK) die("%s (%s)", zero_error(r->z), doing);
-}
-
-// Every rank gives the same number of bytes; all get those of all.
-static void gather(const Run *r, const void *mine, size_t bytes, void *all) {
-    zero_comm_phase(r->comm, "gathering numbers", 0);
-    if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("%s", zero_comm_error(r->comm));
-}
-
-static void *allocate(size_t bytes) {
-    void *p = calloc(1, bytes);
-    if (p == NULL)
-        die("the host's memory is exhausted: %zu bytes were wanted: use fewer ranks on this host, or smaller -b or -t",
-            bytes);
-    return p;
-}
-
-// If any rank has a message, all end with it. *err is "" where all is well.
-static void agree(const Run *r, const char *err, const char *remove) {
-    char *all = (char *)allocate((size_t)r->ranks * ERR_BYTES);
-    gather(r, err, ERR_BYTES, all);
-    for (int i = 0; i < r->ranks; i++) {
-        if (all[(size_t)i * ERR_BYTES] == '\0') continue;
-        if (remove != NULL && r->rank == 0) modelfile_discard(remove);
-        die("%s", all + (size_t)i * ERR_BYTES);
-    }
-    free(all);
-}
-
-__attribute__((format(printf, 2, 3))) static void say(const Run *r, const char *format, ...) {
-    if (r->rank != 0) return;
-    va_list args;
-    va_start(args, format);
-    vprintf(format, args);
-    va_end(args);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The engine gives the model its units.
-
-static void time_engine(void *ctx, const char *work, int begin, cudaStream_t on) {
-    (void)ctx;
-    if (begin)
-        profile_begin(profile, work, on);
-    else
-        profile_end(profile);
-}
 
 static void *unit_params(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
@@ -663,559 +546,77 @@ static void unit_grads_done(void *ctx, size_t unit) {
     must(r, zero_release_grads(r->z, unit), "gradients of a unit");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Parameters: random, from a file, to a file. Each rank handles the elements that it owns.
-
-// The weights of the seed are one sequence of random numbers, in the order in which the tensors are registered.
-// zero_fill asks in that order too, and leaves out what other ranks own: those numbers are skipped.
-typedef struct Init {
-    const Run *run;
-    Mt19937 generator;
-    size_t next;  // the first tensor whose numbers are not behind the generator
-} Init;
-
-// Numbers that are drawn for a tensor, and their deviation. The names of tensors, in order, are in gpt2_tensors.
-static size_t init_draws(const Run *r, size_t tensor, float *std) {
-    static const char *const NORMAL[] = { "wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw" };
-    const char *name = r->tensors[tensor].name;
-    const int residual = !strcmp(name, "attprojw") || !strcmp(name, "fcprojw");
-    *std = residual ? 0.02f * (1.0f / sqrtf(2.0f * (float)r->config.num_layers)) : 0.02f;
-    for (size_t i = 0; i < sizeof NORMAL / sizeof NORMAL[0]; i++) {
-        // the rows that pad the vocabulary are zero
-        if (!strcmp(name, NORMAL[i]))
-            return i == 0 ? r->config.vocab_size * r->config.channels : r->tensors[tensor].numel;
-    }
-    return 0;
+// --profile: the engine's own work is timed by the same clock as the kernels.
+static void time_engine(void *ctx, const char *work, int begin, cudaStream_t on) {
+    (void)ctx;
+    if (begin)
+        profile_begin(profile, work, on);
+    else
+        profile_end(profile);
 }
 
-static int init_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
-    Init *s = (Init *)ctx;
-    const Run *r = s->run;
-    float std;
-    for (; s->next < tensor; s->next++) {
-        const size_t draws = init_draws(r, s->next, &std);
-        if (draws > 0) mt_normal(&s->generator, NULL, 0, 0, draws, 0, std);
-    }
-    const size_t draws = init_draws(r, tensor, &std);
-    const char *name = r->tensors[tensor].name;
-    const int is_scale = !strcmp(name, "ln1w") || !strcmp(name, "ln2w") || !strcmp(name, "lnfw");
-    const size_t drawn = begin < draws ? (count < draws - begin ? count : draws - begin) : 0;
-    if (drawn > 0) {
-        Mt19937 copy = s->generator;  // another range of this tensor may be asked for
-        mt_normal(&copy, out, begin, drawn, draws, 0, std);
-    }
-    for (size_t i = drawn; i < count; i++) out[i] = is_scale ? 1.0f : 0.0f;
-    return 0;
-}
-
-typedef struct FileAccess {
-    const Run *run;
-    const ModelFile *file;
-    char err[ERR_BYTES];
-} FileAccess;
-
-static int file_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
-    FileAccess *a = (FileAccess *)ctx;
-    return modelfile_read(a->file, a->run->tensors[tensor].logical + begin, count, out, a->err, sizeof a->err);
-}
-
-static int file_visit(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
-    FileAccess *a = (FileAccess *)ctx;
-    return modelfile_write(a->file, a->run->tensors[tensor].logical + begin, count, values, a->err, sizeof a->err);
-}
-
-static void set_parameters(Run *r) {
-    if (r->file.fd == -1) {
-        say(r, "drawing %zu initial weights, seed %lld\n", gpt2_num_parameters(&r->config), (long long)r->options.seed);
-        Init init = {};
-        init.run = r;
-        mt_seed(&init.generator, (uint32_t)r->options.seed);
-        must(r, zero_fill(r->z, init_fill, &init), "initial weights");
-        return;
-    }
-    say(r, "reading %zu parameters from %s\n", r->file.numel, r->file.path);
-    FileAccess access = {};
-    access.run = r;
-    access.file = &r->file;
-    const int status = zero_fill(r->z, file_fill, &access);
-    if (access.err[0] != '\0') die("%s", access.err);
-    must(r, status, "reading the model");
-    modelfile_close(&r->file);
-}
-
-// Writes OUTPUT_DIR/model_STEP.bin, and deletes one that is no longer to be kept.
-static void write_model(const Run *r, size_t step) {
-    const Options *o = &r->options;
-    char path[4096];
-    char temporary[4096 + 8];
-    snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, step);
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    ModelFile file;
-    FileAccess access = {};
-    access.run = r;
-    access.file = &file;
-
-    if (r->rank == 0) {
-        modelfile_create(temporary, &r->config, FLOATX == ZERO_BF16, access.err, sizeof access.err);
-    }
-    agree(r, access.err, NULL);
-    if (modelfile_begin(&file, temporary, access.err, sizeof access.err) == 0) {
-        const int status = zero_visit(r->z, ZERO_STATE_PARAMS, file_visit, &access);
-        if (status != ZERO_OK && access.err[0] == '\0')
-            snprintf(access.err, sizeof access.err, "%s: %s", path, zero_error(r->z));
-        if (access.err[0] == '\0') modelfile_finish(&file, access.err, sizeof access.err);
-        modelfile_close(&file);
-    }
-    agree(r, access.err, temporary);
-    if (r->rank == 0) modelfile_publish(temporary, path, access.err, sizeof access.err);
-    agree(r, access.err, NULL);
-    say(r, "wrote %s\n", path);
-
-    const size_t every = (size_t)o->checkpoint_every;
-    const size_t keep = (size_t)o->checkpoints_keep;
-    const size_t major = (size_t)o->major_checkpoint_every;
-    const size_t last = step > 0 ? (step - 1) / every * every : 0;  // the model before this one
-    if (keep == 0 || last <= (keep - 1) * every) return;
-    const size_t old = last - (keep - 1) * every;
-    if (r->rank != 0 || (major > 0 && old % major == 0)) return;
-    snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, old);
-    if (unlink(path) != 0 && errno != ENOENT)
-        fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Setting up.
-
-static int exists(const char *path) { return access(path, R_OK) == 0; }
-
-static void set_number(Options *o, const char *flag, size_t n) {
-    char text[32];
-    snprintf(text, sizeof text, "%zu", n);
-    options_set_default(o, flag, text);
-}
-
-// The model that is to be trained, and whatever the command line leaves open.
-static void choose_model_and_data(Run *r) {
-    Options *o = &r->options;
-    char err[ERR_BYTES];
-    const int no_model = o->model == NULL;
-    const int no_data = o->train_files == NULL;
-    const int llmc_data = exists(LLMC_TRAIN) && exists(LLMC_VAL);
-    if (no_model) o->model = exists(LLMC_MODEL) && (!no_data || llmc_data) ? LLMC_MODEL : BUILTIN_MODEL;
-
-    r->file.fd = -1;
-    const size_t length = strlen(o->model);
-    if (strchr(o->model, '/') != NULL || (length > 4 && !strcmp(o->model + length - 4, ".bin"))) {
-        if (modelfile_open(&r->file, o->model, err, sizeof err) != 0) die("%s", err);
-        r->config = r->file.config;
-    } else if (gpt2_config_from_descriptor(&r->config, o->model, err, sizeof err) != 0) {
-        die("-e: %s%s", err, exists(o->model) ? "; if you mean the file of this name, write it with a /" : "");
-    }
-    if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", o->model, err);
-
-    if (no_data) {
-        const int llmc = llmc_data && r->config.vocab_size >= 50257;
-        o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
-        o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan)
-            die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the "
-                "directory of the Makefile",
-                BUILTIN_TEXT);
-    }
-    if (o->val_files == NULL) o->val_files = o->train_files;
-    if (no_model || (no_data && !o->plan)) {
-        const int llmc = !strcmp(o->model, LLMC_MODEL) || !strcmp(o->train_files, LLMC_TRAIN);
-        snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)",
-                 no_model ? "-e " : "", no_model ? o->model : "", no_model && no_data ? " and " : "",
-                 no_data ? "-i " : "", no_data ? o->train_files : "",
-                 llmc ? "are here" : "are not here, or do not fit");
-    }
-
-    // What suits the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1, 2, 4
-    // and 8 ranks compute the same bits.
-    if (no_model && !strcmp(o->model, BUILTIN_MODEL)) {
-        const size_t total = 8 * r->config.max_seq_len;
-        set_number(o, "b", 1);
-        set_number(o, "t", r->config.max_seq_len);
-        if (total % ((size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks) == 0) set_number(o, "d", total);
-        options_set_default(o, "l", "3e-3");
-        options_set_default(o, "q", "0.05");
-        set_number(o, "u", 50);
-        set_number(o, "x", 1000);
-        set_number(o, "v", 250);
-        set_number(o, "s", 1000000);
-        set_number(o, "g", 256);
-        const size_t length = strlen(r->choice);
-        snprintf(r->choice + length, sizeof r->choice - length,
-                 "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %lld -x %lld -v %lld -g %lld",
-                 (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->lr,
-                 o->final_lr_fraction, (long long)o->warmup, (long long)o->max_steps, (long long)o->val_every,
-                 (long long)o->sample_tokens);
-    }
-    if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
-}
-
-static Loader *open_loader(const Run *r, const char *files, int validation) {
-    const Options *o = &r->options;
-    const int same = !strcmp(o->train_files, o->val_files);
-    LoaderConfig c = {};
-    c.pattern = files;
-    c.B = r->B;
-    c.T = r->T;
-    c.vocab = r->config.vocab_size;
-    c.begin_percent = same && validation ? 90 : 0;
-    c.end_percent = same && !validation ? 90 : 100;
-    c.shuffle = o->shuffle && !validation;
-    c.seed = (uint32_t)o->seed;
-    Loader *loader;
-    char err[512];
-    if (loader_open(&loader, &c, err) != 0) die("%s", err);
-    if (loader_info(loader).is_text && c.vocab < 256) {
-        die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)",
-            files, c.vocab);
-    }
-    return loader;
-}
-
-static void open_data(Run *r) {
-    const Options *o = &r->options;
-    r->train = open_loader(r, o->train_files, 0);
-    if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
-    if (o->val_every == 0) {  // a wrong -j is a mistake also where it is not used
-        loader_close(r->val);
-        r->val = NULL;
-    }
-    const size_t epoch = loader_num_samples(r->train) / r->M;
-    r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
-    if (o->profile > 0 && (size_t)o->profile >= r->steps) {
-        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more",
-            (long long)o->profile, r->steps, (long long)o->profile + 1);
-    }
-    if (r->steps == 0 && o->max_steps < 0) {
-        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of "
-            "steps with -x",
-            o->train_files, loader_num_samples(r->train), r->M);
-    }
-
-    const int text = loader_info(r->train).is_text;
-    char err[512];
-    if ((text || exists("gpt2_tokenizer.bin")) &&
-        tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0)
-        die("%s", err);
-}
-
-// GPUs are told apart by their ids, not by their numbers: a scheduler may show each rank one GPU only, number 0.
-static void count_gpus(Run *r) {
-    char err[ERR_BYTES];
-    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
-    if (boot == NULL) die("%s", err);
-    cudaUUID_t *all = (cudaUUID_t *)allocate((size_t)r->ranks * sizeof *all);
-    if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK)
-        die("%s", zero_bootstrap_error(boot));
-    for (int i = 0; i < r->ranks; i++) {
-        int first = 0;
-        while (memcmp(&all[first], &all[i], sizeof *all) != 0) first++;
-        r->gpus += first == i;
-        r->sharers += memcmp(&all[i], &r->device.uuid, sizeof *all) == 0;
-    }
-    free(all);
-}
-
-// Meets the other ranks; finds this one's place among those of its host, and its GPU; shares the host's cores among
-// them.
-static void choose_device(Run *r) {
-    char err[ERR_BYTES];
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices < 1) {
-        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu",
-            cudaGetErrorString(error));
-    }
-    if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
-    r->local_rank = launch()->local_rank;
-    r->local_ranks = launch()->local_ranks;
-    int device = r->local_rank % devices;
-    cudaCheck(cudaSetDevice(device));
-    cudaCheck(cudaGetDeviceProperties(&r->device, device));
-    cudaCheck(cudaStreamCreate(&r->stream));
-    count_gpus(r);
-
-    if (getenv("OMP_NUM_THREADS") == NULL) {
-        const int share = omp_get_num_procs() / r->local_ranks;
-        omp_set_num_threads(share > 1 ? share : 1);
-    }
-}
-
-// By the value of -w, in BF16 builds.
-static const struct {
-    enum zero_master kind;
-    const char *name;
-} MASTER_WEIGHTS[] = { { ZERO_MASTER_NONE, "BF16, no master weights, rounding by chance" },
-                       { ZERO_MASTER_FP32, "BF16, fp32 master weights" },
-                       { ZERO_MASTER_SPLIT, "BF16, fp32 master weights in two halves" } };
-
-// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each
-// other for ever, or train a mixture.
-static void check_same_run(const Run *r) {
-    const Options *o = &r->options;
-    const GPT2Config *c = &r->config;
-    const double mine[] = { (double)r->B,
-                            (double)r->T,
-                            (double)r->G,
-                            (double)r->steps,
-                            (double)loader_num_samples(r->train),
-                            r->val != NULL ? (double)loader_num_samples(r->val) : 0,
-                            (double)c->max_seq_len,
-                            (double)c->vocab_size,
-                            (double)c->num_layers,
-                            (double)c->num_heads,
-                            (double)c->channels,
-                            (double)o->stage,
-                            (double)o->seed,
-                            o->lr,
-                            (double)o->lr_schedule,
-                            (double)o->warmup,
-                            o->final_lr_fraction,
-                            o->weight_decay,
-                            o->beta1,
-                            o->beta2,
-                            o->eps,
-                            o->grad_clip,
-                            o->skip_loss_z,
-                            o->skip_norm_z,
-                            (double)o->shuffle,
-                            (double)o->overfit,
-                            (double)o->val_every,
-                            (double)o->val_batches,
-                            (double)o->sample_every,
-                            (double)o->sample_tokens,
-                            (double)o->checkpoint_every,
-                            (double)o->master_weights,
-                            (double)o->prefetch,
-                            (double)o->reduce,
-                            (double)o->debug,
-                            (double)o->hash,
-                            (double)(r->file.fd != -1) };
-    char *all = (char *)allocate((size_t)r->ranks * sizeof mine);
-    gather(r, mine, sizeof mine, all);
-    for (int i = 1; i < r->ranks; i++) {
-        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
-            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the "
-                "same on all hosts?",
-                i);
-        }
-    }
-    free(all);
-}
-
-// NCCL wants a GPU for each rank. All ranks must come to the same answer, and the table at the start says it.
-static int use_nccl(Run *r, zero_bootstrap *boot) {
-    if (r->options.transport != OPTION_TRANSPORT_AUTO) return r->options.transport == OPTION_TRANSPORT_NCCL;
-    if (!launch()->mpi) return 1;  // nobody else could carry anything
-#ifdef CUDA_ON_CPU
-    (void)boot;
-    return 0;
-#else
-    char words[ERR_BYTES];
-    const int mine[2] = { r->sharers,
-                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, words, sizeof words) };
-    int *all = (int *)allocate((size_t)r->ranks * sizeof mine);
-    if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
-    int without = 0;
-    for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
-        const int *his = all + 2 * i;
-        without = his[0] > 1 || his[1];
-        if (his[0] > 1)
-            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", his[0]);
-        else if (without)
-            snprintf(r->transport_note, sizeof r->transport_note,
-                     "not NCCL: rank %d has none (--transport nccl says why)", i);
-    }
-    free(all);
-    return !without;
-#endif
-}
-
-static void create_transport(Run *r) {
-    const Options *o = &r->options;
-    char err[ERR_BYTES] = "";
-    zero_bootstrap *boot = launch_bootstrap(o->timeout, err, sizeof err);
-    if (boot == NULL) die("%s", err);
-    int e;
-    if (use_nccl(r, boot)) {
-        zero_comm_nccl_config nccl = {};
-        nccl.timeout_s = o->timeout;
-        nccl.register_buffers = (int)o->nccl_register;
-        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err,
-                                 sizeof err);
-    } else {
-        zero_comm_mpi_config mpi = {};
-        mpi.timeout_s = o->timeout;
-        mpi.no_shared_memory = o->debug % 4 == 1;  // --debug: another way for the bytes with each seed
-        mpi.staged = o->debug % 4 == 2;
-        mpi.ranks_per_host = o->debug % 4 == 3 ? 2 : 0;
-        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm,
-                                err, sizeof err);
-    }
-    if (e != ZERO_OK) die("transport: %s", err);
-}
-
-static void create_model(Run *r) {
-    const Options *o = &r->options;
-    char err[ERR_BYTES] = "";
-    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->shard_group, err, sizeof err) !=
-            ZERO_OK ||
-        zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
-        die("%s", err);
-    }
-
-    create_transport(r);
-    check_same_run(r);
-
+static void create_engine(Run *r) {
     zero_config c = {};
-    c.settings.stage = (int)o->stage;
-    c.settings.dtype = FLOATX;
-    c.settings.master = MASTER_WEIGHTS[o->master_weights].kind;
-    c.settings.seed = (uint64_t)o->seed;
-    c.settings.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
-    c.settings.prefetch = (int)o->prefetch;
-    c.settings.delay_seed = (uint64_t)o->debug;
-    c.settings.shard_group = (size_t)o->shard_group;
-    size_t *order = (size_t *)allocate(gpt2_unit_order(&r->config, NULL) * sizeof *order);
-    c.order = order;
-    c.order_length = gpt2_unit_order(&r->config, order);
+    c.settings = r->options.settings;
     c.num_tensors = gpt2_num_tensors(&r->config);
     r->tensors = (zero_tensor *)allocate(c.num_tensors * sizeof *r->tensors);
     gpt2_tensors(&r->config, r->tensors);
     c.tensors = r->tensors;
+    c.order_length = gpt2_unit_order(&r->config, NULL);
+    size_t *order = (size_t *)allocate(c.order_length * sizeof *order);
+    gpt2_unit_order(&r->config, order);
+    c.order = order;
     c.shard_comm = r->shard_comm;
     c.replicate_comm = r->replica_comm;
     c.accounting = &r->memory;
     c.stream = r->stream;
-    if (o->profile > 0 && r->rank == 0) {
+    if (r->options.profile > 0 && r->rank == 0) {
         c.timing = time_engine;
         r->profile = profile_create();
         if (r->profile == NULL) die("the host's memory is exhausted");
     }
     if (zero_create(&r->z, &c) != ZERO_OK)
         die("-z %d: %s", c.settings.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
-
     free(order);
+}
 
+static void create_model(Run *r, GPT2 *model) {
+    const Options *o = &r->options;
+    char err[ERR_BYTES] = "";
     GPT2Units units = {};
     units.ctx = r;
     units.acquire_params = unit_params;
     units.release_params = unit_params_done;
     units.acquire_grads = unit_grads;
     units.release_grads = unit_grads_done;
-    if (gpt2_create(&r->model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err,
+    if (gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err,
                     sizeof err) != 0) {
         die("-b %zu -t %zu: %s", r->B, r->T, err);
     }
-    r->model.gelu_fusion = (int)o->gelu_fusion;
+    model->gelu_fusion = (int)o->gelu_fusion;
     matmul_set_tf32((int)o->tf32);
-}
-
-static void open_log(Run *r) {
-    const char *dir = r->options.output_dir;
-    char err[ERR_BYTES] = "";
-    if (r->rank == 0 && dir != NULL && mkdir(dir, 0777) != 0 && errno != EEXIST) {
-        snprintf(err, sizeof err, "-o %s: cannot be made: %s: %s", dir, strerror(errno),
-                 errno == ENOENT ? "make the directory above it first" : "choose another output directory");
-    } else if (r->rank == 0) {
-        trainlog_open(&r->log, dir, err, sizeof err);
-    }
-    agree(r, err, NULL);
-}
-
-#define RULE "+-----------------------+----------------------------------------------------+\n"
-
-__attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const char *name, const char *format, ...) {
-    char value[ERR_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(value, sizeof value, format, args);
-    va_end(args);
-    say(r, "| %-21s | %-50s |\n", name, value);
-}
-
-static void print_header(const Run *r) {
-    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
-    static const char *const STAGES[] = { "0 (nothing sharded)", "1 (optimizer state)",
-                                          "2 (optimizer state, gradients)",
-                                          "3 (optimizer state, gradients, parameters)" };
-    const Options *o = &r->options;
-    const zero_layout *l = zero_get_layout(r->z);
-    const LoaderInfo train = loader_info(r->train);
-    say(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
-    print_row(r, "device", "%s", r->device.name);
-    print_row(r, "precision", "%s",
-              FLOATX == ZERO_BF16 ? MASTER_WEIGHTS[o->master_weights].name : (o->tf32 ? "TF32" : "FP32"));
-    if constexpr (ATTENTION_CUDNN) {
-        print_row(r, "attention", "%s, scratch %zu bytes", attention_cudnn_name(),
-                  attention_scratch<floatX>(r->B, r->T, r->config.num_heads));
-    } else {
-        print_row(r, "attention", "own kernels");
-    }
-    print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
-    print_row(r, "ZeRO stage", "%s", STAGES[o->stage]);
-    if (r->mesh.groups > 1) print_row(r, "", "%d groups of %d ranks shard the same", r->mesh.groups, r->mesh.shard);
-    print_row(r, "threads of a rank", "%d", omp_get_max_threads());
-    print_row(r, "transport", "%s", zero_comm_name(r->comm));
-    if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
-    print_row(r, "sum of gradients", "%s",
-              o->reduce != OPTION_REDUCE_EXACT   ? "library"
-              : (r->ranks & (r->ranks - 1)) == 0 ? "exact: same bits in all stages, on 1 2 4 ... ranks"
-                                                 : "exact: same bits in all stages, on as many ranks");
-    if (o->reduce == OPTION_REDUCE_LIBRARY) print_row(r, "", "gives up: same bits in all stages, on any ranks");
-    say(r, RULE);
-    print_row(r, "train data pattern", "%s", o->train_files);
-    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples,
-              o->shuffle ? ", shuffled" : "");
-    print_row(r, "val data pattern", "%s%s", o->val_files,
-              strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
-    print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
-    say(r, RULE);
-    print_row(r, "model", "%s", o->model);
-    print_row(r, "max_sequence_length T", "%zu", r->config.max_seq_len);
-    print_row(r, "vocab_size V", "%zu (padded to %zu)", r->config.vocab_size, r->config.padded_vocab_size);
-    print_row(r, "num_layers L", "%zu", r->config.num_layers);
-    print_row(r, "num_heads NH", "%zu", r->config.num_heads);
-    print_row(r, "channels C", "%zu", r->config.channels);
-    print_row(r, "num_parameters Psi", "%zu (%zu with padding of shards)", l->numel, l->numel_padded);
-    say(r, RULE);
-    print_row(r, "micro-batch B x T", "%zu x %zu", r->B, r->T);
-    print_row(r, "micro-steps G", "%zu", r->G);
-    print_row(r, "tokens of a step", "%zu", r->B * r->T * r->M);
-    print_row(r, "steps", "%zu", r->steps);
-    print_row(r, "learning rate", "%.2e, %s, warmup %lld%s, final %.2e", o->lr, SCHEDULES[o->lr_schedule],
-              (long long)o->warmup, (size_t)o->warmup > r->steps ? " > steps" : "", o->lr * o->final_lr_fraction);
-    print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
-    print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
-    print_row(r, "recompute", "%lld", (long long)o->recompute);
-    if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");
-    print_row(r, "seed", "%lld", (long long)o->seed);
-    say(r, RULE);
+    r->model = model;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Steps.
+// Validation and sampling.
 
 static void read_batch(const Run *r, Loader *loader, size_t j) {
     char err[512];
     if (loader_batch(loader, j, r->inputs, r->targets, err) != 0) die("%s", err);
 }
 
-// The mean of losses that the ranks computed in `rounds` rounds: the loss with number j = g * N + r is all[r * rounds +
-// g]. Added in the order of j, so that it does not matter how many ranks there are.
+// The mean of losses that the ranks computed in `rounds` rounds: the loss of micro-batch j = g * N + r is all[r *
+// rounds + g]. Adds in the order of j, so that the number of ranks does not matter.
 static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t count) {
     double sum = 0;
     for (size_t j = 0; j < count; j++) sum += all[j % ranks * rounds + j / ranks];
     return sum / (double)count;
 }
 
-// Validation is on the first -m micro-batches, shared out among the ranks. In the last round some ranks may have none
-// left: they compute one that is not counted, for all ranks must ask for the same units.
+// Returns the mean loss of the first -m validation micro-batches, which the ranks share out. In the last round some
+// ranks may have none left: they compute one that is not counted, because all ranks must acquire the same units.
+// Collective.
 static double validate(Run *r) {
     const size_t samples = loader_num_samples(r->val);
     const int64_t limit = r->options.val_batches;
@@ -1227,8 +628,8 @@ static double validate(Run *r) {
     for (size_t g = 0; g < rounds; g++) {
         const size_t j = g * ranks + (size_t)r->rank;
         read_batch(r, r->val, j < count ? j : 0);
-        gpt2_forward(&r->model, r->inputs, r->targets, r->B, r->T, 0);
-        mine[g] = gpt2_loss(&r->model);
+        gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 0);
+        mine[g] = gpt2_loss(r->model);
     }
     gather(r, mine, rounds * sizeof *mine, all);
     const double loss = mean_loss(all, ranks, rounds, count);
@@ -1246,7 +647,7 @@ static float to_float(floatX x) {
     return value;
 }
 
-// The token that the random number coin, of [0, 1), chooses with the probabilities softmax(logits).
+// Draws a token with the probabilities softmax(logits); coin is a random number in [0, 1).
 static int choose_token(const float *logits, size_t V, double coin) {
     double highest = logits[0];
     for (size_t i = 1; i < V; i++) highest = logits[i] > highest ? logits[i] : highest;
@@ -1260,7 +661,7 @@ static int choose_token(const float *logits, size_t V, double coin) {
     return (int)V - 1;
 }
 
-// Writes a text, token by token. All ranks take part and choose the same tokens; rank 0 prints.
+// Generates a text, token by token. All ranks take part and choose the same tokens; rank 0 prints. Collective.
 static void sample(Run *r) {
     const size_t V = r->config.vocab_size;
     const size_t tokens = (size_t)r->options.sample_tokens;
@@ -1270,79 +671,78 @@ static void sample(Run *r) {
     float *logits = (float *)allocate(V * sizeof *logits);
     uint64_t random = SAMPLING_SEED;
     text[0] = eot;
-    say(r, "generating:\n---\n");
+    print0(r, "generating:\n---\n");
     for (size_t n = 1; n <= tokens; n++) {
-        // The last T tokens are the context. What follows them in the model's input does not matter; few different
-        // lengths do, for which libraries make plans.
+        // The context is the last T tokens. The input is padded to one of a few lengths, for which libraries make
+        // plans; what follows the context does not matter.
         const size_t context = n < r->T ? n : r->T;
         size_t length = 32;
         while (length < context) length *= 2;
         if (length > r->T) length = r->T;
         for (size_t i = 0; i < length; i++) r->inputs[i] = i < context ? text[n - context + i] : eot;
-        gpt2_forward(&r->model, r->inputs, NULL, 1, length, 0);
-        const floatX *from = r->model.logits + (context - 1) * r->config.padded_vocab_size;
+        gpt2_forward(r->model, r->inputs, NULL, 1, length, 0);
+        const floatX *from = r->model->logits + (context - 1) * r->config.padded_vocab_size;
         cudaCheck(cudaMemcpyAsync(row, from, V * sizeof *row, cudaMemcpyDeviceToHost, r->stream));
         cudaCheck(cudaStreamSynchronize(r->stream));
         for (size_t i = 0; i < V; i++) logits[i] = to_float(row[i]);
         text[n] = choose_token(logits, V, xorshift_f32(&random));
         if (r->tokenizer != NULL)
-            say(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
+            print0(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
         else
-            say(r, "%d ", text[n]);
+            print0(r, "%d ", text[n]);
         if (r->rank == 0) fflush(stdout);
     }
-    say(r, "\n---\n");
+    print0(r, "\n---\n");
     free(text);
     free(row);
     free(logits);
 }
 
-// The part of the update that all ranks must agree on: they have the same loss and norm, so they do.
-static int skip_update(const Run *r, size_t step, double loss, double loss_z, double norm, double norm_z) {
+// ---------------------------------------------------------------------------------------------------------------------
+// Steps.
+
+// Whether to skip the update of this step. All ranks have the same loss and norm, so all decide the same.
+static int skip_update(const Run *r, const StepLine *s) {
     const Options *o = &r->options;
-    if (!isfinite(loss) || !isfinite(norm)) {
-        say(r, "step %zu: loss %f, gradient norm %f: not finite: all ranks skip the update, nothing is changed\n",
-            step + 1, loss, norm);
+    const size_t step = s->step + 1;  // as printed
+    if (!isfinite(s->loss) || !isfinite(s->norm)) {
+        print0(r, "step %zu: loss %f, gradient norm %f: not finite: all ranks skip the update, nothing is changed\n",
+               step, s->loss, s->norm);
         return 1;
     }
-    if (o->skip_loss_z > 0 && loss_z > o->skip_loss_z) {
-        say(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step + 1, loss_z,
-            o->skip_loss_z);
+    if (o->skip_loss_z > 0 && s->loss_z > o->skip_loss_z) {
+        print0(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step, s->loss_z,
+               o->skip_loss_z);
         return 1;
     }
-    if (o->skip_norm_z > 0 && norm_z > o->skip_norm_z) {
-        say(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step + 1, norm_z,
-            o->skip_norm_z);
+    if (o->skip_norm_z > 0 && s->norm_z > o->skip_norm_z) {
+        print0(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step, s->norm_z,
+               o->skip_norm_z);
         return 1;
     }
     return 0;
 }
 
-// Keeps the report on the wire of the step that was just taken. The engine counts all numbers that its transport
-// gathered between the first gradient and the update, but its formula knows only its own: the losses are ours (with
-// groups, they take another transport).
-static void note_wire(Run *r) {
-    r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
-    if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
-}
-
-// One step: M micro-batches, one update. *updates counts those that were not skipped; AdamW's bias correction is about
-// these.
-static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
-    const Options *o = &r->options;
+// Computes the gradients of G micro-batches, and queues the copies of their losses to the host.
+static void forward_backward(Run *r, size_t step) {
+    const size_t first = r->options.overfit ? 0 : step * r->M;
     must(r, zero_begin_step(r->z), "beginning of a step");
     for (size_t g = 0; g < r->G; g++) {
-        const size_t first = o->overfit ? 0 : step * r->M;
         read_batch(r, r->train, first + g * (size_t)r->ranks + (size_t)r->rank);
-        gpt2_forward(&r->model, r->inputs, r->targets, r->B, r->T, 1);
-        gpt2_backward(&r->model);
+        gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 1);
+        gpt2_backward(r->model);
         must(r, zero_finish_backward(r->z), "end of the backward pass");
-        gpt2_copy_losses(&r->model, r->host_losses + g * r->B * r->T);
+        gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
     }
+}
 
+// One step: M micro-batches, one update. *updates counts the updates that were not skipped, for AdamW's bias
+// correction.
+static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
+    const Options *o = &r->options;
+    forward_backward(r, step);
     StepLine s = {};
-    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // the first time in a step that the host waits: to
-                                                              // decide what follows
+    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // here the host waits for the first time in a step
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
     gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
     s.step = step;
@@ -1352,7 +752,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
 
-    if (skip_update(r, step, s.loss, s.loss_z, s.norm, s.norm_z)) {
+    if (skip_update(r, &s)) {
         must(r, zero_discard(r->z), "skipping an update");
     } else {
         zero_adamw a = {};
@@ -1371,39 +771,42 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
     return s;
 }
 
+// What is due before a step: validation, a sample, a model file.
+static void before_step(Run *r, size_t step) {
+    const Options *o = &r->options;
+    const int last = step == r->steps;
+    char err[ERR_BYTES];
+    if (r->val != NULL && (step % (size_t)o->val_every == 0 || last)) {
+        zero_comm_phase(r->comm, "validation", 0);
+        const double loss = validate(r);
+        print0(r, "val loss %f\n", loss);
+        if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) die("%s", err);
+    }
+    if (o->sample_every > 0 && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
+        zero_comm_phase(r->comm, "sampling", 0);
+        sample(r);
+    }
+    if (o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last)) {
+        zero_comm_phase(r->comm, "writing the model", 0);
+        write_model(r, step);
+    }
+}
+
 static void train(Run *r) {
     const Options *o = &r->options;
-    Schedule schedule = {};
-    schedule.kind = (int)o->lr_schedule;
-    schedule.lr = o->lr;
-    schedule.warmup = (size_t)o->warmup;
+    Schedule schedule = o->schedule;
     schedule.steps = r->steps;
-    schedule.final_fraction = o->final_lr_fraction;
     const size_t tokens = r->B * r->T * r->M;
     const double flops = gpt2_training_flops(&r->config, r->T, tokens);
     const double peak = gpu_peak_flops(r->device.name) * r->gpus;
     uint64_t updates = 0;
     double total_ms = 0;  // of all steps but the first
-    double speed = 0;     // moving average of tokens per second; the first step is slow, and forgotten
+    double speed = 0;     // moving average of tokens per second, without the first step, which is slow
     char err[ERR_BYTES];
 
     for (size_t step = 0; step <= r->steps; step++) {
-        const int last = step == r->steps;
-        if (r->val != NULL && (step % (size_t)o->val_every == 0 || last)) {
-            zero_comm_phase(r->comm, "validation", 0);
-            const double loss = validate(r);
-            say(r, "val loss %f\n", loss);
-            if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) die("%s", err);
-        }
-        if (o->sample_every > 0 && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
-            zero_comm_phase(r->comm, "sampling", 0);
-            sample(r);
-        }
-        if (o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last)) {
-            zero_comm_phase(r->comm, "writing the model", 0);
-            write_model(r, step);
-        }
-        if (last) break;
+        before_step(r, step);
+        if (step == r->steps) break;
 
         zero_comm_phase(r->comm, "training", 0);
         const double begin = seconds();
@@ -1419,254 +822,56 @@ static void train(Run *r) {
         s.mfu = peak > 0 ? flops / (s.ms / 1000) / peak : -1;
         char line[512];
         step_line(line, sizeof line, &s);
-        say(r, "%s\n", line);
+        print0(r, "%s\n", line);
         if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) die("%s", err);
         if (o->gpu_info_every > 0 && (step + 1) % (size_t)o->gpu_info_every == 0) {
             size_t free_bytes, all_bytes;
             cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
-            say(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
+            print0(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
         }
     }
     if (r->steps > 0)
-        say(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
+        print0(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Reports: what the formula says beside what was measured, on the rank with the least and on the one with the most.
-
-static void report(const Run *r, const char *title, const zero_row *rows, size_t n) {
-    typedef struct Pair {
-        uint64_t expected, measured;
-    } Pair;
-    Pair mine[MAX_ROWS] = {};
-    for (size_t i = 0; i < n; i++) {
-        mine[i].expected = rows[i].expected;
-        mine[i].measured = rows[i].measured;
-    }
-    Pair *all = (Pair *)allocate((size_t)r->ranks * sizeof mine);
-    gather(r, mine, sizeof mine, all);
-    say(r, "\n%-26s %-40s %15s %15s %15s\n", title, "formula", "by formula", "measured, min", "max over ranks");
-    for (size_t i = 0; i < n; i++) {
-        uint64_t least = UINT64_MAX;
-        uint64_t most = 0;
-        int differs = -1;
-        for (int rank = 0; rank < r->ranks; rank++) {
-            const Pair p = all[(size_t)rank * MAX_ROWS + i];
-            least = p.measured < least ? p.measured : least;
-            most = p.measured > most ? p.measured : most;
-            if (p.measured != p.expected && differs == -1) differs = rank;
-        }
-        say(r, "%-26s %-40s %15llu %15llu %15llu", rows[i].what, rows[i].formula, (unsigned long long)rows[i].expected,
-            (unsigned long long)least, (unsigned long long)most);
-        if (differs == -1)
-            say(r, "\n");
-        else
-            say(r, "  rank %d differs from the formula\n", differs);
-    }
-    free(all);
-}
-
-// Is that all? What the process takes, beside the sum of the rows and what it took before there was a model
-// (libraries). More than that are buffers of MPI and of matrix products, and the last pages of everything.
-static void report_process(const Run *r, const zero_row *rows, size_t n) {
-    size_t mine[2] = { r->process_start, process_memory((size_t)r->sharers) };  // start, peak
-    for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
-    size_t *all = (size_t *)allocate((size_t)r->ranks * sizeof mine);
-    gather(r, mine, sizeof mine, all);
-    double expected = 0;
-    double measured = 0;
-    size_t least = SIZE_MAX;
-    size_t most = 0;
-    for (size_t i = 0; i < (size_t)r->ranks; i++) {
-        expected += (double)all[2 * i] / r->ranks;
-        measured += (double)all[2 * i + 1] / r->ranks;
-        least = all[2 * i + 1] < least ? all[2 * i + 1] : least;
-        most = all[2 * i + 1] > most ? all[2 * i + 1] : most;
-    }
-    free(all);
-    char formula[64];
-    snprintf(formula, sizeof formula, "the memory above, %zu before it", r->process_start);
-    if (least > 0) {
-        say(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f, measured to formula %+.1f%%\n", "process, bytes", formula,
-            expected, least, most, measured, 100 * (measured - expected) / expected);
-    }
-}
-
-static void print_reports(const Run *r) {
-    zero_row rows[MAX_ROWS];
-    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
-    if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
-    rows[n].what = "activations";
-    snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
-    rows[n].expected = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute);
-    rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
-    n++;
-    report(r, "memory per rank, bytes", rows, n);
-    if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
-    report_process(r, rows, n);
-}
-
-// --profile: rank 0 tells what it measured.
-static void print_profile(const Run *r) {
-    const Options *o = &r->options;
-    const GPT2Config *c = &r->config;
-    ProfileRun run = {};
-    run.B = r->B;
-    run.T = r->T;
-    run.C = c->channels;
-    run.NH = c->num_heads;
-    run.L = c->num_layers;
-    run.Vp = c->padded_vocab_size;
-    run.G = r->G;
-    run.elem = sizeof(floatX);
-    run.one_backward = ATTENTION_CUDNN;
-    run.recompute = (int)o->recompute;
-    run.gelu_fusion = (int)o->gelu_fusion;
-    run.tf32 = (int)o->tf32;
-    run.chunks = ceil_div(r->B * r->T, chunk_rows(r->B * r->T));
-    run.stage = (int)o->stage;
-    run.ranks = (size_t)r->mesh.shard;
-    run.numel = zero_get_layout(r->z)->numel_padded;
-    run.state_bytes = profile_adamw_bytes(sizeof(floatX), (int)o->master_weights);
-    run.library = o->reduce == OPTION_REDUCE_LIBRARY;
-    for (size_t i = 0; i < r->wire_rows; i++) {
-        if (r->wire[i].kind == ZERO_WIRE_GRADS) run.grad_bytes = (double)r->wire[i].expected;
-        if (r->wire[i].kind == ZERO_WIRE_PARAMS) run.param_bytes = (double)r->wire[i].expected;
-    }
-    profile_print(stdout, r->profile, &run, r->device.name);
-}
-
-// --plan: what would this run need? Rank 0 answers, for as many ranks as it is asked about; no memory of a model is
-// allocated.
-static void print_plan(const Run *r) {
-    const Options *o = &r->options;
-    PlanInput in = {};
-    char err[ERR_BYTES];
-    in.model = o->model;
-    in.num_tensors = gpt2_num_tensors(&r->config);
-    zero_tensor *tensors = (zero_tensor *)allocate(in.num_tensors * sizeof *tensors);
-    gpt2_tensors(&r->config, tensors);
-    in.tensors = tensors;
-    in.order_length = gpt2_unit_order(&r->config, NULL);
-    size_t *order = (size_t *)allocate(in.order_length * sizeof *order);
-    gpt2_unit_order(&r->config, order);
-    in.order = order;
-    in.settings.prefetch = (int)o->prefetch;
-    in.settings.dtype = o->plan_precision == OPTION_PRECISION_BF16 ? ZERO_BF16 : ZERO_F32;
-    in.settings.master = MASTER_WEIGHTS[o->master_weights].kind;
-    in.settings.reduction = o->reduce == OPTION_REDUCE_EXACT ? ZERO_REDUCE_EXACT : ZERO_REDUCE_LIBRARY;
-    in.recompute = (int)o->recompute;
-    in.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, in.recompute, in.settings.dtype);
-    in.flops_per_token = gpt2_training_flops(&r->config, r->T, 1);
-    in.B = r->B;
-    in.T = r->T;
-    in.total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
-    in.ranks = (size_t)r->ranks;
-    in.settings.shard_group = (size_t)o->shard_group;
-    in.ranks_per_host = (size_t)o->plan_ranks_per_host;
-#ifndef CUDA_ON_CPU
-    in.staged = 1;
-    in.nccl = o->transport != OPTION_TRANSPORT_MPI;
-#else
-    in.nccl = o->transport == OPTION_TRANSPORT_NCCL;
-#endif
-    in.device_bytes = o->device_memory * 1e9;
-    in.link_bytes_per_second = o->link_gbs * 1e9;
-    const double peak = in.settings.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // an H100's
-    in.peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : peak) * 1e12;
-    in.efficiency = o->efficiency;
-    Plan plan;
-    if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
-    if (r->choice[0] != '\0' && o->plan == OPTION_PLAN_TEXT) printf("%s\n", r->choice);
-    (o->plan == OPTION_PLAN_JSON ? plan_print_json : plan_print)(stdout, &plan, &in);
-#ifdef CUDA_ON_CPU
-    if (o->plan == OPTION_PLAN_TEXT && (in.settings.dtype == ZERO_F32 || !in.nccl)) {
-        printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
-               "--transport nccl\n",
-               in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
-    }
-#endif
-    if (ATTENTION_CUDNN && in.settings.dtype == ZERO_BF16 && o->plan == OPTION_PLAN_TEXT) {
-        printf("of the activations, scratch of cuDNN's attention: %zu bytes\n",
-               attention_scratch<bf16>(in.B, in.T, r->config.num_heads));
-    }
-    free(tensors);
-    free(order);
-}
+// main.
 
 static Run run;
 
-// A transport that has given up on another rank may leave the device in disorder. It knows which rank, and in which
-// phase.
+// When a CUDA call fails, ask the transport first: one that was aborted because another rank is gone may leave the
+// device in disorder, and it knows which rank, and in which phase.
 static void ask_transport(void) {
     device_has_failed = NULL;
     if (run.comm != NULL && zero_comm_synchronize(run.comm, run.stream) == ZERO_ERR_COMM)
         die("%s", zero_comm_error(run.comm));
 }
 
-int main(int argc, char **argv) {
-    Run *r = &run;
-    device_has_failed = ask_transport;
-    setvbuf(stdout, NULL, _IOLBF, 0);
+// The part of the reports that depends on the kernels of this build. --plan may ask for another precision.
+static Kernels describe_kernels(const Run *r) {
+    const enum zero_dtype dtype = r->options.settings.dtype;
+    const size_t rows = r->B * r->T, NH = r->config.num_heads;
+    Kernels k = {};
+    if constexpr (ATTENTION_CUDNN) k.attention = dtype == ZERO_BF16 ? attention_cudnn_name() : NULL;
+    k.attention_scratch = dtype == ZERO_BF16 ? attention_scratch<bf16>(r->B, r->T, NH)
+                                             : attention_scratch<float>(r->B, r->T, NH);
+    k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, dtype);
+    k.sum_chunks = ceil_div(rows, chunk_rows(rows));
+    return k;
+}
 
-    OptionsBuild build = {};
-#ifdef CUDA_ON_CPU
-    build.cpu = 1;
-#endif
-    build.bf16 = FLOATX == ZERO_BF16;
-    char err[ERR_BYTES];
-    const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
-    const int first = launch_begin(&r->options, parsed, &argc, &argv);  // the first rank whose command line is wrong
-    r->rank = launch()->rank;
-    r->ranks = launch()->ranks;
-    if (parsed != 0 || first < r->ranks) {
-        if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
-        if (r->rank == first) fprintf(stderr, "error: %s\n", err);
-        launch_end();
-        return first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
-    }
-
-    if (r->options.plan && r->options.plan_ranks > 0) r->ranks = (int)r->options.plan_ranks;
-    if (!r->options.plan) choose_device(r);
-    choose_model_and_data(r);
-    r->B = (size_t)r->options.batch_size;
-    r->T = (size_t)r->options.seq_len;
-    if (options_check_batch(&r->options, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0)
-        die("%s", err);
-    r->M = r->G * (size_t)r->ranks;
-    if (r->options.plan) {
-        if (r->rank == 0) print_plan(r);
-        launch_end();
-        return EXIT_SUCCESS;
-    }
-    open_data(r);
+static void allocate_batch(Run *r) {
     r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
     r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
     if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
     r->losses = (double *)allocate(r->G * sizeof(double));
     r->all_losses = (double *)allocate(r->M * sizeof(double));
+}
 
-    r->process_start = process_memory((size_t)r->sharers);
-    create_model(r);
-    open_log(r);
-    if (r->choice[0] != '\0') say(r, "%s\n", r->choice);
-    print_header(r);
-    set_parameters(r);
-    train(r);
-    print_reports(r);
-    if (r->profile != NULL) print_profile(r);
-    if (r->options.hash) {
-        uint64_t params, optimizer;
-        must(r, zero_hash(r->z, &params, &optimizer), "hash");
-        say(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params,
-            (unsigned long long)optimizer);
-    }
-
-    if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout)))
-        die("standard output could not be written: %s", strerror(errno));
+static void destroy(Run *r) {
     trainlog_close(&r->log);
-    gpt2_destroy(&r->model);
+    gpt2_destroy(r->model);
     zero_destroy(r->z);
     profile_destroy(r->profile);
     zero_comm_destroy(r->replica_comm);
@@ -1684,6 +889,76 @@ int main(int argc, char **argv) {
     free(r->targets);
     free(r->losses);
     free(r->all_losses);
+}
+
+// Reads the command line and finds this rank's place. Returns 0 to go on; 1 to end here with *status.
+static int begin(Run *r, int argc, char **argv, int *status) {
+    OptionsBuild build = {};
+#ifdef CUDA_ON_CPU
+    build.cpu = 1;
+#endif
+    build.bf16 = FLOATX == ZERO_BF16;
+    char err[ERR_BYTES];
+    const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
+    const int first = launch_begin(&r->options, parsed, &argc, &argv);  // the first rank whose command line is wrong
+    r->rank = launch()->rank;
+    r->ranks = launch()->ranks;
+    if (parsed == 0 && first == r->ranks) return 0;
+    if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
+    if (r->rank == first) fprintf(stderr, "error: %s\n", err);
+    *status = first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
+    return 1;
+}
+
+int main(int argc, char **argv) {
+    Run *r = &run;
+    const Options *o = &r->options;
+    GPT2 model = {};
+    char err[ERR_BYTES];
+    int status = EXIT_SUCCESS;
+    device_has_failed = ask_transport;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (begin(r, argc, argv, &status)) {
+        launch_end();
+        return status;
+    }
+
+    if (o->plan && o->plan_ranks > 0) r->ranks = (int)o->plan_ranks;
+    if (!o->plan) choose_device(r);
+    choose_model_and_data(r);
+    r->B = (size_t)o->batch_size;
+    r->T = (size_t)o->seq_len;
+    if (options_check_batch(o, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
+    r->M = r->G * (size_t)r->ranks;
+    r->kernels = describe_kernels(r);
+    if (o->plan) {
+        if (r->rank == 0) print_plan(r);
+        launch_end();
+        return EXIT_SUCCESS;
+    }
+    open_data(r);
+    allocate_batch(r);
+    r->process_start = process_memory((size_t)r->sharers);
+    create_transport(r);
+    check_same_run(r);
+    create_engine(r);
+    create_model(r, &model);
+    open_log(r);
+    if (r->choice[0] != '\0') print0(r, "%s\n", r->choice);
+    print_header(r);
+    set_parameters(r);
+    train(r);
+    print_reports(r);
+    if (r->profile != NULL) print_profile(r);
+    if (o->hash) {
+        uint64_t params, optimizer;
+        must(r, zero_hash(r->z, &params, &optimizer), "hash");
+        print0(r, "state hash: params %016llx optimizer %016llx\n", (unsigned long long)params,
+               (unsigned long long)optimizer);
+    }
+    if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+        die("standard output could not be written: %s", strerror(errno));
+    destroy(r);
     launch_end();
     return EXIT_SUCCESS;
 }

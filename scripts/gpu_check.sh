@@ -352,7 +352,7 @@ same "same state: stages, ranks that share a GPU" 60 "1 1 -z 0" "1 1 -z 3" "1 1 
     "2 1 -z 1 --transport mpi" "2 1 -z 3 --transport mpi" "4 1 -z 2 --transport mpi" "4 1 -z 3 --shard-group 2 --transport mpi"
 if [ $most -gt 1 ]; then
     same "same state: NCCL, $most GPUs" 60 "1 1 -z 0" "$most $most -z 0 --transport nccl" "$most $most -z 1 --transport nccl" "$most $most -z 2 --transport nccl" \
-        "$most $most -z 3 --transport nccl" "$most $most -z 3 --transport nccl --nccl-register 1" "$most $most -z 3 --prefetch 2 --transport nccl --debug 4"
+        "$most $most -z 3 --transport nccl" "$most $most -z 3 --transport nccl --nccl-register 1" "$most $most -z 3 --prefetch 2 --transport nccl --inject-delays 4"
 else
     verdict NOT_RUN "same state: NCCL" "it wants two GPUs"
 fi

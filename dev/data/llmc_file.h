@@ -1,7 +1,8 @@
-// What all binary files of llm.c have in common: they begin with a header of 256 int32, little-endian as is every machine
-// this runs on, of which word 0 is a magic number and word 1 a version. The rest of the words are each format's own:
+// What all binary files of llm.c have in common: they begin with a header of 256 int32, little-endian as is every
+// machine this runs on, of which word 0 is a magic number and word 1 a version. The rest of the words are each format's
+// own:
 //
-//     model file    dev/gpt2/model_file.c      token shard   dev/data/dataloader.c      tokenizer   dev/data/tokenizer.c
+//     model file  dev/gpt2/model_file.c    token shard  dev/data/dataloader.c    tokenizer  dev/data/tokenizer.c
 #ifndef DEV_DATA_LLMC_FILE_H
 #define DEV_DATA_LLMC_FILE_H
 
@@ -15,8 +16,8 @@ extern "C" {
 #define LLMC_HEADER_WORDS 256
 #define LLMC_HEADER_BYTES 1024
 
-// Reads the header. Of a shorter file, reads what there is and sets the rest to 0. Returns the number of bytes read, or -1
-// and errno.
+// Reads the header. Of a shorter file, reads what there is and sets the rest to 0. Returns the number of bytes read, or
+// -1 and errno.
 int llmc_read_header(int fd, int32_t header[LLMC_HEADER_WORDS]);
 
 // Reads exactly `bytes` at `offset`. Returns 0, or -1 and errno (ENODATA: the file ends before).

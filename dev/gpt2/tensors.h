@@ -1,10 +1,11 @@
 // The tensors of GPT-2, and which unit each belongs to:
 //
 //     unit 0        wte (embedding and head), wpe, lnfw, lnfb
-//     unit 1 + l    the twelve tensors of layer l: ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb
+//     unit 1 + l    the tensors of layer l: ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb
 //
-// This is the one place that knows how large a tensor is. A model file has the same elements in llm.c's order, all layers
-// of one kind together: wte wpe, then ln1w of layer 0, ln1w of layer 1, ..., ln1b of layer 0, ..., at last lnfw lnfb.
+// This is the one place that knows how large a tensor is. A model file has the same elements in llm.c's order, all
+// layers of one kind together: wte wpe, then ln1w of layer 0, ln1w of layer 1, ..., ln1b of layer 0, ..., at last lnfw
+// lnfb.
 #ifndef GPT2_TENSORS_H
 #define GPT2_TENSORS_H
 
@@ -30,8 +31,8 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out);
 // Including the padding of wte. 124 475 904 for d12.
 size_t gpt2_num_parameters(const GPT2Config *c);
 
-// Writes to order (NULL: only counts) the units in the order in which a micro-batch acquires their parameters: 0 (encoder),
-// 1 ... L, 0 (head), 0 (head, backward), L ... 1. Returns their number.
+// Writes to order (NULL: only counts) the units in the order in which a micro-batch acquires their parameters: 0
+// (encoder), 1 ... L, 0 (head), 0 (head, backward), L ... 1. Returns their number.
 size_t gpt2_unit_order(const GPT2Config *c, size_t *order);
 
 // FLOPs of forward and backward over `tokens` tokens in sequences of T: 6 per parameter and token, and attention, as

@@ -317,8 +317,8 @@ for precision in fp32 bf16; do
     same 120 "trainer $precision, emulated GPU: the same state in any order" "state hash: .*" build/emulated-$precision/train_gpt2_zero \
         "1 -z 0 -r 0 $small" "1 $(any_order 1) -z 1 -r 1 $small" "1 $(any_order 2) -z 2 -r 2 $small" "1 $(any_order 0) -z 3 -r 1 $small" \
         "2 $(any_order 3) -z 0 -r 2 $nccl" "2 $(any_order 0) -z 1 -r 0 $small" "2 $(any_order 4) -z 2 -r 1 $nccl" "2 $(any_order 1) -z 3 -r 2 $nccl" \
-        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --debug 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --debug 1 $nccl" \
-        "4 $(any_order 7) -z 3 -r 0 --debug 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small" \
+        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --inject-delays 2 $nccl" "4 $(any_order 0) -z 2 -r 0 --inject-delays 1 $nccl" \
+        "4 $(any_order 7) -z 3 -r 0 --inject-delays 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small" \
         "4 $(any_order 0) -z 1 --shard-group 2 $nccl" "4 $(any_order 1) -z 2 --shard-group 2 $nccl" "4 $(any_order 9) -z 3 --shard-group 2 $nccl"
 done
 run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero

@@ -24,7 +24,7 @@ enum type { TEXT, INTEGER, REAL, CHOICE };  // CHOICE: one of the words in `choi
 typedef struct {
     const char *flag, *name;
     enum type type;
-    size_t offset;
+    size_t offset, size;   // of its field in Options
     const char *choices;   // of a CHOICE: "cosine|linear"; else what to call the value in the help
     const char *standard;  // default; NULL: none
     double min, max;
@@ -36,7 +36,7 @@ typedef struct {
 } Flag;
 
 #define MANY      1e15  // exact in a double, and far from overflow
-#define AT(field) offsetof(Options, field)
+#define AT(field) offsetof(Options, field), sizeof(((Options *)0)->field)
 
 static const Flag FLAGS[] = {
     { "i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0,
@@ -60,11 +60,11 @@ static const Flag FLAGS[] = {
       .help = "tokens of a step, over all ranks; -1: B x T x ranks" },
     { "x", "max-steps", INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
       .help = "steps of the run; 0: only validate and sample; -1: one epoch" },
-    { "k", "lr-schedule", CHOICE, AT(lr_schedule), "cosine|linear|constant|wsd", "cosine", 0, 0,
+    { "k", "lr-schedule", CHOICE, AT(schedule.kind), "cosine|linear|constant|wsd", "cosine", 0, 0,
       .help = "learning rate over time" },
-    { "l", "lr", REAL, AT(lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
-    { "u", "warmup", INTEGER, AT(warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
-    { "q", "final-lr-fraction", REAL, AT(final_lr_fraction), "F", "1.0", 0, 1,
+    { "l", "lr", REAL, AT(schedule.lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
+    { "u", "warmup", INTEGER, AT(schedule.warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
+    { "q", "final-lr-fraction", REAL, AT(schedule.final_fraction), "F", "1.0", 0, 1,
       .help = "the learning rate decays to F of its peak" },
     { "c", "weight-decay", REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings" },
     { "sl", "skip-loss-z", REAL, AT(skip_loss_z), "Z", "0", 0, 1e6,
@@ -82,15 +82,15 @@ static const Flag FLAGS[] = {
     { "a", "overfit", INTEGER, AT(overfit), "0|1", "0", 0, 1, .help = "1: train on the first batch again and again" },
     { "f", "tf32", INTEGER, AT(tf32), "0|1", NULL, 0, 1,
       .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU" },
-    { "w", "master-weights", INTEGER, AT(master_weights), "0|1|2", "1", 0, 2,
+    { "w", "master-weights", CHOICE, AT(settings.master), "1|2|0", "1", 0, 0,
       .help = "BF16 builds: fp32 master weights; 2: the same in 2 bytes less; 0: none, updates are rounded by chance" },
     { "ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2,
       .help = "GELU inside the matrix product: 1 forward, 2 and backward; on a GPU -r then changes last bits" },
-    { "z", "stage", INTEGER, AT(stage), "0|1|2|3", "2", 0, 3,
+    { "z", "stage", INTEGER, AT(settings.stage), "0|1|2|3", "2", 0, 3,
       .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters" },
-    { "prefetch", "prefetch", INTEGER, AT(prefetch), "0|1|2", "1", 0, 2,
+    { "prefetch", "prefetch", INTEGER, AT(settings.prefetch), "0|1|2", "1", 0, 2,
       .help = "stage 3: units of parameters to fetch ahead of use" },
-    { "shard-group", "shard-group", INTEGER, AT(shard_group), "RANKS", "0", 0, 1 << 20,
+    { "shard-group", "shard-group", INTEGER, AT(settings.shard_group), "RANKS", "0", 0, 1 << 20,
       .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group" },
     { "r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
@@ -103,11 +103,11 @@ static const Flag FLAGS[] = {
       .help = "scale gradients down to this global norm; 0: off" },
     { "shuffle", "shuffle", INTEGER, AT(shuffle), "0|1", "1", 0, 1,
       .help = "training data in random order, the same for any number of ranks" },
-    { "seed", "seed", INTEGER, AT(seed), "SEED", "42", 0, 4294967295.0,
+    { "seed", "seed", INTEGER, AT(settings.seed), "SEED", "42", 0, 4294967295.0,
       .help = "of the initial weights and of the order of the data" },
     { "hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1,
       .help = "print a hash of parameters and optimizer state at the end" },
-    { "debug", "debug", INTEGER, AT(debug), "SEED", "0", 0, 4294967295.0,
+    { "inject-delays", "inject-delays", INTEGER, AT(settings.delay_seed), "SEED", "0", 0, 4294967295.0,
       .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower" },
     { "profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
       .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do" },
@@ -115,7 +115,7 @@ static const Flag FLAGS[] = {
       .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi" },
     { "nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
-    { "reduce", "reduce", CHOICE, AT(reduce), "exact|library", "exact", 0, 0,
+    { "reduce", "reduce", CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
       .help = "sum of gradients: in a fixed order, or as the library likes" },
     { "tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
     { "pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
@@ -139,7 +139,7 @@ static const Flag FLAGS[] = {
       .help = "of the plan; -1: those of mpirun" },
     { "ranks-per-host", "ranks-per-host", INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
       .help = "of the plan; 0: all on one host" },
-    { "precision", "precision", CHOICE, AT(plan_precision), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
+    { "precision", "precision", CHOICE, AT(settings.dtype), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
       .help = "of the plan; default: that of this build" },
     { "device-memory", "device-memory", REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1,
       .help = "of the plan: memory of a rank, 10^9 bytes" },
@@ -171,6 +171,16 @@ static int choice_number(const char *choices, const char *word) {
     return -1;
 }
 
+// Stores a whole number in a field of 4 bytes (an int or an enum) or 8 (int64_t, uint64_t, size_t).
+static void store(void *at, size_t size, long long n) {
+    if (size == sizeof(int)) {
+        *(int *)at = (int)n;
+    } else {
+        assert(size == sizeof(int64_t));
+        *(int64_t *)at = n;
+    }
+}
+
 // Parses one value into o. used: the flag as the user wrote it.
 static int set_value(Options *o, const Flag *f, const char *used, const char *value, char *err, size_t err_bytes) {
     void *at = (char *)o + f->offset;
@@ -189,7 +199,7 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
         if (number < 0) {
             return FAIL("%s %.200s: unknown: use one of %s", used, value, f->choices);
         }
-        *(int64_t *)at = (int64_t)number;
+        store(at, f->size, (long long)number);
         break;
     case INTEGER: {
         long long n = strtoll(value, &end, 10);
@@ -200,7 +210,7 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
         if (errno == ERANGE || number < f->min || number > f->max) {
             return FAIL("%s %.200s: out of range: use a number from %.0f to %.0f", used, value, f->min, f->max);
         }
-        *(int64_t *)at = n;
+        store(at, f->size, n);
         break;
     }
     case REAL:
@@ -284,19 +294,19 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
             return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
         }
     }
-    if (o->plan != OPTION_PLAN_OFF && o->debug != 0) {
-        return FAIL("--debug %lld: a plan is that of a run without --debug: leave it out", (long long)o->debug);
+    if (o->plan != OPTION_PLAN_OFF && o->settings.delay_seed != 0) {
+        return FAIL("--inject-delays %llu: a plan is that of a run without delays: leave it out",
+                    (unsigned long long)o->settings.delay_seed);
     }
     if (o->plan_ranks == 0) {
         return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
     }
     if (!options_given(o, "precision")) {
-        o->plan_precision = build->bf16 ? OPTION_PRECISION_BF16 : OPTION_PRECISION_FP32;
+        o->settings.dtype = build->bf16 ? ZERO_BF16 : ZERO_F32;
     }
-    // which is also the precision of a run
-    if (o->plan_precision == OPTION_PRECISION_FP32 && o->master_weights != 1) {
-        return FAIL("-w %lld: fp32 parameters are their own master weights: use -w 1, or %s",
-                    (long long)o->master_weights,
+    if (o->settings.dtype == ZERO_F32 && o->settings.master != ZERO_MASTER_FP32) {
+        return FAIL("-w %d: fp32 parameters are their own master weights: use -w 1, or %s",
+                    o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
                     o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
     }
     if (check_init(o, err, err_bytes) != 0) {

@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "trainer/log.h"
+#include "zero/settings.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -19,30 +22,29 @@ typedef struct {
     int bf16;  // 1: parameters in bf16
 } OptionsBuild;
 
-// Texts are NULL where the flag was not given and has no default. -1 means "not limited" or "choose" where the help
-// says so.
+// The table in options.c writes each flag into its field here, and the engine, the planner and the learning-rate
+// schedule take `settings` and `schedule` as they are. Texts are NULL where the flag was not given and has no default.
+// -1 means "not limited" or "choose" where the help says so.
 typedef struct {
+    zero_settings settings;  // of the engine. dtype: this build's, or with --plan what --precision says
+    Schedule schedule;       // steps is set later
     const char *train_files, *val_files, *model, *output_dir;
     int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume;
     int64_t batch_size, seq_len, total_batch_tokens, max_steps;
-    int64_t lr_schedule;  // SCHEDULE_* of dev/trainer/log.h
-    double lr, final_lr_fraction, weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
-    int64_t warmup, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
-    int64_t tf32, master_weights, gelu_fusion, stage, prefetch, shard_group, recompute, shuffle, seed, hash, debug,
-        profile, transport, nccl_register, reduce, tp, pp, gpu_info_every;
+    double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
+    int64_t val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
+    int64_t tf32, gelu_fusion, recompute, shuffle, hash, profile, transport, nccl_register, tp, pp, gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
-    int64_t plan, plan_precision, plan_ranks, plan_ranks_per_host;
+    int64_t plan, plan_ranks, plan_ranks_per_host;
     double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
     unsigned char given[64];  // which flags the command line has, by their place in the table
 } Options;
 
 enum { OPTION_TRANSPORT_AUTO, OPTION_TRANSPORT_MPI, OPTION_TRANSPORT_NCCL };
 enum { OPTION_INIT_MPI, OPTION_INIT_TCP, OPTION_INIT_FS };
-enum { OPTION_REDUCE_EXACT, OPTION_REDUCE_LIBRARY };
 enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
-enum { OPTION_PRECISION_FP32, OPTION_PRECISION_BF16 };
 
 // Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv:
 // keep it.

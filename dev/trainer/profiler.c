@@ -44,16 +44,18 @@ static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t 
     }
 }
 
-size_t profile_adamw_bytes(size_t elem, int master) {
+size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master) {
     const size_t grad_m_v = 4 + 2 * 4 + 2 * 4;
-    if (elem == 4) return grad_m_v + 2 * 4;
-    if (master == 0) return grad_m_v + 2 * 2;
-    return master == 2 ? grad_m_v + 2 * (2 + 2) : grad_m_v + 2 * 4 + 2;
+    if (dtype == ZERO_F32) return grad_m_v + 2 * 4;
+    if (master == ZERO_MASTER_NONE) return grad_m_v + 2 * 2;
+    return master == ZERO_MASTER_SPLIT ? grad_m_v + 2 * (2 + 2) : grad_m_v + 2 * 4 + 2;
 }
 
 size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     Rows rows = { work, 0 };
-    const size_t R = r->B * r->T, C = r->C, L = r->L, G = r->G, b = r->elem;
+    const size_t R = r->B * r->T, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
+    const size_t C = r->config.channels, L = r->config.num_layers, NH = r->config.num_heads;
+    const size_t Vp = r->config.padded_vocab_size;
     const double row = (double)(R * C * b);           // bytes of [R, C]
     const double statistics = 2.0 * 4.0 * (double)R;  // mean and rstd, fp32
     // FLOPs of one product of a causal attention
@@ -63,19 +65,19 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     add(&rows, "encoder_forward", G, 2 * row + (double)(r->T * C * b) + 4.0 * (double)R);
     add(&rows, "layernorm_forward", G * (2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)),
         2 * row + statistics + 2.0 * (double)(C * b));
-    ProfileWork *w = add(&rows, "attention_forward", G * L, 4 * row + 4.0 * (double)(R * r->NH));
+    ProfileWork *w = add(&rows, "attention_forward", G * L, 4 * row + 4.0 * (double)(R * NH));
     w->flops = 2 * triangle * w->calls;
     w->tensor_cores = 1;
     add(&rows, "residual", G * 2 * L, 3 * row);
     const size_t gelus = (r->gelu_fusion >= 1 ? 0 : L) + (r->recompute >= 1 ? L : 0);
     if (gelus) add(&rows, "gelu_forward", G * gelus, 8 * row);
-    add(&rows, "classifier", G, 2.0 * (double)(R * r->Vp * b) + 8.0 * (double)R);
+    add(&rows, "classifier", G, 2.0 * (double)(R * Vp * b) + 8.0 * (double)R);
 
     // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq
     // and another dk and dv.
     if (r->gelu_fusion < 2) add(&rows, "gelu_backward", G * L, 12 * row);
     add(&rows, "layernorm_backward", G * (2 * L + 1), 4 * row + statistics + (double)(C * b));
-    const double backward = 6 * row + 8.0 * (double)(R * r->NH);
+    const double backward = 6 * row + 8.0 * (double)(R * NH);
     if (r->one_backward) {
         w = add(&rows, "attention_backward", G * L, backward + 2 * row);
         w->flops = 5 * triangle * w->calls;
@@ -98,7 +100,7 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     // Products: qkv, attproj, fc, fcproj, and the head, whose weights are wte.
     const struct {
         size_t in, out, calls;
-    } layers[] = { { C, 3 * C, L }, { C, C, L }, { C, 4 * C, L }, { 4 * C, C, L }, { C, r->Vp, 1 } };
+    } layers[] = { { C, 3 * C, L }, { C, C, L }, { C, 4 * C, L }, { 4 * C, C, L }, { C, Vp, 1 } };
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t in = layers[i].in, out = layers[i].out, calls = G * layers[i].calls;
         const int gelu_forward = i == 2 && r->gelu_fusion >= 1, gelu_backward = i == 3 && r->gelu_fusion >= 2;
@@ -113,19 +115,21 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     const double numel = (double)r->numel, shard = numel / (double)r->ranks;
     const size_t units = L + 1;
     const double merges = (double)(G - 1);
+    const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
     add(&rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
-    w = add(&rows, r->library ? "reduce" : "exchange", G * units, 0);
-    w->wire = r->stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
-    if (!r->library)
+    w = add(&rows, library ? "reduce" : "exchange", G * units, 0);
+    w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
+    if (!library)
         add(&rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
     add(&rows, "norm", 1, 4 * shard);
-    if (r->stage == 0 && r->ranks > 1) add(&rows, "gather sums", units, 0)->wire = 4 * (numel - shard);
-    add(&rows, "AdamW", units, 0)->bytes = (r->stage == 0 ? numel : shard) * (double)r->state_bytes;
-    if (r->stage == 1 || r->stage == 2) {
+    if (stage == 0 && r->ranks > 1) add(&rows, "gather sums", units, 0)->wire = 4 * (numel - shard);
+    add(&rows, "AdamW", units, 0)->bytes = (stage == 0 ? numel : shard) *
+                                           (double)profile_adamw_bytes(r->settings.dtype, r->settings.master);
+    if (stage == 1 || stage == 2) {
         add(&rows, "gather", units, 0)->wire = r->param_bytes;
         add(&rows, "gather: wait", 0, 0);
     }
-    if (r->stage == 3 && r->ranks > 1) {
+    if (stage == 3 && r->ranks > 1) {
         add(&rows, "fetch", 0, 0)->wire = r->param_bytes;
         add(&rows, "fetch: wait", 0, 0);
     }
@@ -157,10 +161,10 @@ const ProfileDevice *profile_device(const char *name, int *known) {
 }
 
 double profile_floor(const ProfileWork *w, const ProfileRun *run, const ProfileDevice *d, const char **bound) {
-    const double math = w->flops / (!w->tensor_cores ? d->fp32
-                                    : run->elem == 2 ? d->bf16
-                                    : run->tf32      ? d->tf32
-                                                     : d->fp32);
+    const double math = w->flops / (!w->tensor_cores                   ? d->fp32
+                                    : run->settings.dtype == ZERO_BF16 ? d->bf16
+                                    : run->tf32                        ? d->tf32
+                                                                       : d->fp32);
     const double memory = w->bytes / d->memory, link = w->wire / d->link;
     *bound = link > math && link > memory ? "link" : math > memory ? "math" : "memory";
     return link > math && link > memory ? link : math > memory ? math : memory;
@@ -325,13 +329,13 @@ int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char
             "links of %.0f GB/s\n",
             p->steps, p->ms / (double)steps, d->name, known ? "" : ", for want of this device's data",
             d->memory * 1e-12,
-            (run->elem == 2 ? d->bf16
-             : run->tf32    ? d->tf32
-                            : d->fp32) *
+            (run->settings.dtype == ZERO_BF16 ? d->bf16
+             : run->tf32                      ? d->tf32
+                                              : d->fp32) *
                 1e-12,
-            run->elem == 2 ? " in bf16"
-            : run->tf32    ? " in TF32"
-                           : " in fp32",
+            run->settings.dtype == ZERO_BF16 ? " in bf16"
+            : run->tf32                      ? " in TF32"
+                                             : " in fp32",
             d->link * 1e-9);
     fprintf(out, "%-34s %9s %11s %14s %14s %16s %10s %9s  %s\n", "per step", "calls", "ms", "bytes, memory",
             "bytes, link", "FLOPs", "floor, ms", "ms/floor", "bound");

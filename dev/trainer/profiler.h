@@ -15,6 +15,9 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "gpt2/config.h"
+#include "zero/settings.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -25,17 +28,15 @@ enum { PROFILE_NAME_BYTES = 48, PROFILE_MAX_KINDS = 96 };
 
 // The run, as one rank sees it.
 typedef struct ProfileRun {
-    size_t B, T, C, NH, L, Vp, G;      // micro-batch, model, micro-steps of a step
-    size_t elem;                       // bytes of a parameter, gradient or activation: 2 or 4
+    GPT2Config config;
+    zero_settings settings;            // stage, dtype, master, reduction
+    size_t B, T, G;                    // micro-batch, micro-steps of a step
     int recompute, gelu_fusion, tf32;  // -r, -ge, -f
     int one_backward;                  // attention's backward is one operation (cuDNN), not two kernels
     size_t chunks;                     // that the kernels cut B * T rows into, to sum over them
-    int stage;
-    size_t ranks;                    // that shard
-    int library;                     // --reduce library
-    size_t numel;                    // parameters, with the padding of shards
-    size_t state_bytes;              // that AdamW reads and writes for each parameter: profile_adamw_bytes()
-    double grad_bytes, param_bytes;  // received in a step, as in zero_report_wire
+    size_t ranks;                      // of a shard group
+    size_t numel;                      // parameters, with the padding of shards
+    double grad_bytes, param_bytes;    // received in a step, as in zero_report_wire
 } ProfileRun;
 
 // Work of one kind in a step of one rank. calls 0: no formula says how many.
@@ -49,10 +50,10 @@ typedef struct ProfileWork {
 // Returns the number of kinds, at most PROFILE_MAX_KINDS.
 size_t profile_work(const ProfileRun *run, ProfileWork *work);
 
-// AdamW: gradient, m, v and weights are read, m, v and weights written, in fp32; bf16 parameters are written too. With
-// split master weights parameters and low halves are read and written, without master weights the parameters. master:
-// as the flag -w.
-size_t profile_adamw_bytes(size_t elem, int master);
+// Bytes that AdamW reads and writes for each parameter: gradient, m, v and weights are read, m, v and weights written,
+// in fp32; bf16 parameters are written too. With split master weights parameters and low halves are read and written,
+// without master weights the parameters.
+size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master);
 
 typedef struct ProfileDevice {
     const char *name;

@@ -96,7 +96,7 @@ static const struct {
     [SHARD_GROUP] = { "", { "0", "1", "2", "4" } },
     [PREFETCH] = { "--prefetch", { "1", "0", "2" } },
     [RECOMPUTE] = { "-r", { "1", "0", "2" } },
-    [DEBUG] = { "--debug", { "0", "4", "1", "2", "3", "5", "6", "7", "8", "9" } },
+    [DEBUG] = { "--inject-delays", { "0", "4", "1", "2", "3", "5", "6", "7", "8", "9" } },
     [THREADS] = { "OMP_NUM_THREADS", { "1", "2", "3" } },
     [STREAMS] = { "CUDA_ON_CPU_STREAMS", { "", "0", "1", "2" } },
     [TRANSPORT] = { "--transport", { "mpi", "nccl" } },

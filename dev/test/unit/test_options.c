@@ -167,7 +167,7 @@ static const struct {
     { "--plan --precision fp16", "fp32|bf16" },
     { "--plan --device-memory 0", "out of range" },
     { "--plan --mfu 1.5", "--mfu 1.5" },
-    { "--plan --debug 7", "without --debug" },
+    { "--plan --inject-delays 7", "without delays" },
 };
 
 static void test_every_wrong_command_line_is_refused_with_a_remedy(void) {
@@ -183,9 +183,10 @@ static void test_every_wrong_command_line_is_refused_with_a_remedy(void) {
 static void test_what_a_build_has_not_is_refused_there_only(void) {
     Options o;
     static const char *const masters[] = { "-w 0", "-w 1", "-w 2" };
+    static const enum zero_master kinds[] = { ZERO_MASTER_NONE, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT };
     for (int w = 0; w <= 2; w++) {
         CHECK_EQ(parse(&o, &CPU_BF16, masters[w]), 0);
-        CHECK_EQ(o.master_weights, w);
+        CHECK_EQ(o.settings.master, kinds[w]);
         CHECK_EQ(parse(&o, &CPU_FP32, masters[w]), w == 1 ? 0 : -1);
         if (w != 1) CHECK(strstr(err, "use -w 1") != NULL);
         if (w == 2) CHECK_EQ(parse(&o, &CPU_FP32, "--plan --precision bf16 -w 2"), 0);
@@ -211,10 +212,10 @@ static void test_a_plan_needs_no_word(void) {
     CHECK_EQ(o.plan, OPTION_PLAN_OFF);
     CHECK_EQ(parse(&o, &CPU_FP32, "--plan"), 0);
     CHECK_EQ(o.plan, OPTION_PLAN_TEXT);
-    CHECK_EQ(o.plan_precision, OPTION_PRECISION_FP32);
+    CHECK_EQ(o.settings.dtype, ZERO_F32);
     CHECK_EQ(parse(&o, &CPU_BF16, "--plan -b 2"), 0);
     CHECK_EQ(o.plan, OPTION_PLAN_TEXT);
-    CHECK_EQ(o.plan_precision, OPTION_PRECISION_BF16);
+    CHECK_EQ(o.settings.dtype, ZERO_BF16);
     CHECK_EQ(o.batch_size, 2);
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(parse(&o, &CPU_FP32,
@@ -223,8 +224,8 @@ static void test_a_plan_needs_no_word(void) {
                  0);
         CHECK_EQ(o.plan, OPTION_PLAN_JSON);
         CHECK_EQ(o.plan_ranks, 64);
-        CHECK_EQ(o.plan_precision, OPTION_PRECISION_BF16);
-        CHECK_EQ(o.stage, 3);
+        CHECK_EQ(o.settings.dtype, ZERO_BF16);
+        CHECK_EQ(o.settings.stage, 3);
     }
 }
 
@@ -237,16 +238,16 @@ static void test_defaults_are_those_of_llmc(void) {
     CHECK_EQ(o.seq_len, 1024);
     CHECK_EQ(o.total_batch_tokens, -1);
     CHECK_EQ(o.max_steps, -1);
-    CHECK_EQ(o.lr_schedule, SCHEDULE_COSINE);
-    CHECK(o.lr == 3e-4 && o.final_lr_fraction == 1 && o.weight_decay == 0);
+    CHECK_EQ(o.schedule.kind, SCHEDULE_COSINE);
+    CHECK(o.schedule.lr == 3e-4 && o.schedule.final_fraction == 1 && o.weight_decay == 0);
     CHECK(o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.grad_clip == 1);
     CHECK_EQ(o.val_every, 20);
     CHECK_EQ(o.val_batches, 20);
     CHECK_EQ(o.sample_every, 20);
     CHECK_EQ(o.sample_tokens, 64);
-    CHECK_EQ(o.stage, 2);
+    CHECK_EQ(o.settings.stage, 2);
     CHECK_EQ(o.recompute, 1);
-    CHECK_EQ(o.seed, 42);
+    CHECK_EQ(o.settings.seed, 42);
     CHECK_EQ(o.shuffle, 1);
     CHECK(o.timeout == 300);
 }
@@ -266,11 +267,11 @@ static void test_a_script_of_llmc_runs_as_it_is(void) {
     CHECK_EQ(o.val_every, 250);
     CHECK_EQ(o.sample_every, 20000);
     CHECK_EQ(o.total_batch_tokens, 524288);
-    CHECK_EQ(o.warmup, 700);
+    CHECK_EQ(o.schedule.warmup, 700);
     CHECK_EQ(o.checkpoint_every, 5000);
     CHECK_EQ(o.checkpoints_keep, 5);
     CHECK_EQ(o.major_checkpoint_every, 50000);
-    CHECK(o.final_lr_fraction == 0 && o.lr == 0.0006 && o.weight_decay == 0.1);
+    CHECK(o.schedule.final_fraction == 0 && o.schedule.lr == 0.0006 && o.weight_decay == 0.1);
     CHECK(o.skip_loss_z == 7 && o.skip_norm_z == 7);
 }
 
@@ -280,7 +281,7 @@ static void test_short_flags_are_not_taken_for_one_another(void) {
     CHECK(o.sample_every == 1 && o.skip_loss_z == 2 && o.skip_norm_z == 3);
     CHECK(o.checkpoint_every == 4 && o.checkpoints_keep == 5 && o.major_checkpoint_every == 6);
     CHECK_EQ(parse(&o, &CPU_FP32, "-l 1 -lg 0 -g 7 -ge 0 -e d12 -pi mpi -pn -1 --pp 1 --tp 2"), 0);
-    CHECK(o.lr == 1 && o.gpu_info_every == 0 && o.sample_tokens == 7 && o.tp == 2);
+    CHECK(o.schedule.lr == 1 && o.gpu_info_every == 0 && o.sample_tokens == 7 && o.tp == 2);
     CHECK_STR(o.model, "d12");
 }
 
@@ -292,10 +293,10 @@ static void test_long_names_and_equals_signs(void) {
         parse(&o, &CPU_FP32,
               "--val-every=0 --sample-every 0 -n=0 --lr=1e-3 --train-files a=b --lr-schedule wsd --reduce library"),
         0);
-    CHECK(o.val_every == 0 && o.sample_every == 0 && o.checkpoint_every == 0 && o.lr == 1e-3);
+    CHECK(o.val_every == 0 && o.sample_every == 0 && o.checkpoint_every == 0 && o.schedule.lr == 1e-3);
     CHECK_STR(o.train_files, "a=b");
-    CHECK_EQ(o.lr_schedule, SCHEDULE_WSD);
-    CHECK_EQ(o.reduce, OPTION_REDUCE_LIBRARY);
+    CHECK_EQ(o.schedule.kind, SCHEDULE_WSD);
+    CHECK_EQ(o.settings.reduction, ZERO_REDUCE_LIBRARY);
     CHECK_EQ(parse(&o, &CPU_FP32, "-b 2 --batch-size 3"), 0);  // the last counts
     CHECK_EQ(o.batch_size, 3);
 }

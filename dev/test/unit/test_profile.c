@@ -17,20 +17,15 @@ static ProfileWork work[PROFILE_MAX_KINDS];
 
 // GPT-2 124M in bf16 on one rank.
 static ProfileRun gpt2(void) {
-    return (ProfileRun){ .B = 4,
+    return (ProfileRun){ .config = { 1024, 50257, 50304, 12, 12, 768 },
+                         .settings = { .stage = 1, .dtype = ZERO_BF16, .master = ZERO_MASTER_FP32 },
+                         .B = 4,
                          .T = 1024,
-                         .C = 768,
-                         .NH = 12,
-                         .L = 12,
-                         .Vp = 50304,
                          .G = 2,
-                         .elem = 2,
                          .recompute = 0,
                          .chunks = 256,
-                         .stage = 1,
                          .ranks = 1,
-                         .numel = 124475904,
-                         .state_bytes = profile_adamw_bytes(2, 1) };
+                         .numel = 124475904 };
 }
 
 static const ProfileWork *find(const ProfileRun *run, const char *name) {
@@ -86,16 +81,16 @@ static void test_the_step_is_about_what_mfu_counts(void) {
 
 // As dev/bench/bench_adamw.cu counts them: fp32; bf16 with fp32 master weights, split ones, none.
 static void test_adamw_moves_28_30_28_24_bytes(void) {
-    CHECK_EQ(profile_adamw_bytes(4, 1), 28);
-    CHECK_EQ(profile_adamw_bytes(2, 1), 30);
-    CHECK_EQ(profile_adamw_bytes(2, 2), 28);
-    CHECK_EQ(profile_adamw_bytes(2, 0), 24);
+    CHECK_EQ(profile_adamw_bytes(ZERO_F32, ZERO_MASTER_FP32), 28);
+    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_FP32), 30);
+    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_SPLIT), 28);
+    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_NONE), 24);
     ProfileRun run = gpt2();
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124475904);
     run.ranks = 8;
     run.numel = 124476416;  // padded
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416 / 8);
-    run.stage = 0;
+    run.settings.stage = 0;
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416);
 }
 
@@ -125,7 +120,7 @@ static void test_the_floor_is_the_slowest_of_three(void) {
     w.flops = 989e9 * 3;
     w.tensor_cores = 1;
     CHECK(profile_floor(&w, &run, d, &bound) == 3e-3 && !strcmp(bound, "math"));
-    run.elem = 4;  // fp32: TF32 only where it is allowed
+    run.settings.dtype = ZERO_F32;  // fp32: TF32 only where it is allowed
     CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 67e12);
     run.tf32 = 1;
     CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);

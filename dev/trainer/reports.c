@@ -1,0 +1,275 @@
+#include "trainer/reports.h"
+
+#include <omp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/process.h"
+#include "gpt2/tensors.h"
+#include "trainer/planner.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The header.
+
+#define RULE "+-----------------------+----------------------------------------------------+\n"
+
+__attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const char *name, const char *format, ...) {
+    char value[ERR_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    print0(r, "| %-21s | %-50s |\n", name, value);
+}
+
+static int is_power_of_two(int n) { return (n & (n - 1)) == 0; }
+
+// Which runs have the same bits as this one. The gradients of a step are summed as a binary tree over its micro-batches
+// (DESIGN: "one reduction"). N ranks cut that tree at whole subtrees if N is a power of two; so do shard groups of S
+// ranks.
+static void print_same_bits(const Run *r) {
+    const int S = r->mesh.shard;
+    if (r->options.settings.reduction != ZERO_REDUCE_EXACT) {
+        print_row(r, "same bits", "not promised: --reduce library");
+    } else if (is_power_of_two(r->ranks)) {
+        print_row(r, "same bits", "in every stage, on 1 2 4 8 ... ranks");
+    } else if (is_power_of_two(S) || r->mesh.groups == 1) {
+        print_row(r, "same bits", "in every stage, on %d ranks; a number of ranks", r->ranks);
+        print_row(r, "", "that is no power of two has bits of its own");
+    } else {
+        print_row(r, "same bits", "in stages 1 to 3, on %d ranks in groups of %d;", r->ranks, S);
+        print_row(r, "", "a group that is no power of two has its own bits");
+    }
+}
+
+static void print_machine(const Run *r) {
+    static const char *const STAGES[] = { "0 (nothing sharded)", "1 (optimizer state)",
+                                          "2 (optimizer state, gradients)",
+                                          "3 (optimizer state, gradients, parameters)" };
+    static const char *const BF16[] = { [ZERO_MASTER_NONE] = "BF16, no master weights, stochastic rounding",
+                                        [ZERO_MASTER_FP32] = "BF16, fp32 master weights",
+                                        [ZERO_MASTER_SPLIT] = "BF16, fp32 master weights in two halves" };
+    const Options *o = &r->options;
+    const zero_settings *s = &o->settings;
+    print_row(r, "device", "%s", r->device.name);
+    print_row(r, "precision", "%s", s->dtype == ZERO_BF16 ? BF16[s->master] : o->tf32 ? "TF32" : "FP32");
+    if (r->kernels.attention != NULL)
+        print_row(r, "attention", "%s, scratch %zu bytes", r->kernels.attention, r->kernels.attention_scratch);
+    else
+        print_row(r, "attention", "own kernels");
+    print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
+    print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
+    if (r->mesh.groups > 1) print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);
+    print_row(r, "threads of a rank", "%d", omp_get_max_threads());
+    print_row(r, "transport", "%s", zero_comm_name(r->comm));
+    if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
+    print_row(r, "reduction", "%s",
+              s->reduction == ZERO_REDUCE_EXACT ? "fp32, in a fixed order" : "the library's reduce-scatter");
+    print_same_bits(r);
+}
+
+void print_header(const Run *r) {
+    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
+    const Options *o = &r->options;
+    const Schedule *s = &o->schedule;
+    const zero_layout *l = zero_get_layout(r->z);
+    const LoaderInfo train = loader_info(r->train);
+    print0(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
+    print_machine(r);
+    print0(r, RULE);
+    print_row(r, "train data pattern", "%s", o->train_files);
+    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples,
+              o->shuffle ? ", shuffled" : "");
+    print_row(r, "val data pattern", "%s%s", o->val_files,
+              strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
+    print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
+    print0(r, RULE);
+    print_row(r, "model", "%s", o->model);
+    print_row(r, "max_sequence_length T", "%zu", r->config.max_seq_len);
+    print_row(r, "vocab_size V", "%zu (padded to %zu)", r->config.vocab_size, r->config.padded_vocab_size);
+    print_row(r, "num_layers L", "%zu", r->config.num_layers);
+    print_row(r, "num_heads NH", "%zu", r->config.num_heads);
+    print_row(r, "channels C", "%zu", r->config.channels);
+    print_row(r, "num_parameters Psi", "%zu (%zu with padding of shards)", l->numel, l->numel_padded);
+    print0(r, RULE);
+    print_row(r, "micro-batch B x T", "%zu x %zu", r->B, r->T);
+    print_row(r, "micro-steps G", "%zu", r->G);
+    print_row(r, "tokens per step", "%zu", r->B * r->T * r->M);
+    print_row(r, "steps", "%zu", r->steps);
+    print_row(r, "learning rate", "%.2e, %s, warmup %zu%s, final %.2e", s->lr, SCHEDULES[s->kind], s->warmup,
+              s->warmup > r->steps ? " > steps" : "", s->lr * s->final_fraction);
+    print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
+    print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
+    print_row(r, "recompute", "%lld", (long long)o->recompute);
+    if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");
+    print_row(r, "seed", "%llu", (unsigned long long)o->settings.seed);
+    print0(r, RULE);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Predicted and measured: the least and the most over the ranks.
+
+static void report(const Run *r, const char *title, const zero_row *rows, size_t n) {
+    typedef struct {
+        uint64_t expected, measured;
+    } Pair;
+    Pair mine[MAX_ROWS] = { { 0 } };
+    for (size_t i = 0; i < n; i++) mine[i] = (Pair){ rows[i].expected, rows[i].measured };
+    Pair *all = allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    print0(r, "\n%-26s %-40s %15s %15s %15s\n", title, "formula", "by formula", "measured, min", "max over ranks");
+    for (size_t i = 0; i < n; i++) {
+        uint64_t least = UINT64_MAX;
+        uint64_t most = 0;
+        int differs = -1;
+        for (int rank = 0; rank < r->ranks; rank++) {
+            const Pair p = all[(size_t)rank * MAX_ROWS + i];
+            least = p.measured < least ? p.measured : least;
+            most = p.measured > most ? p.measured : most;
+            if (p.measured != p.expected && differs == -1) differs = rank;
+        }
+        print0(r, "%-26s %-40s %15llu %15llu %15llu", rows[i].what, rows[i].formula,
+               (unsigned long long)rows[i].expected, (unsigned long long)least, (unsigned long long)most);
+        if (differs == -1)
+            print0(r, "\n");
+        else
+            print0(r, "  rank %d differs from the formula\n", differs);
+    }
+    free(all);
+}
+
+// Is anything missing from the rows? Prints what the process takes beside the sum of the rows and of what it took
+// before there was a model (libraries). What it takes beyond that are buffers of MPI and of matrix products, and partly
+// used pages.
+static void report_process(const Run *r, const zero_row *rows, size_t n) {
+    size_t mine[2] = { r->process_start, process_memory((size_t)r->sharers) };  // start, peak
+    for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
+    size_t *all = allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    double expected = 0;
+    double measured = 0;
+    size_t least = SIZE_MAX;
+    size_t most = 0;
+    for (size_t i = 0; i < (size_t)r->ranks; i++) {
+        expected += (double)all[2 * i] / r->ranks;
+        measured += (double)all[2 * i + 1] / r->ranks;
+        least = all[2 * i + 1] < least ? all[2 * i + 1] : least;
+        most = all[2 * i + 1] > most ? all[2 * i + 1] : most;
+    }
+    free(all);
+    char formula[64];
+    snprintf(formula, sizeof formula, "the memory above, %zu before it", r->process_start);
+    if (least > 0) {
+        print0(r, "\n%-26s %-40s %15.0f %15zu %15zu  mean %.0f, measured to formula %+.1f%%\n", "process, bytes",
+               formula, expected, least, most, measured, 100 * (measured - expected) / expected);
+    }
+}
+
+void print_reports(const Run *r) {
+    zero_row rows[MAX_ROWS];
+    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
+    if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
+    rows[n].what = "activations";
+    snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
+    rows[n].expected = r->kernels.activation_bytes;
+    rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
+    n++;
+    report(r, "memory per rank, bytes", rows, n);
+    if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
+    report_process(r, rows, n);
+}
+
+// The engine counts every number that its transport gathered between the first gradient and the update, but its formula
+// knows only its own. The losses are ours; with shard groups they take another transport.
+void note_wire(Run *r) {
+    r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
+    if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
+}
+
+void print_profile(const Run *r) {
+    const Options *o = &r->options;
+    ProfileRun run = {
+        .config = r->config,
+        .settings = o->settings,
+        .B = r->B,
+        .T = r->T,
+        .G = r->G,
+        .one_backward = r->kernels.attention != NULL,
+        .recompute = (int)o->recompute,
+        .gelu_fusion = (int)o->gelu_fusion,
+        .tf32 = (int)o->tf32,
+        .chunks = r->kernels.sum_chunks,
+        .ranks = (size_t)r->mesh.shard,
+        .numel = zero_get_layout(r->z)->numel_padded,
+    };
+    for (size_t i = 0; i < r->wire_rows; i++) {
+        if (r->wire[i].kind == ZERO_WIRE_GRADS) run.grad_bytes = (double)r->wire[i].expected;
+        if (r->wire[i].kind == ZERO_WIRE_PARAMS) run.param_bytes = (double)r->wire[i].expected;
+    }
+    profile_print(stdout, r->profile, &run, r->device.name);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The plan.
+
+static void fill_plan_input(const Run *r, PlanInput *in) {
+    const Options *o = &r->options;
+    const double h100 = o->settings.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // TFLOP/s
+    *in = (PlanInput){
+        .model = o->model,
+        .num_tensors = gpt2_num_tensors(&r->config),
+        .order_length = gpt2_unit_order(&r->config, NULL),
+        .settings = o->settings,
+        .recompute = (int)o->recompute,
+        .activation_bytes = r->kernels.activation_bytes,
+        .flops_per_token = gpt2_training_flops(&r->config, r->T, 1),
+        .B = r->B,
+        .T = r->T,
+        .total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0,
+        .ranks = (size_t)r->ranks,
+        .ranks_per_host = (size_t)o->plan_ranks_per_host,
+#ifdef CUDA_ON_CPU
+        .nccl = o->transport == OPTION_TRANSPORT_NCCL,
+#else
+        .staged = 1,
+        .nccl = o->transport != OPTION_TRANSPORT_MPI,
+#endif
+        .device_bytes = o->device_memory * 1e9,
+        .link_bytes_per_second = o->link_gbs * 1e9,
+        .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,
+        .efficiency = o->efficiency,
+    };
+}
+
+void print_plan(const Run *r) {
+    const Options *o = &r->options;
+    PlanInput in;
+    char err[ERR_BYTES];
+    fill_plan_input(r, &in);
+    zero_tensor *tensors = allocate(in.num_tensors * sizeof *tensors);
+    size_t *order = allocate(in.order_length * sizeof *order);
+    gpt2_tensors(&r->config, tensors);
+    gpt2_unit_order(&r->config, order);
+    in.tensors = tensors;
+    in.order = order;
+    Plan plan;
+    if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
+    if (o->plan == OPTION_PLAN_JSON) {
+        plan_print_json(stdout, &plan, &in);
+    } else {
+        if (r->choice[0] != '\0') printf("%s\n", r->choice);
+        plan_print(stdout, &plan, &in);
+#ifdef CUDA_ON_CPU
+        if (in.settings.dtype == ZERO_F32 || !in.nccl)
+            printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
+                   "--transport nccl\n",
+                   in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
+#endif
+        if (r->kernels.attention != NULL)
+            printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", r->kernels.attention_scratch);
+    }
+    free(tensors);
+    free(order);
+}

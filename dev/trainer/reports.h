@@ -1,0 +1,29 @@
+// Everything that a run prints besides its steps. See reports.c. Rank 0 prints.
+#ifndef TRAINER_REPORTS_H
+#define TRAINER_REPORTS_H
+
+#include "trainer/run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Before training: the table of all settings.
+void print_header(const Run *r);
+
+// After training: memory and wire bytes, predicted and measured. Collective.
+void print_reports(const Run *r);
+
+// --profile: the time of each kind of work on rank 0, beside its floor.
+void print_profile(const Run *r);
+
+// --plan: what this run would need. Allocates nothing of a model; r->ranks may be any number.
+void print_plan(const Run *r);
+
+// Keeps the wire bytes of the step that was just taken, for print_reports. Call it after each update.
+void note_wire(Run *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,105 @@
+// A training run: everything that one rank knows about it, and the few things that ranks do together outside of the
+// engine.
+//
+//     options.c    command line -> Options            setup.c      device, model, data, transport -> Run
+//     launch.c     who this rank is                   weights.c    weights: from a seed, from a file, to a file
+//     run.c        errors, agreement between ranks    reports.c    what is printed: header, tables, plan, profile
+//
+// The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
+// gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0
+// prints.
+#ifndef TRAINER_RUN_H
+#define TRAINER_RUN_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+
+#include "data/dataloader.h"
+#include "data/tokenizer.h"
+#include "gpt2/config.h"
+#include "gpt2/model_file.h"
+#include "trainer/launch.h"
+#include "trainer/log.h"
+#include "trainer/options.h"
+#include "trainer/profiler.h"
+#include "zero/accounting.h"
+#include "zero/comm/comm.h"
+#include "zero/comm/mesh.h"
+#include "zero/cost.h"
+#include "zero/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ERR_BYTES 5120  // a message with a path in it
+#define MAX_ROWS  24    // of a report
+
+// What the reports need to know of the kernels that this program was built with.
+typedef struct {
+    enum zero_dtype dtype;     // of parameters, gradients and activations
+    const char *attention;     // name of the library, NULL: our own kernels
+    size_t attention_scratch;  // bytes
+    size_t activation_bytes;   // predicted, of this run
+    size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
+} Kernels;
+
+typedef struct Run {
+    Options options;
+    Kernels kernels;
+    int rank, ranks, local_rank, local_ranks;  // "local": on this host
+    int gpus;                                  // distinct ones, over all ranks
+    int sharers;                               // ranks that use this rank's GPU, this one included
+    size_t process_start;                      // bytes that the process took before the model
+    struct cudaDeviceProp device;
+    cudaStream_t stream;
+    Profile *profile;  // --profile, on rank 0
+    GPT2Config config;
+    zero_tensor *tensors;
+    ModelFile file;    // with the initial weights; fd -1: they are random
+    char choice[512];  // which defaults were chosen, and why
+
+    zero_mesh mesh;
+    zero_accounting memory;
+    char transport_note[64];  // why it is not NCCL
+    zero_comm *comm;          // all ranks
+    zero_comm *shard_comm;    // the ranks of this shard group; without groups the same as comm
+    zero_comm *replica_comm;  // the ranks of the other groups that hold the same shard; NULL without groups
+    zero *z;
+    struct GPT2 *model;
+    Loader *train, *val;   // val NULL: no validation
+    Tokenizer *tokenizer;  // NULL: samples are printed as numbers
+
+    size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
+    int *inputs, *targets;        // B * T each
+    float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
+    double *losses, *all_losses;  // their means: of this rank, of all
+    Outliers loss_outliers, norm_outliers;
+    TrainLog log;
+    zero_row wire[MAX_ROWS];  // of the last step that was taken
+    size_t wire_rows;
+} Run;
+
+// Ends the job on all ranks with this message.
+__attribute__((format(printf, 1, 2), noreturn)) void die(const char *format, ...);
+
+// Dies with the engine's message if status is not ZERO_OK.
+void must(const Run *r, int status, const char *doing);
+
+// Every rank passes the same number of bytes; all ranks get those of all. Collective.
+void gather(const Run *r, const void *mine, size_t bytes, void *all);
+
+// If any rank passes a message in err[ERR_BYTES], all ranks die with it; "" means success. remove: a temporary file to
+// delete then, or NULL. Collective.
+void agree(const Run *r, const char *err, const char *remove);
+
+// calloc that dies when host memory is exhausted.
+void *allocate(size_t bytes);
+
+// printf on rank 0; nothing on the others.
+__attribute__((format(printf, 2, 3))) void print0(const Run *r, const char *format, ...);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

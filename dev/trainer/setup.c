@@ -1,0 +1,320 @@
+#include "trainer/setup.h"
+
+#include <errno.h>
+#include <mpi.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "zero/comm/mpi/comm_mpi.h"
+#include "zero/comm/nccl/comm_nccl.h"
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The device.
+
+static void must_cuda(cudaError_t e, const char *call) {
+    if (e != cudaSuccess) die("%s: %s (%s)", call, cudaGetErrorString(e), cudaGetErrorName(e));
+}
+
+// Counts the GPUs of all ranks, and the ranks that share this one's. GPUs are told apart by their ids, not by their
+// numbers: a scheduler may show each rank one GPU only, number 0.
+static void count_gpus(Run *r) {
+    char err[ERR_BYTES];
+    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
+    if (boot == NULL) die("%s", err);
+    cudaUUID_t *all = allocate((size_t)r->ranks * sizeof *all);
+    if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK)
+        die("%s", zero_bootstrap_error(boot));
+    for (int i = 0; i < r->ranks; i++) {
+        int first = 0;
+        while (memcmp(&all[first], &all[i], sizeof *all) != 0) first++;
+        r->gpus += first == i;
+        r->sharers += memcmp(&all[i], &r->device.uuid, sizeof *all) == 0;
+    }
+    free(all);
+}
+
+void choose_device(Run *r) {
+    char err[ERR_BYTES];
+    int devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices < 1) {
+        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu",
+            cudaGetErrorString(error));
+    }
+    if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
+    r->local_rank = launch()->local_rank;
+    r->local_ranks = launch()->local_ranks;
+    const int device = r->local_rank % devices;
+    must_cuda(cudaSetDevice(device), "cudaSetDevice");
+    must_cuda(cudaGetDeviceProperties(&r->device, device), "cudaGetDeviceProperties");
+    must_cuda(cudaStreamCreate(&r->stream), "cudaStreamCreate");
+    count_gpus(r);
+
+    if (getenv("OMP_NUM_THREADS") == NULL) {
+        const int share = omp_get_num_procs() / r->local_ranks;
+        omp_set_num_threads(share > 1 ? share : 1);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Model and data.
+
+#define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
+#define BUILTIN_TEXT  "dev/data/text/default.txt"
+#define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+
+static int exists(const char *path) { return access(path, R_OK) == 0; }
+
+static void set_number(Options *o, const char *flag, size_t n) {
+    char text[32];
+    snprintf(text, sizeof text, "%zu", n);
+    options_set_default(o, flag, text);
+}
+
+// Reads the sizes of the model from its file, or from a descriptor.
+static void read_config(Run *r) {
+    const char *model = r->options.model;
+    char err[ERR_BYTES];
+    r->file.fd = -1;
+    const size_t length = strlen(model);
+    if (strchr(model, '/') != NULL || (length > 4 && !strcmp(model + length - 4, ".bin"))) {
+        if (modelfile_open(&r->file, model, err, sizeof err) != 0) die("%s", err);
+        r->config = r->file.config;
+    } else if (gpt2_config_from_descriptor(&r->config, model, err, sizeof err) != 0) {
+        die("-e: %s%s", err, exists(model) ? "; if you mean the file of this name, write it with a /" : "");
+    }
+    if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", model, err);
+}
+
+// Settings that suit the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1,
+// 2, 4 and 8 ranks compute the same bits.
+static void set_builtin_defaults(Run *r) {
+    Options *o = &r->options;
+    const size_t total = 8 * r->config.max_seq_len;
+    set_number(o, "b", 1);
+    set_number(o, "t", r->config.max_seq_len);
+    if (total % ((size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks) == 0) set_number(o, "d", total);
+    options_set_default(o, "l", "3e-3");
+    options_set_default(o, "q", "0.05");
+    set_number(o, "u", 50);
+    set_number(o, "x", 1000);
+    set_number(o, "v", 250);
+    set_number(o, "s", 1000000);
+    set_number(o, "g", 256);
+    const size_t length = strlen(r->choice);
+    snprintf(r->choice + length, sizeof r->choice - length,
+             "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %zu -x %lld -v %lld -g %lld",
+             (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->schedule.lr,
+             o->schedule.final_fraction, o->schedule.warmup, (long long)o->max_steps, (long long)o->val_every,
+             (long long)o->sample_tokens);
+}
+
+void choose_model_and_data(Run *r) {
+    Options *o = &r->options;
+    const char *llmc_model = o->settings.dtype == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin";
+    const int no_model = o->model == NULL;
+    const int no_data = o->train_files == NULL;
+    const int llmc_data = exists(LLMC_TRAIN) && exists(LLMC_VAL);
+    if (no_model) o->model = exists(llmc_model) && (!no_data || llmc_data) ? llmc_model : BUILTIN_MODEL;
+    read_config(r);
+    if (no_data) {
+        const int llmc = llmc_data && r->config.vocab_size >= 50257;
+        o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
+        o->val_files = llmc ? LLMC_VAL : NULL;
+        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan)
+            die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the "
+                "directory of the Makefile",
+                BUILTIN_TEXT);
+    }
+    if (o->val_files == NULL) o->val_files = o->train_files;
+    if (no_model || (no_data && !o->plan)) {
+        const int llmc = !strcmp(o->model, llmc_model) || !strcmp(o->train_files, LLMC_TRAIN);
+        snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)",
+                 no_model ? "-e " : "", no_model ? o->model : "", no_model && no_data ? " and " : "",
+                 no_data ? "-i " : "", no_data ? o->train_files : "",
+                 llmc ? "are here" : "are not here, or do not fit");
+    }
+    if (no_model && !strcmp(o->model, BUILTIN_MODEL)) set_builtin_defaults(r);
+    if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
+}
+
+// If -i and -j are the same files, the last tenth of each is for validation.
+static Loader *open_loader(const Run *r, const char *files, int validation) {
+    const Options *o = &r->options;
+    const int same = !strcmp(o->train_files, o->val_files);
+    const LoaderConfig c = { .pattern = files,
+                             .B = r->B,
+                             .T = r->T,
+                             .vocab = r->config.vocab_size,
+                             .begin_percent = same && validation ? 90 : 0,
+                             .end_percent = same && !validation ? 90 : 100,
+                             .shuffle = o->shuffle && !validation,
+                             .seed = (uint32_t)o->settings.seed };
+    Loader *loader;
+    char err[512];
+    if (loader_open(&loader, &c, err) != 0) die("%s", err);
+    if (loader_info(loader).is_text && c.vocab < 256) {
+        die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)",
+            files, c.vocab);
+    }
+    return loader;
+}
+
+void open_data(Run *r) {
+    const Options *o = &r->options;
+    r->train = open_loader(r, o->train_files, 0);
+    if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
+    if (o->val_every == 0) {  // a wrong -j is an error even if it is not used
+        loader_close(r->val);
+        r->val = NULL;
+    }
+    const size_t epoch = loader_num_samples(r->train) / r->M;
+    r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
+    if (o->profile > 0 && (size_t)o->profile >= r->steps) {
+        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more",
+            (long long)o->profile, r->steps, (long long)o->profile + 1);
+    }
+    if (r->steps == 0 && o->max_steps < 0) {
+        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of "
+            "steps with -x",
+            o->train_files, loader_num_samples(r->train), r->M);
+    }
+
+    const int text = loader_info(r->train).is_text;
+    char err[512];
+    if ((text || exists("gpt2_tokenizer.bin")) &&
+        tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0)
+        die("%s", err);
+}
+
+// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each
+// other for ever, or train a mixture.
+void check_same_run(const Run *r) {
+    const Options *o = &r->options;
+    const GPT2Config *c = &r->config;
+    const double mine[] = { (double)r->B,
+                            (double)r->T,
+                            (double)r->G,
+                            (double)r->steps,
+                            (double)loader_num_samples(r->train),
+                            r->val != NULL ? (double)loader_num_samples(r->val) : 0,
+                            (double)c->max_seq_len,
+                            (double)c->vocab_size,
+                            (double)c->num_layers,
+                            (double)c->num_heads,
+                            (double)c->channels,
+                            (double)o->settings.stage,
+                            (double)o->settings.seed,
+                            o->schedule.lr,
+                            (double)o->schedule.kind,
+                            (double)o->schedule.warmup,
+                            o->schedule.final_fraction,
+                            o->weight_decay,
+                            o->beta1,
+                            o->beta2,
+                            o->eps,
+                            o->grad_clip,
+                            o->skip_loss_z,
+                            o->skip_norm_z,
+                            (double)o->shuffle,
+                            (double)o->overfit,
+                            (double)o->val_every,
+                            (double)o->val_batches,
+                            (double)o->sample_every,
+                            (double)o->sample_tokens,
+                            (double)o->checkpoint_every,
+                            (double)o->settings.master,
+                            (double)o->settings.prefetch,
+                            (double)o->settings.reduction,
+                            (double)o->settings.delay_seed,
+                            (double)o->hash,
+                            (double)(r->file.fd != -1) };
+    char *all = allocate((size_t)r->ranks * sizeof mine);
+    gather(r, mine, sizeof mine, all);
+    for (int i = 1; i < r->ranks; i++) {
+        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
+            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the "
+                "same on all hosts?",
+                i);
+        }
+    }
+    free(all);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The transport.
+
+// NCCL needs a GPU for each rank. All ranks must come to the same answer, and the header prints it.
+static int use_nccl(Run *r, zero_bootstrap *boot) {
+    if (r->options.transport != OPTION_TRANSPORT_AUTO) return r->options.transport == OPTION_TRANSPORT_NCCL;
+    if (!launch()->mpi) return 1;  // there is no other transport
+#ifdef CUDA_ON_CPU
+    (void)boot;
+    return 0;
+#else
+    char why[ERR_BYTES];
+    const int mine[2] = { r->sharers,
+                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, why, sizeof why) };
+    int *all = allocate((size_t)r->ranks * sizeof mine);
+    if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
+    int without = 0;
+    for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
+        const int *theirs = all + 2 * i;
+        without = theirs[0] > 1 || theirs[1];
+        if (theirs[0] > 1)
+            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", theirs[0]);
+        else if (without)
+            snprintf(r->transport_note, sizeof r->transport_note,
+                     "not NCCL: rank %d has none (--transport nccl says why)", i);
+    }
+    free(all);
+    return !without;
+#endif
+}
+
+void create_transport(Run *r) {
+    const Options *o = &r->options;
+    char err[ERR_BYTES] = "";
+    if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err,
+                         sizeof err) != ZERO_OK ||
+        zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
+        die("%s", err);
+    }
+    zero_bootstrap *boot = launch_bootstrap(o->timeout, err, sizeof err);
+    if (boot == NULL) die("%s", err);
+    int e;
+    if (use_nccl(r, boot)) {
+        const zero_comm_nccl_config nccl = { .timeout_s = o->timeout, .register_buffers = (int)o->nccl_register };
+        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err,
+                                 sizeof err);
+    } else {
+        const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves the bytes another way
+        const zero_comm_mpi_config mpi = { .timeout_s = o->timeout,
+                                           .no_shared_memory = path == 1,
+                                           .staged = path == 2,
+                                           .ranks_per_host = path == 3 ? 2 : 0 };
+        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm,
+                                err, sizeof err);
+    }
+    if (e != ZERO_OK) die("transport: %s", err);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Output.
+
+void open_log(Run *r) {
+    const char *dir = r->options.output_dir;
+    char err[ERR_BYTES] = "";
+    if (r->rank == 0 && dir != NULL && mkdir(dir, 0777) != 0 && errno != EEXIST) {
+        snprintf(err, sizeof err, "-o %s: cannot be made: %s: %s", dir, strerror(errno),
+                 errno == ENOENT ? "make the directory above it first" : "choose another output directory");
+    } else if (r->rank == 0) {
+        trainlog_open(&r->log, dir, err, sizeof err);
+    }
+    agree(r, err, NULL);
+}

@@ -1,0 +1,32 @@
+// Fills in a Run from its options, in this order (main calls them). All are collective; errors end the job.
+#ifndef TRAINER_SETUP_H
+#define TRAINER_SETUP_H
+
+#include "trainer/run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Meets the other ranks, chooses this rank's GPU, and shares the host's cores among its ranks.
+void choose_device(Run *r);
+
+// Chooses the model, and the defaults of whatever the command line leaves open; r->choice says which.
+void choose_model_and_data(Run *r);
+
+// Opens the data; the number of steps follows from it.
+void open_data(Run *r);
+
+// Creates the mesh and the communicators of r.
+void create_transport(Run *r);
+
+// Dies if ranks have different data or models.
+void check_same_run(const Run *r);
+
+// Makes the output directory and begins main.log.
+void open_log(Run *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
