@@ -233,7 +233,8 @@ run 0 60 "master weights, all words" $fp32/test_master
 run 0 120 "kernels" $fp32/test_kernels
 run 0 180 "model fp32" $fp32/test_model
 run 0 180 "model bf16" $bf16/test_model
-run 0 120 "ranks meet, by TCP and by a directory" $fp32/test_bootstrap
+run 0 120 "ranks meet, by TCP" $fp32/test_bootstrap tcp
+run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
 run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
     run $ranks 120 "transport, $ranks ranks" $fp32/test_comm

@@ -127,6 +127,8 @@ int test_fail(const char *file, int line, const char *condition, const char *for
     return 0;
 }
 
+int test_failed(void) { return failures > 0; }
+
 int test_equal(long long got, long long want, const char *what, const char *file, int line) {
     if (got == want) return test_pass();
     return test_fail(file, line, what, " %s is %lld, expected %lld", what, got, want);

@@ -37,7 +37,7 @@ int test_finish(void);
 // CASE(format, ...) statement. RUN(function): a function without arguments.
 #define CASE(...) for (int case_ = test_case_begin(__VA_ARGS__); case_; case_ = test_case_end())
 #define RUN(function) \
-    CASE ("%s", #function) function()
+    CASE("%s", #function) function()
 
 // CHECK(condition) or CHECK(condition, format, ...): returns whether it holds. Integers, texts and bytes are printed if
 // they differ. CHECK_AT names the line of a caller.
@@ -49,6 +49,9 @@ int test_finish(void);
 #define CHECK_BYTES(got, want, bytes) test_same_bytes(got, want, bytes, #got, __FILE__, __LINE__)
 #define REQUIRE(condition, ...) \
     ((condition) ? (void)test_pass() : (test_fail(__FILE__, __LINE__, #condition, " " __VA_ARGS__), test_stop()))
+
+// Whether a check of this case has failed so far, on this rank.
+int test_failed(void);
 
 // What follows is for the macros and for ranks.h.
 extern long long test_checks;  // made so far in this case

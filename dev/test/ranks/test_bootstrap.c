@@ -1,7 +1,7 @@
 // test_bootstrap.c: do ranks find each other, those of one run and no others, and does each failure end in time, with
 // words that help?
 //
-//     test_bootstrap                      tcp and fs: starts its ranks itself, as processes without MPI
+//     test_bootstrap tcp|fs [SEED]        starts its ranks itself, as processes without MPI
 //     mpirun -n 3 test_bootstrap mpi      the same of ranks that MPI has introduced
 //
 // A rank is a process that meets the others, gathers a few times, checks every byte, and says "ok" or its error in a
@@ -9,7 +9,6 @@
 // are killed where the dice say; the seed is printed.
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <mpi.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +19,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "test/harness/ranks.h"
 #include "trainer/launch.h"
 #include "zero/comm/bootstrap/bootstrap.h"
 #include "zero/comm/bootstrap/bootstrap_mpi.h"
@@ -28,22 +28,8 @@ enum { MAX_RANKS = 8, LARGE = 100000 };
 static const size_t SIZES[] = { 1, 128, LARGE, 0, 8, 8 };
 enum { ROUNDS = sizeof SIZES / sizeof SIZES[0] };
 
-static int passed, failed, case_failed;
 static char directory[64];
 static uint64_t dice;
-
-static void expect(int ok, int line, const char *words) {
-    if (!ok) printf("    line %d: %s\n", line, words);
-    case_failed |= !ok;
-}
-#define EXPECT(condition, words) expect(condition, __LINE__, words)
-
-static void case_done(const char *name, const char *way) {
-    *(case_failed ? &failed : &passed) += 1;
-    printf("%s %s: %s\n", case_failed ? "FAIL" : "ok  ", way, name);
-    fflush(stdout);
-    case_failed = 0;
-}
 
 static unsigned below(unsigned n) {
     dice ^= dice << 13;
@@ -158,18 +144,15 @@ static int finish(Job *j) {
     return ok;
 }
 
-static void expect_all_ok(Job *j, int line) {
-    if (finish(j) == j->count) return;
-    for (int i = 0; i < j->count; i++) expect(!strcmp(j->said[i], "ok"), line, j->said[i]);
+static void check_all_ok(Job *j, int line) {
+    finish(j);
+    for (int i = 0; i < j->count; i++)
+        CHECK_AT(__FILE__, line, !strcmp(j->said[i], "ok"), "process %d: %s", i, j->said[i]);
 }
-#define EXPECT_ALL_OK(job) expect_all_ok(job, __LINE__)
+#define CHECK_ALL_OK(job) check_all_ok(job, __LINE__)
 
-static void expect_says(const Job *j, int i, const char *word, int line) {
-    if (strstr(j->said[i], word)) return;
-    printf("    line %d: process %d should say \"%s\", but: %s\n", line, i, word, j->said[i]);
-    case_failed = 1;
-}
-#define EXPECT_SAYS(job, i, word) expect_says(job, i, word, __LINE__)
+#define CHECK_SAYS(job, i, word) \
+    CHECK(strstr((job)->said[i], word), "process %d should say \"%s\", but: %s", i, word, (job)->said[i])
 
 // A directory's files; removes them if asked to.
 static int files(int remove) {
@@ -218,10 +201,9 @@ static void any_number_of_ranks_meets(const char *way) {
     for (int i = 0; i < 5; i++) {
         Job j;
         start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, RANKS[i], 10 + i, 20, -1, -1, 0 });
-        EXPECT_ALL_OK(&j);
+        CHECK_ALL_OK(&j);
     }
-    if (!strcmp(way, "fs")) EXPECT(files(1) == 0, "files are left");
-    case_done("any number of ranks meets", way);
+    if (!strcmp(way, "fs")) CHECK(files(1) == 0, "files are left");
 }
 
 static void late_ranks_are_waited_for(const char *way) {
@@ -233,33 +215,30 @@ static void late_ranks_are_waited_for(const char *way) {
             if (i == 3) sleep_ms(150);
             start(&j, r);
         }
-        EXPECT_ALL_OK(&j);
+        CHECK_ALL_OK(&j);
     }
-    case_done("a rank that starts late is waited for", way);
 }
 
 static void empty_messages_are_messages(const char *way) {
     Job j;
     start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 8, 0, 20, -1, -1, 100 });
-    EXPECT_ALL_OK(&j);
-    case_done("messages of no bytes are messages", way);
+    CHECK_ALL_OK(&j);
 }
 
 static void restarts_do_not_mix(const char *way) {
     const char *server = new_server(way);
-    for (int run = 0; run < 100 && !case_failed; run++) {
+    for (int run = 0; run < 100 && !test_failed(); run++) {
         Job j;
         start_ranks(&j, (Rank){ way, server, NULL, 0, 2, run, 20, -1, -1, 0 });
-        EXPECT_ALL_OK(&j);
+        CHECK_ALL_OK(&j);
     }
-    if (!strcmp(way, "fs")) EXPECT(files(1) == 0, "files are left");
-    case_done("100 runs, one after the other, at one place", way);
+    if (!strcmp(way, "fs")) CHECK(files(1) == 0, "files are left");
 }
 
 static void killed_runs_leave_nothing_that_confuses(const char *way) {
     const char *server = new_server(way);
     int killed = 0;
-    for (int run = 0; run < 80 && !case_failed; run++) {
+    for (int run = 0; run < 80 && !test_failed(); run++) {
         Job j;
         start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run, 20, -1, -1, 0 });
         sleep_ms(below(2000) / 100.0);
@@ -270,11 +249,10 @@ static void killed_runs_leave_nothing_that_confuses(const char *way) {
         killed += 3 - finish(&j);
         if (run % 4 != 3) continue;  // now and then only after several
         start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, 20, -1, -1, 0 });
-        EXPECT_ALL_OK(&j);
+        CHECK_ALL_OK(&j);
     }
-    EXPECT(killed > 40, "hardly a run was killed before its end");
+    CHECK(killed > 40, "hardly a run was killed before its end");
     files(1);
-    case_done("killed runs leave nothing that confuses", way);
 }
 
 static void planted_files_are_not_believed(void) {
@@ -289,10 +267,9 @@ static void planted_files_are_not_believed(void) {
             fclose(f);
         }
         start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 3, kind, 20, -1, -1, 0 });
-        EXPECT_ALL_OK(&j);
-        EXPECT(files(1) == 0, "files are left");
+        CHECK_ALL_OK(&j);
+        CHECK(files(1) == 0, "files are left");
     }
-    case_done("empty files and files of nonsense are not believed", "fs");
 }
 
 static void missing_ranks_are_named(const char *way) {
@@ -303,16 +280,15 @@ static void missing_ranks_are_named(const char *way) {
     for (int i = 1; i < 3; i++) r.rank = i, start(&missing_0, r);
     r.server = new_server(way), r.job = "c";
     for (int i = 0; i < 3; i++) r.rank = i, r.leave_at = i == 1 ? 2 : -1, start(&leaves, r);
-    EXPECT(finish(&missing_2) == 0 && finish(&missing_0) == 0 && finish(&leaves) == 0,
-           "a run without all its ranks succeeds");
-    for (int i = 0; i < 2; i++) EXPECT_SAYS(&missing_2, i, "rank 2 has not come");
-    EXPECT_SAYS(&missing_2, 1, "rank 1 of 3: rank 0");
-    for (int i = 0; i < 2; i++) EXPECT_SAYS(&missing_0, i, "rank 0 ");
-    for (int i = 0; i < 2; i++) EXPECT_SAYS(&missing_0, i, "--timeout");
-    EXPECT_SAYS(&leaves, 0, "rank 1 ");
-    EXPECT_SAYS(&leaves, 2, "rank 1 ");
+    CHECK(finish(&missing_2) == 0 && finish(&missing_0) == 0 && finish(&leaves) == 0,
+          "a run without all its ranks succeeds");
+    for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_2, i, "rank 2 has not come");
+    CHECK_SAYS(&missing_2, 1, "rank 1 of 3: rank 0");
+    for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_0, i, "rank 0 ");
+    for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_0, i, "--timeout");
+    CHECK_SAYS(&leaves, 0, "rank 1 ");
+    CHECK_SAYS(&leaves, 2, "rank 1 ");
     files(1);
-    case_done("who does not come is named, on all ranks, in time", way);
 }
 
 static void second_ranks_are_refused(const char *way) {
@@ -324,12 +300,11 @@ static void second_ranks_are_refused(const char *way) {
         if (i == 3) sleep_ms(400);
         start(&j, r);
     }
-    EXPECT(finish(&j) == 3, "not exactly one was refused");
-    EXPECT(!strcmp(j.said[0], "ok") && !strcmp(j.said[3], "ok"), "one that is right was refused");
+    CHECK(finish(&j) == 3, "not exactly one was refused");
+    CHECK(!strcmp(j.said[0], "ok") && !strcmp(j.said[3], "ok"), "one that is right was refused");
     const int refused = !strcmp(j.said[1], "ok") ? 2 : 1;
-    EXPECT_SAYS(&j, refused, "a rank of its own (-pr)");
+    CHECK_SAYS(&j, refused, "a rank of its own (-pr)");
     files(1);
-    case_done("a second rank 1 is refused", way);
 }
 
 static void wrong_numbers_are_told(const char *way) {
@@ -340,29 +315,27 @@ static void wrong_numbers_are_told(const char *way) {
     // those who are right may be done before he comes
     for (int i = 0; i < 3; i++) r.rank = i == 2 ? 4 : i, r.ranks = i == 2 ? 5 : 2, start(&many, r);
     r.rank = 3, r.ranks = 3, start(&impossible, r);
-    EXPECT(finish(&few) == 0 && finish(&many) == 2 && finish(&impossible) == 0,
-           "a wrong number was accepted, or a right one was not");
+    CHECK(finish(&few) == 0 && finish(&many) == 2 && finish(&impossible) == 0,
+          "a wrong number was accepted, or a right one was not");
     for (int i = 0; i < 2; i++) {
-        EXPECT_SAYS(&few, i, "rank 2 has not come");
-        EXPECT_SAYS(&few, i, "rank 2 ");
-        EXPECT_SAYS(&few, i, "of 4");
+        CHECK_SAYS(&few, i, "rank 2 has not come");
+        CHECK_SAYS(&few, i, "rank 2 ");
+        CHECK_SAYS(&few, i, "of 4");
     }
-    EXPECT_SAYS(&few, 2, "of 3");
-    EXPECT_SAYS(&few, 2, "-pn");
-    EXPECT_SAYS(&many, 2, "rank 0");
-    EXPECT_SAYS(&impossible, 0, "no such rank");
+    CHECK_SAYS(&few, 2, "of 3");
+    CHECK_SAYS(&few, 2, "-pn");
+    CHECK_SAYS(&many, 2, "rank 0");
+    CHECK_SAYS(&impossible, 0, "no such rank");
     files(1);
-    case_done("a wrong -pn or -pr is told", way);
 }
 
 static void other_paths_are_told(const char *way) {
     Job j = { .count = 0 };
     Rank r = { way, new_server(way), NULL, 0, 3, 0, 5, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.wrong_at = i == 1 ? 1 : -1, start(&j, r);
-    EXPECT(finish(&j) == 0, "an all-gather of different sizes succeeds");
-    for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, "the ranks disagree: rank 1");
+    CHECK(finish(&j) == 0, "an all-gather of different sizes succeeds");
+    for (int i = 0; i < 3; i++) CHECK_SAYS(&j, i, "the ranks disagree: rank 1");
     files(1);
-    case_done("ranks that disagree are told", way);
 }
 
 static void jobs_at_one_place_do_not_mix(const char *way) {
@@ -374,10 +347,9 @@ static void jobs_at_one_place_do_not_mix(const char *way) {
     start_ranks(&b, other);
     sleep_ms(100);
     r.rank = 2, start(&a, r);
-    EXPECT_ALL_OK(&a);
-    EXPECT_ALL_OK(&b);
-    if (!strcmp(way, "fs")) EXPECT(files(1) == 0, "files are left");
-    case_done("two jobs at one place do not mix", way);
+    CHECK_ALL_OK(&a);
+    CHECK_ALL_OK(&b);
+    if (!strcmp(way, "fs")) CHECK(files(1) == 0, "files are left");
 }
 
 // That no machine with this address has a rank 0.
@@ -404,10 +376,9 @@ static void mistakes_are_told(void) {
         for (int rank = 0; rank < 2; rank++)
             start(&j, (Rank){ WRONG[i].way, WRONG[i].server, NULL, rank, 2, 0, 0.3, -1, -1, 0 });
         finish(&j);
-        EXPECT_SAYS(&j, 0, WRONG[i].word);
-        EXPECT_SAYS(&j, 1, rank_1_cannot_know(WRONG[i].word) ? "rank 0 was not found" : WRONG[i].word);
+        CHECK_SAYS(&j, 0, WRONG[i].word);
+        CHECK_SAYS(&j, 1, rank_1_cannot_know(WRONG[i].word) ? "rank 0 was not found" : WRONG[i].word);
     }
-    case_done("wrong addresses and directories are told", "tcp, fs");
 }
 
 static void strangers_keep_nobody_waiting(void) {
@@ -421,15 +392,14 @@ static void strangers_keep_nobody_waiting(void) {
     start(&j, r);
     r.rank = 1, start(&j, r);
     for (int i = 0; i < 500 && (fds[0] = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
-    EXPECT(fds[0] >= 0, "rank 0 does not listen");
+    CHECK(fds[0] >= 0, "rank 0 does not listen");
     for (count = 1; count < MANY && (fds[count] = stranger(r.server, 0)) >= 0; count++)
         if (send(fds[count], SPEECH[count % 5], LENGTH[count % 5], MSG_NOSIGNAL) < 0 || count % 7 == 0)
             shutdown(fds[count], SHUT_RDWR);
-    EXPECT(count == MANY, "not all strangers could connect");
+    CHECK(count == MANY, "not all strangers could connect");
     r.rank = 2, start(&j, r);
-    EXPECT_ALL_OK(&j);
+    CHECK_ALL_OK(&j);
     for (int i = 0; i < count; i++) close(fds[i]);
-    case_done("strangers who say nothing, or nonsense, keep nobody waiting", "tcp");
 }
 
 static void other_programs_are_not_rank_0(void) {
@@ -440,12 +410,11 @@ static void other_programs_are_not_rank_0(void) {
     const int listening = stranger(r.server, 1);
     start(&j, r);
     const int call = accept(listening, NULL, NULL);
-    EXPECT(call >= 0 && send(call, nonsense, sizeof nonsense, MSG_NOSIGNAL) > 0, "nobody called");
+    CHECK(call >= 0 && send(call, nonsense, sizeof nonsense, MSG_NOSIGNAL) > 0, "nobody called");
     close(call);
     close(listening);
     finish(&j);
-    EXPECT_SAYS(&j, 0, "rank 0 was not found at 127.0.0.1");
-    case_done("another program that listens is not rank 0", "tcp");
+    CHECK_SAYS(&j, 0, "rank 0 was not found at 127.0.0.1");
 }
 
 static void dead_ranks_may_come_again(void) {
@@ -461,12 +430,11 @@ static void dead_ranks_may_come_again(void) {
         Job again = { .count = 0 };
         start(&again, r);
         r.rank = 2, start(&again, r);
-        EXPECT_ALL_OK(&again);
+        CHECK_ALL_OK(&again);
         finish(&j);
-        EXPECT(!strcmp(j.said[0], "ok"), j.said[0]);
+        CHECK(!strcmp(j.said[0], "ok"), "%s", j.said[0]);
     }
     files(1);
-    case_done("a rank that died before all had come may come again", "tcp, fs");
 }
 
 // ---- the trainer's start, without MPI (dev/trainer/launch.h)
@@ -522,95 +490,83 @@ static void trainers_start_without_mpi(void) {
         for (int i = 0; i < 3; i++)
             start_as(&j, (Rank){ "fs", directory, NULL, i, 3, 0, 20, -1, -1, 0 }, 1, CASES[c].per_host, CASES[c].late);
         finish(&j);
-        for (int i = 0; i < 3; i++) EXPECT_SAYS(&j, i, CASES[c].says[i]);
+        for (int i = 0; i < 3; i++) CHECK_SAYS(&j, i, CASES[c].says[i]);
         files(1);
     }
-    case_done("the trainer's start: local ranks by host and by -pg, a meeting with and without all", "fs");
 }
 
 // ---- MPI ------------------------------------------------------------------------------------------------------------
 
-static int mpi_cases(int *argc, char ***argv) {
-    Rank r = { .way = "mpi", .leave_at = -1, .wrong_at = -1, .run = 7 };
+static void mpi_ranks_meet(Rank r) {
     zero_bootstrap *b;
-    MPI_Init(argc, argv);
+    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 20) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    const char *wrong = gather(b, &r);
+    CHECK(!wrong, "%s", wrong);
+    zero_bootstrap_destroy(b);
+}
+
+// The last rank does not come; the others name it.
+static void missing_mpi_ranks_are_named(Rank r) {
+    zero_bootstrap *b;
+    char word[32], mine = 1, all[64];
+    snprintf(word, sizeof word, "rank %d has not come", r.ranks - 1);
+    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 0.3) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    if (r.rank < r.ranks - 1)
+        CHECK(zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_ERR_COMM && strstr(zero_bootstrap_error(b), word),
+              "the message is: %s", zero_bootstrap_error(b));
+}
+
+static int mpi_cases(int *argc, char **argv) {
+    Rank r = { .way = "mpi", .leave_at = -1, .wrong_at = -1, .run = 7 };
+    test_start_ranks(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &r.ranks);
-    int all_ok, ok = zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 20) == ZERO_OK;
-    const char *wrong = gather(b, &r);
-    if (wrong) printf("    rank %d: %s\n", r.rank, wrong);
-    ok = ok && !wrong;
-    zero_bootstrap_destroy(b);
-    MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    case_failed = !all_ok;
-    if (r.rank == 0) case_done("ranks meet", "mpi");
+    CASE("mpi: ranks meet") mpi_ranks_meet(r);
+    CASE("mpi: who does not come is named") missing_mpi_ranks_are_named(r);
+    return test_finish();
+}
 
-    // The last rank does not come; the others name it. Then it has no partner.
-    char word[32];
-    snprintf(word, sizeof word, "rank %d has not come", r.ranks - 1);
-    ok = zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 0.3) == ZERO_OK;
-    char mine = 1, all[64];
-    if (r.ranks > 1 && r.rank < r.ranks - 1)
-        ok = ok && zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_ERR_COMM && strstr(zero_bootstrap_error(b), word);
-    if (!ok) printf("    rank %d: %s\n", r.rank, zero_bootstrap_error(b));
-    MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    case_failed = !all_ok;
-    if (r.rank == 0) case_done("who does not come is named", "mpi");
-    if (r.rank == 0) printf("%d passed, %d failed\n", passed, failed);
-    MPI_Finalize();
-    return !all_ok;
+static void cases_of_tcp(void) {
+    const int six = socket(AF_INET6, SOCK_STREAM, 0);
+    const struct sockaddr_in6 a = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+    if (six >= 0 && !bind(six, (const struct sockaddr *)&a, sizeof a)) {
+        CASE("tcp6: any number of ranks meets") any_number_of_ranks_meets("tcp6");
+    } else {
+        printf("      tcp6: this machine has no IPv6\n");
+    }
+    CASE("tcp: strangers who say nothing, or nonsense, keep nobody waiting") strangers_keep_nobody_waiting();
+    CASE("tcp: another program that listens is not rank 0") other_programs_are_not_rank_0();
+    CASE("tcp, fs: a rank that died before all had come may come again") dead_ranks_may_come_again();
+    CASE("tcp, fs: wrong addresses and directories are told") mistakes_are_told();
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1 && !strcmp(argv[1], "mpi")) return mpi_cases(&argc, &argv);
-    dice = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
+    if (argc > 1 && !strcmp(argv[1], "mpi")) return mpi_cases(&argc, argv);
+    test_start(&argc, argv);
+    const char *way = argc > 1 ? argv[1] : "tcp";
+    dice = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL) * 1000003u + (uint64_t)getpid();
     printf("seed %llu\n", (unsigned long long)dice);
-    fflush(stdout);
     dice = dice * 0x9e3779b97f4a7c15u + 1;
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    // Both ways at a time: they mostly wait.
-    int ends[2], counts[2] = { 0, 0 };
-    if (pipe(ends)) return perror("pipe"), 1;
-    const pid_t other = fork();
     snprintf(directory, sizeof directory, "/tmp/test_bootstrap.XXXXXX");
-    if (other < 0 || !mkdtemp(directory)) return perror(directory), 1;
-    const char *way = other ? "tcp" : "fs";
-    any_number_of_ranks_meets(way);
-    late_ranks_are_waited_for(way);
-    empty_messages_are_messages(way);
-    restarts_do_not_mix(way);
-    killed_runs_leave_nothing_that_confuses(way);
-    missing_ranks_are_named(way);
-    second_ranks_are_refused(way);
-    wrong_numbers_are_told(way);
-    other_paths_are_told(way);
-    jobs_at_one_place_do_not_mix(way);
-    if (!other) {
-        planted_files_are_not_believed();
-        trainers_start_without_mpi();
-        files(1);
-        rmdir(directory);
-        counts[0] = passed;
-        counts[1] = failed;
-        return write(ends[1], counts, sizeof counts) != sizeof counts;
+    REQUIRE(mkdtemp(directory) != NULL, "%s", directory);
+    CASE("%s: any number of ranks meets", way) any_number_of_ranks_meets(way);
+    CASE("%s: a rank that starts late is waited for", way) late_ranks_are_waited_for(way);
+    CASE("%s: messages of no bytes are messages", way) empty_messages_are_messages(way);
+    CASE("%s: 100 runs, one after the other, at one place", way) restarts_do_not_mix(way);
+    CASE("%s: killed runs leave nothing that confuses", way) killed_runs_leave_nothing_that_confuses(way);
+    CASE("%s: who does not come is named, on all ranks, in time", way) missing_ranks_are_named(way);
+    CASE("%s: a second rank 1 is refused", way) second_ranks_are_refused(way);
+    CASE("%s: a wrong -pn or -pr is told", way) wrong_numbers_are_told(way);
+    CASE("%s: ranks that disagree are told", way) other_paths_are_told(way);
+    CASE("%s: two jobs at one place do not mix", way) jobs_at_one_place_do_not_mix(way);
+    if (!strcmp(way, "tcp")) {
+        cases_of_tcp();
+    } else {
+        CASE("fs: empty files and files of nonsense are not believed") planted_files_are_not_believed();
+        CASE("fs: the trainer's start: local ranks by host and by -pg, a meeting with and without all")
+            trainers_start_without_mpi();
     }
-    close(ends[1]);
-    const int six = socket(AF_INET6, SOCK_STREAM, 0);
-    const struct sockaddr_in6 a = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
-    if (six >= 0 && !bind(six, (const struct sockaddr *)&a, sizeof a))
-        any_number_of_ranks_meets("tcp6");
-    else
-        printf("     tcp6: this machine has no IPv6\n");
-    strangers_keep_nobody_waiting();
-    other_programs_are_not_rank_0();
-    dead_ranks_may_come_again();
-    mistakes_are_told();
     files(1);
     rmdir(directory);
-    if (read(ends[0], counts, sizeof counts) != sizeof counts) counts[1] = 1;  // it did not get to its end
-    waitpid(other, NULL, 0);
-    passed += counts[0];
-    failed += counts[1];
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return test_finish();
 }

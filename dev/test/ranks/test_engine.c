@@ -417,19 +417,19 @@ static void every_way_trains_alike(const struct way *way, int is_short, int vari
     struct run r = { .way = way, .variant = variant, .steps = steps_of(is_short) };
     char name[128];
     snprintf(name, sizeof name, "%s, %s, %s", variants[variant].name, kind_names[kind], way->name);
-    CASE ("one hash, norms of double, books equal formulas: %s", name) has_the_hash_of_all(&r, first[is_short][kind]);
-    CASE ("padding stays zero, one rank's NaN or Inf stops all: %s", name) {
+    CASE("one hash, norms of double, books equal formulas: %s", name) has_the_hash_of_all(&r, first[is_short][kind]);
+    CASE("padding stays zero, one rank's NaN or Inf stops all: %s", name) {
         start(&r);
         padding_is_zero(r.z);
         nothing_of_a_bad_step_is_kept(r.z, NAN);
         nothing_of_a_bad_step_is_kept(r.z, -INFINITY);
     }
-    CASE ("norms of zeros and denormals, looking leaves no trace: %s", name) {
+    CASE("norms of zeros and denormals, looking leaves no trace: %s", name) {
         start(&r);
         small_norms_are_exact(r.z);
         looking_leaves_no_trace(r.z);
     }
-    CASE ("refilled, same bits; all memory given back: %s", name) is_refilled(&r);
+    CASE("refilled, same bits; all memory given back: %s", name) is_refilled(&r);
     stop(&r);
 }
 
@@ -510,15 +510,15 @@ static void cases_of_one_transport(const struct way *way) {
     kind = F32;
     memset(&memory, 0, sizeof memory);
     zero_comm *c = connect(way);
-    CASE ("two engines live side by side on one transport") two_engines_live_side_by_side(c);
-    CASE ("misuse of acquire and release is refused") {
+    CASE("two engines live side by side on one transport") two_engines_live_side_by_side(c);
+    CASE("misuse of acquire and release is refused") {
         for (int stage = 0; stage < VARIANTS; stage++) {
             zero *z = make(c, NULL, stage, ZERO_REDUCE_EXACT);
             misuse_is_refused(z);
             zero_destroy(z);
         }
     }
-    CASE ("impossible configurations are refused") impossible_configurations_are_refused(c);
+    CASE("impossible configurations are refused") impossible_configurations_are_refused(c);
     zero_comm_destroy(c);
 }
 
@@ -557,18 +557,18 @@ int main(int argc, char **argv) {
     for (size_t w = 0; w < num_ways; w++)
         for (kind = 0; kind < (w == 0 ? KINDS : ways[w].name == NCCL ? BF16 : BF16_SPLIT); kind++)
             for (int variant = 0; variant < VARIANTS; variant++) every_way_trains_alike(&ways[w], w > 0, variant);
-    CASE ("a split master trains as a plain one, none otherwise") a_split_master_trains_as_a_plain_one(&ways[0]);
+    CASE("a split master trains as a plain one, none otherwise") a_split_master_trains_as_a_plain_one(&ways[0]);
     for (size_t w = 0; w < num_ways; w++)
         if (w == 0 || ways[w].name == NCCL)
-            CASE ("the library's reduction: norms of double: %s", ways[w].name)
+            CASE("the library's reduction: norms of double: %s", ways[w].name)
                 the_librarys_reduction_has_norms_of_double(&ways[w]);
     cases_of_one_transport(&ways[0]);
     for (size_t w = 0; w < num_ways; w++)
-        CASE ("any order of acquires, empty units: %s", ways[w].name) every_order_of_acquires_works(&ways[w]);
+        CASE("any order of acquires, empty units: %s", ways[w].name) every_order_of_acquires_works(&ways[w]);
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int nccl = 0; nccl <= nccl_runs_here(); nccl++)
-        CASE ("data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them: %s", data,
-              tensor, pipe, nccl ? "NCCL" : "MPI")
+        CASE("data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them: %s", data,
+             tensor, pipe, nccl ? "NCCL" : "MPI")
             all_meshes_reduce_apart(nccl, tensor, pipe, data);
     free(sent_to);
     zero_bootstrap_destroy(boot);

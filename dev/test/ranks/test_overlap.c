@@ -161,12 +161,12 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
     forward(z, stream);
     trace_step(z, c, stream, 0, 1);  // the first time memory is allocated on the way, which waits
     for (int early = 0; early <= 1; early++)
-        CASE ("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
+        CASE("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
             trace_step(z, c, stream, early, (uint64_t)(2 + early));
             check_step(stage, early);
         }
     for (int early = 0; early <= 1 && stage == 3; early++)
-        CASE ("stage 3: gathers overlap the forward, communication as %s as possible", early ? "early" : "late") {
+        CASE("stage 3: gathers overlap the forward, communication as %s as possible", early ? "early" : "late") {
             backward(z, stream);
             MUST(zero_discard(z));
             check_fetches(z, c, stream, early);

@@ -142,15 +142,15 @@ static void plant(const char *kind) {
 
 static int planted_program(const char *kind, int last) {
     const int outside = !strcmp(kind, "before") || !strcmp(kind, "after");
-    CASE ("first good case") CHECK(1);
+    CASE("first good case") CHECK(1);
     if (last && !strcmp(kind, "before")) CHECK(last == 2);
     if (strcmp(kind, "none") && !outside) {
-        CASE ("planted") {
+        CASE("planted") {
             if (!strcmp(kind, "leave")) break;
             if (last) plant(kind);
         }
     }
-    CASE ("second good case") CHECK(1);
+    CASE("second good case") CHECK(1);
     if (last && !strcmp(kind, "after")) CHECK(last == 2);
     return test_finish();
 }

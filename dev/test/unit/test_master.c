@@ -23,9 +23,9 @@ static void all_words(void) {
         far += f;
         no_nan += n;
     }
-    CASE ("a word is not what it was split into") CHECK(lost == 0, "%llu times", lost);
-    CASE ("a parameter is not nearest, or a tie not away from zero") CHECK(far == 0, "%llu times", far);
-    CASE ("NaN becomes a number, or a number NaN") CHECK(no_nan == 0, "%llu times", no_nan);
+    CASE("a word is not what it was split into") CHECK(lost == 0, "%llu times", lost);
+    CASE("a parameter is not nearest, or a tie not away from zero") CHECK(far == 0, "%llu times", far);
+    CASE("NaN becomes a number, or a number NaN") CHECK(no_nan == 0, "%llu times", no_nan);
 }
 
 static void chances(void) {
@@ -40,7 +40,7 @@ static void chances(void) {
             }
             wrong += up != low;
         }
-    CASE ("rounded up more or less often than the low half says") CHECK(wrong == 0, "%llu times", wrong);
+    CASE("rounded up more or less often than the low half says") CHECK(wrong == 0, "%llu times", wrong);
     wrong = 0;
     for (uint32_t random = 0; random < 0x10000; random++) {
         wrong += zero_master_round_stochastic(0x7f800000, random) != 0x7f80 ||
@@ -50,7 +50,7 @@ static void chances(void) {
         wrong += zero_master_round_stochastic(0, random) != 0 ||
                  zero_master_round_stochastic(0x80000000, random) != 0x8000;
     }
-    CASE ("infinity, NaN or zero becomes something else by chance") CHECK(wrong == 0, "%llu times", wrong);
+    CASE("infinity, NaN or zero becomes something else by chance") CHECK(wrong == 0, "%llu times", wrong);
 }
 
 // From the test vectors of the authors' library, Random123 (kat_vectors, philox4x32 10).
@@ -72,7 +72,7 @@ static void known_answers(void) {
         zero_master_random(random, known[i].seed, known[i].t, known[i].logical);
         for (int k = 0; k < 8; k++) wrong += random[k] != (known[i].out[k / 2] >> 16 * (k % 2) & 0xffff);
     }
-    CASE ("random numbers are not those of Philox4x32-10") CHECK(wrong == 0, "%llu times", wrong);
+    CASE("random numbers are not those of Philox4x32-10") CHECK(wrong == 0, "%llu times", wrong);
 }
 
 int main(int argc, char **argv) {
