@@ -1,6 +1,7 @@
 // Is sharded training the same as training in one process, bit for bit?
 //
 //     mpirun -n 4 ./test_gpt2_zero            (any number of ranks; without mpirun: one)
+//     ./test_gpt2_zero --case NaN             only the cases whose names contain "NaN" (--list prints them)
 //     ./test_gpt2_zero --seed 7               repeats the randomised cases of a run that printed this seed
 //     ./test_gpt2_zero --break order          must fail: the check of the check (order, bit, replica: see below)
 //
@@ -24,20 +25,14 @@
 #define TESTING
 #include "train_gpt2_zero.cu"
 
-#include <mpi.h>
-#include <stdarg.h>
 #include <time.h>
 
+#include "test/harness/ranks.h"
 #include "test/harness/baseline.h"              // the arithmetic of a step without sharding
 #include "zero/comm/bootstrap/bootstrap_mpi.h"  // how ranks meet, for NCCL
 #include "zero/comm/mpi/comm_mpi.h"             // transports over the same ranks
 #include "zero/comm/nccl/comm_nccl.h"
 
-#ifdef CUDA_ON_CPU
-enum { ON_CPU = 1 };
-#else
-enum { ON_CPU = 0 };
-#endif
 #ifdef CUDA_ON_CPU_EMULATED
 enum { EMULATED = 1 };
 #else
@@ -121,25 +116,11 @@ static enum Breakage breakage;
 static cudaStream_t stream;
 // all ranks; those of a group; of the other groups
 static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];
-static char problem[240];  // the first thing that this rank found wrong with the present case
-static size_t passed, failed;
 
 // ----------------------------------------------------------------------------
-// Failing: of a case (the others go on), or of the test
+// What the test cannot go on without
 
-static void complain(const char *format, ...) {
-    if (problem[0]) return;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(problem, sizeof problem, format, args);
-    va_end(args);
-}
-
-static void must(int ok, const char *what, const char *words) {
-    if (ok) return;
-    fprintf(stderr, "test_gpt2_zero: rank %d: %s: %s\n", rank, what, words);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
+static void must(int ok, const char *what, const char *words) { REQUIRE(ok, "%s: %s", what, words); }
 
 template <class T> static T *new_zeroed(size_t count) {
     T *p = (T *)calloc(count + 1, sizeof(T));
@@ -350,8 +331,7 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
 static void trainer_destroy(Trainer *t) {
     gpt2_destroy(&t->model);
     zero_destroy(t->z);
-    if (t->memory.total_live)
-        complain("%zu bytes of device memory are still booked after the end", t->memory.total_live);
+    CHECK(t->memory.total_live == 0, "%zu bytes of device memory are still booked after the end", t->memory.total_live);
     free(t->losses);
     free(t->norms);
 }
@@ -386,10 +366,10 @@ static void step_in_vain(Trainer *t, size_t step) {
         trainer_micro_step(t, step, g);
     }
     ENGINE(t, zero_grad_norm(t->z, &norm));
-    if (isfinite(norm)) complain("the norm of a gradient with a NaN is %g", norm);
+    CHECK(!isfinite(norm), "the norm of a gradient with a NaN is %g", norm);
     ENGINE(t, zero_discard(t->z));
     ENGINE(t, zero_hash(t->z, &after[0], &after[1]));
-    if (memcmp(before, after, sizeof before)) complain("a discarded step changed the state");
+    CHECK(!memcmp(before, after, sizeof before), "a discarded step changed the state");
 }
 
 // Validation, and inference on a smaller batch.
@@ -397,7 +377,7 @@ static void look(Trainer *t, size_t step) {
     int *tokens = new_tokens(t->s, 1000 + step, (size_t)rank);
     gpt2_forward(&t->model, tokens, tokens + 1, t->s->B, t->s->T, 0);
     const double loss = gpt2_loss(&t->model);
-    if (!(loss > 0 && loss < 20)) complain("step %zu: validation loss %g", step, loss);
+    CHECK(loss > 0 && loss < 20, "step %zu: validation loss %g", step, loss);
     gpt2_forward(&t->model, tokens, NULL, 1, t->s->T / 2, 0);
     free(tokens);
 }
@@ -430,12 +410,11 @@ static void compare_state(Trainer *t, enum zero_state state, const char *name, c
             const float have = all[b->offset[i] + k];
             float want = expected[b->offset[i] + k];
             if (state == ZERO_STATE_PARAMS) want = baseline_rounded(want, FLOATX);
-            if (memcmp(&want, &have, sizeof want) == 0) continue;
-            complain("%s of %s[%zu] in unit %zu: expected %.9g, got %.9g", name, tensor->name, k, tensor->unit, want,
-                     have);
+            CHECK(memcmp(&want, &have, sizeof want) == 0, "%s of %s[%zu] in unit %zu: expected %.9g, got %.9g", name,
+                  tensor->name, k, tensor->unit, want, have);
         }
     }
-    if (rank == owner && num_all != numel) complain("%s: the ranks own %llu elements of %llu", name, num_all, numel);
+    CHECK(rank != owner || num_all == numel, "%s: the ranks own %llu elements of %llu", name, num_all, numel);
     free(t->visited);
     free(all);
 }
@@ -454,7 +433,7 @@ static void check_padding(Trainer *t) {
             memset(host + l->tensor_offset[i] * sizeof(floatX), 0, real * sizeof(floatX));
         }
         for (size_t i = 0; i < bytes; i++) {
-            if (host[i]) complain("padding of unit %zu is not zero at element %zu", u, i / sizeof(floatX));
+            CHECK(host[i] == 0, "padding of unit %zu is not zero at element %zu", u, i / sizeof(floatX));
         }
         free(host);
     }
@@ -462,7 +441,7 @@ static void check_padding(Trainer *t) {
 
 static void compare_number(const char *what, size_t step, size_t which, double want, double have, double tolerance) {
     const int equal = tolerance > 0 ? fabs(want - have) <= tolerance * want : memcmp(&want, &have, sizeof want) == 0;
-    if (!equal) complain("step %zu: %s %zu: expected %.17g, got %.17g", step, what, which, want, have);
+    CHECK(equal, "step %zu: %s %zu: expected %.17g, got %.17g", step, what, which, want, have);
 }
 
 // The losses of all micro-batches, and the norms as each rank saw them. Leaves the mean loss of the first and last step
@@ -499,14 +478,14 @@ static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
     uint64_t hashes[2] = { 0, 0 };
     compare_losses(t, by_bits ? 0 : 0.02, ends);
     check_padding(t);
-    if (zero_hash(t->z, &hashes[0], &hashes[1]) != ZERO_OK) complain("zero_hash: %s", zero_error(t->z));
+    CHECK(zero_hash(t->z, &hashes[0], &hashes[1]) == ZERO_OK, "zero_hash: %s", zero_error(t->z));
     if (!by_bits) return hashes[1];
     compare_state(t, ZERO_STATE_MASTER, "master", s->b.w);
     compare_state(t, ZERO_STATE_M, "m", s->b.m);
     compare_state(t, ZERO_STATE_V, "v", s->b.v);
     compare_state(t, ZERO_STATE_PARAMS, "parameter", s->b.w);
-    if (s->has_hashes && memcmp(s->hashes, hashes, sizeof hashes))
-        complain("the hash is not that of this setup's first case");
+    CHECK(!s->has_hashes || !memcmp(s->hashes, hashes, sizeof hashes),
+          "the hash is not that of this setup's first case");
     memcpy(s->hashes, hashes, sizeof hashes);
     s->has_hashes = 1;
     return hashes[1];
@@ -515,28 +494,7 @@ static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
 // ----------------------------------------------------------------------------
 // The cases
 
-static void report(const Setup *s, const Case *c, const double ends[2], uint64_t hash) {
-    int complainer = problem[0] ? rank : ranks;
-    MPI_Allreduce(MPI_IN_PLACE, &complainer, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    const int ok = complainer == ranks;
-    if (!ok) MPI_Bcast(problem, sizeof problem, MPI_CHAR, complainer, MPI_COMM_WORLD);
-    passed += ok;
-    failed += !ok;
-    if (rank == 0) {
-        printf("%s stage %d N %d G %zu recompute %d, %s%s: %s%s: %zu steps, loss %.4f -> %.4f, hash %016llx\n",
-               ok ? "PASS" : "FAIL", c->stage, ranks, s->G[0], c->recompute, TRANSPORT_NAMES[c->transport],
-               c->split_master ? ", split master" : "", s->name, DISTURBANCE_NAMES[c->disturbance], s->steps, ends[0],
-               ends[1], (unsigned long long)hash);
-        if (!ok) printf("     rank %d: %s\n", complainer, problem);
-        fflush(stdout);
-    }
-    problem[0] = 0;
-}
-
-static void run_case(Setup *s, Case c) {
-    if (comms[c.transport] == NULL)
-        c.transport = SHARED_MEMORY;  // NCCL, with fewer GPUs than ranks; main has said
-                                      // so
+static void train_and_compare(Setup *s, Case c) {
     static Trainer trainers[2];
     const int twins = c.disturbance == TWIN ? 2 : 1;
     for (int i = 0; i < twins; i++) trainer_create(&trainers[i], s, (c.stage + i) % STAGES, &c);
@@ -565,7 +523,17 @@ static void run_case(Setup *s, Case c) {
         hash = compare(&trainers[i], c.disturbance != LIBRARY, ends);
     }
     for (int i = 0; i < twins; i++) trainer_destroy(&trainers[i]);
-    report(s, &c, ends, hash);
+    if (rank == 0)
+        printf("      %zu steps, loss %.4f -> %.4f, hash %016llx\n", s->steps, ends[0], ends[1],
+               (unsigned long long)hash);
+}
+
+static void run_case(Setup *s, Case c) {
+    if (comms[c.transport] == NULL) c.transport = SHARED_MEMORY;  // NCCL, with fewer GPUs than ranks; main printed so
+    CASE("stage %d N %d G %zu recompute %d, %s%s: %s%s", c.stage, ranks, s->G[0], c.recompute,
+         TRANSPORT_NAMES[c.transport], c.split_master ? ", split master" : "", s->name,
+         DISTURBANCE_NAMES[c.disturbance])
+        train_and_compare(s, c);
 }
 
 static size_t draw(uint64_t *seed, size_t n) {
@@ -644,7 +612,7 @@ static void run_all(uint64_t seed) {
 
 int main(int argc, char **argv) {
     static const char *const breakages[] = { "nothing", "order", "bit", "replica" };
-    MPI_Init(&argc, &argv);
+    test_start_ranks(&argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     unsigned long long seed = (unsigned long long)time(NULL);
@@ -653,7 +621,8 @@ int main(int argc, char **argv) {
         while (b > 0 && (i + 1 == argc || strcmp(argv[i + 1], breakages[b]))) b--;
         const int is_seed = i + 1 < argc && strcmp(argv[i], "--seed") == 0,
                   is_break = b > 0 && strcmp(argv[i], "--break") == 0;
-        must(is_seed || is_break, argv[i], "usage: test_gpt2_zero [--seed N] [--break order|bit|replica]");
+        must(is_seed || is_break, argv[i],
+             "usage: test_gpt2_zero [--case WORD] [--seed N] [--break order|bit|replica]");
         if (is_seed)
             seed = strtoull(argv[i + 1], NULL, 10);
         else
@@ -662,18 +631,13 @@ int main(int argc, char **argv) {
     MPI_Bcast(&seed, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     if (rank == 0)
         printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
-    int devices = 0;
-    cudaCheck(cudaGetDeviceCount(&devices));
-    const int nccl_runs_here = ON_CPU || devices >= ranks;
-    if (!nccl_runs_here && rank == 0) printf("NCCL is not tested: it wants %d GPUs, there are %d\n", ranks, devices);
-    cudaCheck(cudaSetDevice(ON_CPU ? 0 : rank % devices));
     cudaCheck(cudaStreamCreate(&stream));
     zero_accounting memory = {};
     zero_bootstrap *boot;
     must(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "");
     for (int i = 0; i < TRANSPORTS; i++) {
         const int nccl = i == NCCL || i == NCCL_TWO_GROUPS;
-        if (nccl && !nccl_runs_here) continue;
+        if (nccl && !nccl_runs_here()) continue;
         zero_comm_nccl_config nccl_config = {};
         nccl_config.timeout_s = 60;
         zero_comm_mpi_config config = {};
@@ -709,7 +673,5 @@ int main(int argc, char **argv) {
         zero_comm_destroy(comms[i]);
     }
     cudaCheck(cudaStreamDestroy(stream));
-    if (rank == 0) printf("%zu passed, %zu failed\n", passed, failed);
-    MPI_Finalize();
-    return failed > 0;
+    return test_finish();
 }
