@@ -85,7 +85,7 @@ endif
 
 BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)
 
-ifneq ($(filter-out help setup data clean test fuzz cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
+ifneq ($(filter-out help setup data clean test test-long fuzz cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(if $(CUDNN),$(comma) attention by cuDNN))
 endif
 
@@ -212,7 +212,7 @@ $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,
 
 TEXT = dev/data/text/default.txt
 
-.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test fuzz bench examples cuda clean FORCE
+.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples cuda clean FORCE
 FORCE:
 
 setup:
@@ -235,7 +235,10 @@ run: train_gpt2_zero
 	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o $(RUN_DIR) $(ARGS)
 
 test: setup $(TEXT)
-	+@bash dev/test/run_tests.sh "$(TEST)"
+	+@bash dev/test/run_tests.sh "$(TEST)" "$(CASE)"
+
+test-long: setup $(TEXT)
+	+@bash dev/test/run_tests.sh --long "$(TEST)" "$(CASE)"
 
 fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero build/$(DEVICE)-fp32/fuzz
@@ -259,7 +262,8 @@ help:
 	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
 	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
 	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
-	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word runs those whose names, or programs, contain it"
+	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select"
+	@echo "  test-long        what takes too long for that: half an hour of fuzzing and sanitizers"
 	@echo "  fuzz             random configurations against plain ones, bit for bit: SECONDS=60, SEED=... for the same ones again"
 	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
 	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"

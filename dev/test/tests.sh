@@ -1,0 +1,139 @@
+# tests.sh: the tests of `make test`: calls of run, must_fail, same and agree (dev/test/harness/runner.sh).
+
+build cpu FP32 all
+build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
+build emulated FP32 $asan/{planted_faults,test_{emulator,kernels,model,gpt2_zero,nccl},train_gpt2_zero}
+build emulated BF16 build/emulated-bf16/train_gpt2_zero
+build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
+
+
+run 0 120 "harness" $fp32/test_harness
+run 0 60 "layout" $fp32/test_layout
+run 0 60 "random numbers" $fp32/test_random
+run 0 60 "data" $fp32/test_data
+run 0 60 "options" $fp32/test_options
+run 0 60 "plan" $fp32/test_plan
+run 0 60 "profile" $fp32/test_profile
+run 0 120 "matmul" $fp32/test_matmul
+run 0 60 "device header" $fp32/test_emulator
+run 0 60 "master weights, all words" $fp32/test_master
+run 0 120 "kernels" $fp32/test_kernels
+run 0 180 "model fp32" $fp32/test_model
+run 0 180 "model bf16" $bf16/test_model
+run 0 120 "ranks meet, by TCP" $fp32/test_bootstrap tcp
+run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
+run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
+for ranks in 1 2 3 4; do
+    run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
+done
+run 2 60 "overlap" $fp32/test_overlap
+for ranks in 1 2 3 8; do
+    run $ranks 120 "NCCL transport, $ranks ranks" $fp32/test_nccl
+done
+for seed in 0 1 2 3; do     # 0: only what the host waits for is run; else a random order of what may run
+    CUDA_ON_CPU_STREAMS=$seed CUDA_ON_CPU_PROTECT=1 \
+        run $((2 + seed % 2)) 120 "NCCL transport, streams in order $seed" $fp32/test_nccl
+done
+for ranks in 1 3 8; do
+    run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
+done
+for ranks in 1 2 3 4 8; do
+    run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
+    run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero
+done
+for ranks in 5 6 7; do
+    run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
+done
+for breakage in order bit replica; do
+    must_fail 2 180 "sharded = unsharded notices: $breakage" FAIL $fp32/test_gpt2_zero --break $breakage
+done
+hashes="parameters [0-9a-f]+, optimizer [0-9a-f]+"
+same 60 "example: the same state on any ranks" "$hashes" $fp32/regression "1 0" "2 1" "4 2" "8 3" "1 3"
+
+# The trainer itself: 8 micro-batches a step, on 1 to 8 ranks.
+tiny="-e custom:l2,h4,c64,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
+for precision in fp32 bf16; do
+    same 60 "trainer $precision: the same state on any ranks" "state hash: .*" \
+        build/cpu-$precision$suffix/train_gpt2_zero \
+        "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" \
+        "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
+done
+tiny3=${tiny/-d 1024/-d 768}
+for seed in 1 2 3; do
+    CUDA_ON_CPU_STREAMS=$seed same 60 "trainer, NCCL, streams in order $seed: the state of MPI" "state hash: .*" \
+        $fp32/train_gpt2_zero \
+        "1 -z 0 $tiny" "2 -z $seed --transport nccl $tiny" \
+        "4 -z $(((seed + 1) % 4)) --transport nccl --nccl-register 1 $tiny" \
+        "8 -z $(((seed + 2) % 4)) --transport nccl $tiny" "4 -z $seed --shard-group 2 --transport nccl $tiny"
+done
+same 90 "trainer, NCCL, shard groups: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
+    "4 -z 1 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 --transport nccl $tiny" \
+    "4 -z 2 --shard-group 2 --transport nccl $tiny" "4 -z 3 --shard-group 2 --transport nccl $tiny" \
+    "4 -z 3 --shard-group 2 --transport nccl --nccl-register 1 $tiny"
+same 60 "trainer, NCCL, 3 ranks: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
+    "3 -z 2 $tiny3" "3 -z 0 --transport nccl $tiny3" "3 -z 1 --transport nccl $tiny3" "3 -z 3 --transport nccl $tiny3"
+same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -w 1 $tiny" "1 -w 2 $tiny" "2 -w 2 -z 1 $tiny" "4 -w 2 -z 2 $tiny" "8 -w 2 -z 3 $tiny" "8 -w 2 -z 0 $tiny" \
+    "8 -w 2 -z 3 --shard-group 2 $tiny"
+same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" \
+    "8 -w 0 -z 3 --shard-group 2 $tiny"
+run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/cpu --seconds 60 --seed 1
+must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/cpu --break 1 --seed 1
+run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
+run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
+run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
+    $bf16/train_gpt2_zero
+run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero
+run 0 300 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
+
+# The host never touches device memory, which a GPU would not allow (dev/device/cpu/protect.cpp; a number above 1 looks
+# less often, for speed).
+CUDA_ON_CPU_PROTECT=1 run 0 120 "device memory is out of reach: kernels" $fp32/test_kernels
+CUDA_ON_CPU_PROTECT=1 run 2 120 "device memory is out of reach: transport" $fp32/test_comm
+CUDA_ON_CPU_PROTECT=5 run 0 120 "device memory is out of reach: engine" $fp32/test_engine
+CUDA_ON_CPU_PROTECT=20 run 2 180 "device memory is out of reach: sharded = unsharded" $bf16/test_gpt2_zero
+CUDA_ON_CPU_PROTECT=1 same 60 "device memory is out of reach: example" "$hashes" $fp32/regression "1 0" "2 3"
+CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state hash: .*" $fp32/train_gpt2_zero \
+    "1 -z 0 $tiny" "2 -z 2 $tiny" "2 -z 3 $tiny -v 2 -s 3 -g 20"
+
+# The kernels as a GPU runs them: warps, barriers, shared memory, under sanitizers.
+run 0 300 "faults planted for the emulated GPU are found" dev/test/emulator/test_planted_faults.sh \
+    $asan/planted_faults $tsan/planted_faults
+run 0 120 "device header, emulated GPU" $asan/test_emulator
+run 0 300 "kernels, emulated GPU" $asan/test_kernels
+run 0 300 "model fp32, emulated GPU" $asan/test_model
+run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
+CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
+CUDA_ON_CPU_STREAMS=1 run 2 120 "NCCL transport, emulated GPU, streams in order 1" $asan/test_nccl
+
+# The whole trainer there: blocks, warps and lanes in another order each time (CUDA_ON_CPU_SCHEDULE), and streams
+# (CUDA_ON_CPU_STREAMS).
+small="-e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 16 -d 64 -x 2 -v 0 -s 0 --hash 1"
+nccl="--transport nccl $small"
+any_order() { echo "CUDA_ON_CPU_SCHEDULE=$1 CUDA_ON_CPU_STREAMS=$1"; }
+for precision in fp32 bf16; do
+    same 120 "trainer $precision, emulated GPU: the same state in any order" "state hash: .*" \
+        build/emulated-$precision/train_gpt2_zero \
+        "1 -z 0 -r 0 $small" "1 $(any_order 1) -z 1 -r 1 $small" "1 $(any_order 2) -z 2 -r 2 $small" \
+        "1 $(any_order 0) -z 3 -r 1 $small" "2 $(any_order 3) -z 0 -r 2 $nccl" "2 $(any_order 0) -z 1 -r 0 $small" \
+        "2 $(any_order 4) -z 2 -r 1 $nccl" "2 $(any_order 1) -z 3 -r 2 $nccl" \
+        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --inject-delays 2 $nccl" \
+        "4 $(any_order 0) -z 2 -r 0 --inject-delays 1 $nccl" \
+        "4 $(any_order 7) -z 3 -r 0 --inject-delays 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small" \
+        "4 $(any_order 0) -z 1 --shard-group 2 $nccl" "4 $(any_order 1) -z 2 --shard-group 2 $nccl" \
+        "4 $(any_order 9) -z 3 --shard-group 2 $nccl"
+done
+run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/emulator/test_missing_waits.sh \
+    $asan/train_gpt2_zero
+# Its losses differ from the fast build's only by the order of sums inside a row.
+agree 120 "trainer fp32, emulated GPU: losses of the fast build" 1e-5 $asan/train_gpt2_zero $fp32/train_gpt2_zero \
+    -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
+# One thread of OpenMP: ThreadSanitizer does not see the barriers of its library. It is slow, as each CUDA thread is a
+# thread for it.
+tiniest="OMP_NUM_THREADS=1 -e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 8 -d 16 -x 1 -v 0 -s 0 --hash 1"
+same 120 "trainer fp32, emulated GPU, ThreadSanitizer: the same state" "state hash: .*" $tsan/train_gpt2_zero \
+    "1 -z 0 -r 1 $tiniest" "2 $(any_order 2) -z 2 -r 0 $tiniest" "2 $(any_order 3) -z 3 -r 2 --transport nccl $tiniest"
+
