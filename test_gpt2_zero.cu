@@ -151,7 +151,7 @@ static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
     return 0;
 }
 
-static zero_adamw hyperparameters(const Setup *s, size_t step, double norm) {
+static zero_hyperparameters hyperparameters(const Setup *s, size_t step, double norm) {
     const float lr = 3e-3f / (float)(1 + step % 5),
                 scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
     return { lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1 };
@@ -221,7 +221,7 @@ static void train_plainly(Setup *s) {
         }
         baseline_sum(&s->b, micro, FLOATX, G, (size_t)ranks);
         s->norms[step] = baseline_norm(&s->b, M);
-        const zero_adamw a = hyperparameters(s, step, s->norms[step]);
+        const zero_hyperparameters a = hyperparameters(s, step, s->norms[step]);
         baseline_adamw(&s->b, &a, M);
         for (size_t j = 0; j < M; j++) free(micro[j]);
         free(micro);
@@ -350,7 +350,7 @@ static void trainer_micro_step(Trainer *t, size_t step, size_t g) {
 
 static void trainer_step(Trainer *t, size_t step) {
     ENGINE(t, zero_grad_norm(t->z, &t->norms[step]));
-    const zero_adamw a = hyperparameters(t->s, step, t->norms[step]);
+    const zero_hyperparameters a = hyperparameters(t->s, step, t->norms[step]);
     ENGINE(t, zero_step(t->z, &a));
 }
 

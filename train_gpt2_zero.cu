@@ -755,7 +755,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
     if (skip_update(r, &s)) {
         must(r, zero_discard(r->z), "skipping an update");
     } else {
-        zero_adamw a = {};
+        zero_hyperparameters a = {};
         a.lr = (float)s.lr;
         a.beta1 = (float)o->beta1;
         a.beta2 = (float)o->beta2;

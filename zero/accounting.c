@@ -1,12 +1,12 @@
-// memory.c: the accounted allocator. The books count what was asked for, not what the runtime rounds it up to, so that
-// they can be compared with a formula to the byte.
+// accounting.c: counts what was asked for, not what the runtime rounds it up to, so that it can be compared with a
+// formula to the byte.
 #include "zero/accounting.h"
 #include <cuda_runtime_api.h>
 
 const char *zero_memory_category_name(enum zero_memory_category c) {
-    static const char *const names[ZERO_MEM_CATEGORIES] = { "parameters",     "gradients",   "gradient shards",
-                                                            "master weights", "AdamW m",     "AdamW v",
-                                                            "unit buffers",   "activations", "transport" };
+    static const char *const names[ZERO_MEM_CATEGORIES] = { "parameters",     "gradients",         "gradient shards",
+                                                            "master weights", "optimizer state 1", "optimizer state 2",
+                                                            "unit buffers",   "activations",       "transport" };
     return names[c];
 }
 
@@ -21,10 +21,10 @@ void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, siz
     void *p = NULL;
     const size_t size = bytes ? bytes : 1;
     if (cudaMalloc(&p, size) != cudaSuccess) {
-        (void)cudaGetLastError();  // out of memory is reported by the NULL; later calls must not see it again
+        (void)cudaGetLastError();  // the NULL reports it; later calls must not see it again
         return NULL;
     }
-    // zero for all streams, not only for those that wait for the default one
+    // visible on all streams, not only on those that wait for the default one
     if (cudaMemset(p, 0, size) != cudaSuccess || cudaStreamSynchronize(NULL) != cudaSuccess) {
         (void)cudaFree(p);
         return NULL;

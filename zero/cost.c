@@ -1,21 +1,23 @@
-// plan.c: the formulas of plan.h. Whoever changes what the engine allocates or sends changes it here too: test_engine
-// compares the two, to the byte, in every stage, precision and way of moving bytes.
+// cost.c: the formulas of cost.h. A change of what the engine allocates or sends has to be made here too: test_engine
+// compares the two, to the byte, in every stage, precision and transport.
 //
 // Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
-// optimizer state from 1, gradients from 2, parameters in 3. What is not resident passes through pools of unit buffers:
-// for each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 + prefetch of parameters (none for a
-// single rank, whose shard is the unit). The fp32 sums of G micro-batches are a binary counter's ones: floor(log2(G +
-// 1)) at most at a time; the library's reduction needs one for its result too.
+// optimizer state from 1, gradients from 2, parameters in 3 (Rajbhandari et al., ZeRO, SC 2020). What is not resident
+// passes through pools of unit buffers: for each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 +
+// prefetch of parameters (none for a single rank, whose shard is the unit). The fp32 partial sums of G micro-batches
+// are the ones of a binary counter: at most floor(log2(G + 1)) at a time; the library's reduction needs one for its
+// result too.
 //
-// Wire. A rank receives the N - 1 other pieces of what is exchanged: its own gradient shard of each micro-batch from
-// each rank, the updated parameters of the others' shards once a step (stages 1, 2) or whenever the cache of units asks
-// for them (3), or fp32 sums of gradients instead of parameters (0). With R groups of ranks that shard the same, the
-// fp32 sums of a shard are exchanged and gathered among the R ranks that hold it.
+// Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
+// updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums
+// of gradients instead (0). With R shard groups, the fp32 sums of a shard are all-reduced over the R ranks that hold
+// it.
 #include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>
-#include "zero/param_cache.h"
 #include "zero/kernels.h"
+#include "zero/optimizers/optimizers.h"
+#include "zero/param_cache.h"
 
 struct table {
     zero_row *rows;
@@ -35,21 +37,7 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-size_t zero_cost_optimizer_chunks(const zero_layout *l, int stage, size_t rank) {
-    size_t n = 0;
-    for (size_t u = 0; u < l->num_units; u++) {
-        const size_t numel = zero_layout_unit_numel(l, u), shard = numel / l->ranks;
-        const size_t begin = stage == 0 ? 0 : rank * shard, end = stage == 0 ? numel : begin + shard;
-        for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++) {
-            const size_t next = t + 1 < l->unit_first[u + 1] ? l->tensor_offset[t + 1] : numel;
-            const size_t from = l->tensor_offset[t] > begin ? l->tensor_offset[t] : begin, to = next < end ? next : end;
-            if (from < to) n += (to - from + ZERO_OPTIMIZER_CHUNK - 1) / ZERO_OPTIMIZER_CHUNK;
-        }
-    }
-    return n;
-}
-
-// Elements of the pools of unit buffers, stages 2 and 3.
+// Stages 2, 3: elements of the pools of unit buffers.
 static size_t pooled(const zero_layout *l, size_t param_depth) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++)
@@ -58,7 +46,7 @@ static size_t pooled(const zero_layout *l, size_t param_depth) {
     return n;
 }
 
-// Fp32 shards that the sums of a step of G micro-batches take at most.
+// The most partial sums at a time in a step of G micro-batches.
 static size_t partial_sums(size_t G, int library) {
     size_t n = 0;
     while (((size_t)2 << n) <= (library ? G : G + 1)) n++;
@@ -73,6 +61,7 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
                  master = zero_master_bytes(p->settings.dtype, p->settings.master);
     const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
     const char *over = stage == 0 ? "" : "/N";
+    const zero_optimizer *optimizer = zero_optimizer_get(p->settings.optimizer);
     add(&t, MEMORY(ZERO_MEM_PARAMS), (stage == 3 ? shard : psi) * b, "%zu Psi%s", b, stage == 3 ? "/N" : "");
     if (stage >= 2)
         add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
@@ -85,64 +74,71 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
         add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
     else
         add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->settings.dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
-    add(&t, MEMORY(ZERO_MEM_M), state, "4 Psi%s", over);
-    add(&t, MEMORY(ZERO_MEM_V), state, "4 Psi%s", over);
+    for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
+        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], state, "4 Psi%s", over);
 
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
-    const int gathers_sums = stage == 0 && l->ranks > 1;
-    const size_t between = p->replicas > 1 ? zero_layout_group_buffer(l, p->replicas) * sizeof(float) : 0;
-    const char *for_groups = between ? " + 8 x largest shard" : "";
+    const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest * sizeof(float) : 0;
+    const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) * sizeof(float) : 0;
+    const char *with_replicas = replica ? " + 8 x largest shard" : "";
     if (stage >= 2)
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * between,
-            "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, for_groups);
+        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * replica,
+            "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, with_replicas);
     else
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), (gathers_sums ? largest * sizeof(float) : 0) + 2 * between, "%s%s",
-            gathers_sums ? "4 x largest unit" : "0", for_groups);
+        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), gathered_sums + 2 * replica, "%s%s",
+            gathered_sums ? "4 x largest unit" : "0", with_replicas);
 
-    const size_t norm = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
-    const size_t tables = zero_cost_optimizer_chunks(l, stage, p->rank) * sizeof(zero_optimizer_chunk) + norm;
-    const size_t exchanged = library ? 0 : largest * b,
-                 gathered = stage == 3 ? 0 : largest * (gathers_sums ? sizeof(float) : b);
-    const size_t scratch = zero_comm_scratch_bytes(&p->shard_transport, exchanged, gathered, library ? largest : 0);
-    const size_t window = stage == 3 ? zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b) : 0;
-    const size_t groups = between
-                              ? zero_comm_scratch_bytes(&p->replicate_transport, between, between, 0) + sizeof(void *)
-                              : 0;
-    add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + scratch + window + groups, "optimizer tiles, norm, transport's own");
+    size_t tables = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
+    for (size_t u = 0; u < l->num_units; u++)
+        tables += zero_optimizer_chunks(l, stage, p->rank, u, NULL) * sizeof(zero_optimizer_chunk);
+    size_t transport = zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest * b,
+                                               stage == 3      ? 0
+                                               : gathered_sums ? gathered_sums
+                                                               : largest * b,
+                                               library ? largest : 0);
+    if (stage == 3) transport += zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b);
+    if (replica) transport += zero_comm_scratch_bytes(&p->replicate_transport, replica, replica, 0) + sizeof(void *);
+    add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + transport, "optimizer chunks, norm, transport's own");
     return t.n;
+}
+
+// Bytes of the parameters that a rank receives in a step.
+static void add_params(struct table *t, const zero_cost *p, const zero_layout *l) {
+    const zero_settings *s = &p->settings;
+    const size_t others = l->ranks - 1, b = zero_dtype_bytes(s->dtype);
+    if (s->stage == 0) {
+        add(t, ZERO_WIRE_PARAMS, "parameters", 0, "0");
+    } else if (s->stage < 3) {
+        add(t, ZERO_WIRE_PARAMS, "parameters", l->numel_padded / l->ranks * others * b, "%zu Psi (N-1)/N", b);
+    } else {
+        const size_t numel = others ? zero_param_cache_traffic(l, p->order, p->order_length, (size_t)s->prefetch,
+                                                               s->delay_seed != 0, p->micro_batches)
+                                    : 0;
+        add(t, ZERO_WIRE_PARAMS, "parameters", numel / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f all-gathers", b,
+            (double)numel / (double)l->numel_padded);
+    }
 }
 
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
-    const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others,
-                 b = zero_dtype_bytes(p->settings.dtype);
-    const size_t reduced = p->settings.reduction == ZERO_REDUCE_LIBRARY
-                               ? zero_comm_summed_bytes(&p->shard_transport, p->settings.dtype)
-                               : b,
-                 G = p->micro_batches;
-    if (p->settings.stage == 0) {
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * reduced + sizeof(float)),
-            "(%zu G + 4) Psi (N-1)/N, G = %zu", reduced, G);
-        add(&t, ZERO_WIRE_PARAMS, "parameters", 0, "0");
-    } else {
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * reduced, "%zu G Psi (N-1)/N, G = %zu", reduced, G);
-    }
-    if (p->settings.stage == 1 || p->settings.stage == 2)
-        add(&t, ZERO_WIRE_PARAMS, "parameters", of_others * b, "%zu Psi (N-1)/N", b);
-    if (p->settings.stage == 3) {
-        const size_t fetched = others ? zero_param_cache_traffic(l, p->order, p->order_length,
-                                                                 (size_t)p->settings.prefetch,
-                                                                 p->settings.delay_seed != 0, G)
-                                      : 0;
-        add(&t, ZERO_WIRE_PARAMS, "parameters", fetched / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f fetches", b,
-            (double)fetched / (double)l->numel_padded);
-    }
-    size_t pieces = 0;
-    for (size_t u = 0; u < l->num_units && p->replicas > 1; u++) pieces += zero_layout_group_piece(l, u, p->replicas);
-    add(&t, ZERO_WIRE_REPLICAS, "sums between groups",
-        p->replicas > 1 ? 2 * (p->replicas - 1) * pieces * sizeof(float) * G : 0,
-        p->replicas > 1 ? "8 G Psi/N (R-1)/R, R = %zu groups" : "0: one group", p->replicas);
+    const zero_settings *s = &p->settings;
+    const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, G = p->micro_batches;
+    const size_t b = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->shard_transport, s->dtype)
+                                                         : zero_dtype_bytes(s->dtype);
+    if (s->stage == 0)
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * b + sizeof(float)), "(%zu G + 4) Psi (N-1)/N, G = %zu",
+            b, G);
+    else
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * b, "%zu G Psi (N-1)/N, G = %zu", b, G);
+    add_params(&t, p, l);
+    size_t chunk = 0;
+    for (size_t u = 0; u < l->num_units && p->replicas > 1; u++) chunk += zero_layout_replica_chunk(l, u, p->replicas);
+    if (p->replicas > 1)
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 2 * (p->replicas - 1) * chunk * sizeof(float) * G,
+            "8 G Psi/N (R-1)/R, R = %zu groups", p->replicas);
+    else
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     const size_t norm = ZERO_WIDE_WORDS * sizeof(uint64_t);
-    add(&t, ZERO_WIRE_SCALARS, "numbers", others * norm, "%zu (N-1) for the norm", norm);
+    add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm", norm);
     return t.n;
 }

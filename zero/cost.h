@@ -1,9 +1,9 @@
-// plan.h: what a run needs, in bytes, by formula: memory of a rank, and what it receives in a step.
+// cost.h: what a run needs, in bytes, by formula: memory of a rank, and what it receives in a step.
 //
-// A pure function of a description of the run (zero_cost) and a layout: nothing is allocated, no rank is needed, and a
-// hundred billion parameters on 65536 ranks take as long as a thousand on two. The engine's reports print these rows
-// beside what was measured, and tests hold them equal to the byte; so what a plan says before a run is what the run
-// will say of itself.
+// Pure functions of a description of the run (zero_cost) and a layout: nothing is allocated and no rank is needed, so
+// that a hundred billion parameters on 65536 ranks take as long as a thousand on two. The engine's reports have these
+// rows beside what was measured, and tests hold both equal to the byte: a plan before a run is what the run will
+// report.
 #ifndef ZERO_COST_H
 #define ZERO_COST_H
 #include <stddef.h>
@@ -30,18 +30,15 @@ typedef struct zero_cost {
 typedef struct zero_row {
     int kind;                     // memory: enum zero_memory_category; wire: enum zero_wire
     const char *what;             // "parameters"
-    char formula[96];             // "4 Psi"; Psi: padded parameters, N: ranks that shard, R: groups of them, G:
+    char formula[96];             // "4 Psi"; Psi: padded parameters, N: ranks of a shard group, R: shard groups, G:
                                   // micro-batches
     uint64_t expected, measured;  // bytes; measured is 0 in a plan
 } zero_row;
 
-// Rows in ascending kind, one for each category but ZERO_MEM_ACTIVATIONS (the caller's), and one for each kind of
-// traffic. They return the number of rows, at most max. Not collective.
+// Rows in ascending kind: one for each category that the run has, but ZERO_MEM_ACTIVATIONS (the caller's), and one for
+// each kind of traffic. They return the number of rows, at most max. Not collective.
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
-
-// Tiles of the optimizer (kernels.h) that a rank has.
-size_t zero_cost_optimizer_chunks(const zero_layout *l, int stage, size_t rank);
 
 #ifdef __cplusplus
 }

@@ -1,16 +1,17 @@
-// The one header that kernels include: it makes a GPU, a CPU and an emulated GPU look alike.
+// device.cuh: the one header that kernels include; the same kernel source runs on a GPU, on a CPU and on an emulated
+// GPU.
 //
 // A thread works on packs of PACK = 8 consecutive elements: `fvec x = ld(p + i); ... st(q + i, x)`. A pack is 8 floats
-// in registers, whatever the type in memory (float or bf16), so a kernel is written once, as a template over that type,
-// and computes in fp32. On a GPU ld and st are 16-byte accesses, and p + i must be aligned to 16 bytes. On the CPU a
-// pack is one vector register of 8 floats, and a kernel of one-thread blocks is a vectorised loop. (With `float x[8]`
-// compilers vectorise fp32, but not bf16.)
+// in registers, whatever the type in memory (float or bf16), so a kernel is a template over that type and computes in
+// fp32. On a GPU ld and st are 16-byte accesses, and p + i must be aligned to 16 bytes. On the CPU a pack is one vector
+// register of 8 floats, and a kernel of one-thread blocks is a vectorised loop. (With `float x[8]` compilers vectorise
+// fp32, but not bf16.)
 //
 // A kernel may use: + - * / and unary minus between packs and floats, x[k] for element k, the functions below, and
-// threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __shared__ and shuffles. It must be right for blockDim.x =
-// 1, WARP = 1 (the CPU) and blockDim.x a multiple of 32, WARP = 32 (a GPU): launch it with block_threads(n) threads,
-// and step by blockDim.x * PACK. Sums are in an order fixed by the code, never by the scheduler: the same input gives
-// the same bits, for any number of CPU threads.
+// threadIdx, blockIdx, blockDim, gridDim, __syncthreads(), __shared__ and shuffles. It must be correct for blockDim.x =
+// 1, WARP = 1 (the CPU) and for blockDim.x a multiple of 32, WARP = 32 (a GPU): launch it with block_threads(n)
+// threads, and step by blockDim.x * PACK. Sums are in an order fixed by the code, never by the scheduler: the same
+// input gives the same bits, for any number of CPU threads.
 #ifndef ZERO_DEVICE_CUH
 #define ZERO_DEVICE_CUH
 
@@ -45,9 +46,9 @@ constexpr int WARP = 32;
 
 #if defined(CUDA_ON_CPU) && !defined(CUDA_ON_CPU_EMULATED)
 // ---------------------------------------------------------------------------------------------------------------------
-// The CPU: a pack is a vector register, in GCC's vector extension (which brings the operators).
+// The CPU: a pack is a vector register, by GCC's vector extension, which has the operators.
 
-// Threads to launch a block with, where a GPU should have n.
+// Threads of a block, where a GPU should have n.
 constexpr int block_threads(int) { return 1; }
 
 typedef float fvec __attribute__((vector_size(4 * PACK)));
@@ -102,8 +103,8 @@ DEV fvec vsqrt(fvec x) {
 
 DEV fvec vmax(fvec a, fvec b) { return b > a ? b : a; }
 
-// exp to about 1 ulp (the polynomial of Cephes): x = n ln 2 + r, and 2^n is made in the exponent's bits.
-// 0 below -87 and infinity above 88, a little before float ends; NaN stays NaN.
+// exp to about 1 ulp (the polynomial of Cephes): x = n ln 2 + r, and 2^n goes into the exponent's bits. 0 below -87 and
+// infinity above 88, slightly before the limits of float; NaN stays NaN.
 DEV fvec vexp(fvec x) {
     const fvec zero = {}, infinity = zero + INFINITY;
     const fvec magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -253,7 +254,7 @@ template <class F, class... Packs> DEV uvec each(F f, const Packs &...x) {
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The same on all three.
+// Common to all three.
 
 DEV fvec splat(float a) {
     fvec x;

@@ -1,13 +1,13 @@
-// kernels.cu: ordered sum, exact sum of squares, fused AdamW (kernels.h says what they compute, to the bit).
+// kernels.cu: ordered sum, exact sum of squares, and the optimizers' updates (kernels.h and optimizers/optimizers.h
+// define what they compute, to the bit).
 //
-// Compiled without contraction into fused multiply-add (-ffp-contract=off, -fmad=false), so that a plain C loop gives
-// the same bits: that is what the unsharded baseline of the tests is. All three are bound by memory bandwidth, and read
-// and write each byte once.
+// Compiled without contraction into fused multiply-add (-ffp-contract=off; nvcc: -fmad=false), so that a plain C loop
+// gives the same bits: the unsharded baseline of the tests is one. All are bound by memory bandwidth, and read and
+// write each byte once.
 #include "zero/kernels.h"
 #include "zero/device.cuh"
-#include "zero/split_master.h"
 
-static cudaLaunchConfig_t launch(size_t blocks, int threads, cudaStream_t stream) {
+static cudaLaunchConfig_t launch_config(size_t blocks, int threads, cudaStream_t stream) {
     cudaLaunchConfig_t c = {};
     c.gridDim = dim3((unsigned)blocks);
     c.blockDim = dim3((unsigned)threads);
@@ -17,34 +17,34 @@ static cudaLaunchConfig_t launch(size_t blocks, int threads, cudaStream_t stream
 
 // ---- ordered sum ----------------------------------------------------------------------------------------------------
 
-static constexpr __host__ __device__ int below(int n)  // the largest power of two below n
-{
+// The largest power of two below n.
+static constexpr __host__ __device__ int below(int n) {
     int p = 1;
     while (2 * p < n) p *= 2;
     return p;
 }
 
-template <class T, int LO, int N> DEV fvec tree(const void *const *pieces, size_t i) {
+template <class T, int LO, int N> DEV fvec tree(const void *const *chunks, size_t i) {
     if constexpr (N == 1) {
-        return ld(static_cast<const T *>(pieces[LO]) + i);
+        return ld(static_cast<const T *>(chunks[LO]) + i);
     } else {
-        const fvec older = tree<T, LO, below(N)>(pieces, i);
-        const fvec newer = tree<T, LO + below(N), N - below(N)>(pieces, i);
+        const fvec older = tree<T, LO, below(N)>(chunks, i);
+        const fvec newer = tree<T, LO + below(N), N - below(N)>(chunks, i);
         return older + newer;
     }
 }
 
-// The same sum for up to 8 * (2^SUM_LEVELS - 1) pieces: groups of 8 are pushed on a stack that is merged as a binary
-// counter carries. Each thread has its stack in shared memory: as a local array, a GPU would have to set aside device
-// memory for it, for every thread that it can run.
+// The same sum for up to 8 * (2^SUM_LEVELS - 1) chunks: groups of 8 are pushed onto a stack that is merged as a binary
+// counter carries. The stack is in shared memory: for a local array a GPU would reserve device memory for every thread
+// that it can run.
 enum { SUM_LEVELS = 14 };
 constexpr int SUM_ANY_THREADS = block_threads(64);
 
-template <class T> DEV fvec tree_any(const void *const *pieces, int n, size_t i) {
+template <class T> DEV fvec tree_any(const void *const *chunks, int n, size_t i) {
     __shared__ __align__(16) float stack[SUM_LEVELS][SUM_ANY_THREADS][PACK];
     int depth = 0;
     for (int group = 0; 8 * group < n; group++) {
-        const void *const *p = pieces + 8 * group;
+        const void *const *p = chunks + 8 * group;
         fvec x;
         switch (n - 8 * group) {
         case 1: x = tree<T, 0, 1>(p, i); break;
@@ -64,51 +64,51 @@ template <class T> DEV fvec tree_any(const void *const *pieces, int n, size_t i)
     return sum;
 }
 
-template <class T, int N>  // N: the number of pieces; -1: num_pieces; 0: none
+template <class T, int N>  // N: the number of chunks; -1: any number; 0: none
 __global__ void __launch_bounds__(N < 0 ? SUM_ANY_THREADS : 256)
-    sum_kernel(float *out, const void *const *pieces, int num_pieces, zero_partial_sums older, size_t n) {
+    sum_kernel(float *out, const void *const *chunks, int num_chunks, zero_partial_sums older, size_t n) {
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
         fvec x;
-        int slots = older.count;
+        int waiting = older.count;
         if constexpr (N == 0)
-            x = ld(older.slot[--slots] + i);
+            x = ld(older.sum[--waiting] + i);
         else if constexpr (N < 0)
-            x = tree_any<T>(pieces, num_pieces, i);
+            x = tree_any<T>(chunks, num_chunks, i);
         else
-            x = tree<T, 0, N>(pieces, i);
-        while (slots > 0) x = ld(older.slot[--slots] + i) + x;
+            x = tree<T, 0, N>(chunks, i);
+        while (waiting > 0) x = ld(older.sum[--waiting] + i) + x;
         st(out + i, x);
     }
 }
 
 template <class T>
-static cudaError_t sum(float *out, const void *const *pieces, int num_pieces, zero_partial_sums older, size_t n,
+static cudaError_t sum(float *out, const void *const *chunks, int num_chunks, zero_partial_sums older, size_t n,
                        cudaStream_t stream) {
     const size_t packs = n / PACK;
     const size_t per_block = 4 * (size_t)block_threads(256);
     size_t blocks = (packs + per_block - 1) / per_block;
     blocks = blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks;
-    const cudaLaunchConfig_t c = launch(blocks, block_threads(256), stream),
-                             any = launch(blocks, SUM_ANY_THREADS, stream);
-    if (num_pieces > 8 * ((1 << SUM_LEVELS) - 1)) return cudaErrorInvalidValue;
-    switch (num_pieces) {
-    case 0: return cudaLaunchKernelEx(&c, sum_kernel<T, 0>, out, pieces, num_pieces, older, n);
-    case 1: return cudaLaunchKernelEx(&c, sum_kernel<T, 1>, out, pieces, num_pieces, older, n);
-    case 2: return cudaLaunchKernelEx(&c, sum_kernel<T, 2>, out, pieces, num_pieces, older, n);
-    case 3: return cudaLaunchKernelEx(&c, sum_kernel<T, 3>, out, pieces, num_pieces, older, n);
-    case 4: return cudaLaunchKernelEx(&c, sum_kernel<T, 4>, out, pieces, num_pieces, older, n);
-    case 8: return cudaLaunchKernelEx(&c, sum_kernel<T, 8>, out, pieces, num_pieces, older, n);
-    case 16: return cudaLaunchKernelEx(&c, sum_kernel<T, 16>, out, pieces, num_pieces, older, n);
-    default: return cudaLaunchKernelEx(&any, sum_kernel<T, -1>, out, pieces, num_pieces, older, n);
+    const cudaLaunchConfig_t c = launch_config(blocks, block_threads(256), stream),
+                             any = launch_config(blocks, SUM_ANY_THREADS, stream);
+    if (num_chunks > 8 * ((1 << SUM_LEVELS) - 1)) return cudaErrorInvalidValue;
+    switch (num_chunks) {
+    case 0: return cudaLaunchKernelEx(&c, sum_kernel<T, 0>, out, chunks, num_chunks, older, n);
+    case 1: return cudaLaunchKernelEx(&c, sum_kernel<T, 1>, out, chunks, num_chunks, older, n);
+    case 2: return cudaLaunchKernelEx(&c, sum_kernel<T, 2>, out, chunks, num_chunks, older, n);
+    case 3: return cudaLaunchKernelEx(&c, sum_kernel<T, 3>, out, chunks, num_chunks, older, n);
+    case 4: return cudaLaunchKernelEx(&c, sum_kernel<T, 4>, out, chunks, num_chunks, older, n);
+    case 8: return cudaLaunchKernelEx(&c, sum_kernel<T, 8>, out, chunks, num_chunks, older, n);
+    case 16: return cudaLaunchKernelEx(&c, sum_kernel<T, 16>, out, chunks, num_chunks, older, n);
+    default: return cudaLaunchKernelEx(&any, sum_kernel<T, -1>, out, chunks, num_chunks, older, n);
     }
 }
 
-cudaError_t zero_kernel_sum(float *out, const void *const *pieces, int num_pieces, enum zero_dtype dtype,
+cudaError_t zero_kernel_sum(float *out, const void *const *chunks, int num_chunks, enum zero_dtype dtype,
                             zero_partial_sums older, size_t n, cudaStream_t stream) {
-    return dtype == ZERO_F32 ? sum<float>(out, pieces, num_pieces, older, n, stream)
-                             : sum<bf16>(out, pieces, num_pieces, older, n, stream);
+    return dtype == ZERO_F32 ? sum<float>(out, chunks, num_chunks, older, n, stream)
+                             : sum<bf16>(out, chunks, num_chunks, older, n, stream);
 }
 
 // ---- exact sum of squares -------------------------------------------------------------------------------------------
@@ -173,81 +173,29 @@ __global__ void __launch_bounds__(256) square_sum_kernel(unsigned long long *out
 
 cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream) {
     static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "CUDA's atomics are on unsigned long long");
-    const cudaLaunchConfig_t c = launch(ZERO_SQUARE_PARTS, block_threads(256), stream);
+    const cudaLaunchConfig_t c = launch_config(ZERO_SQUARE_PARTS, block_threads(256), stream);
     return cudaLaunchKernelEx(&c, square_sum_kernel, reinterpret_cast<unsigned long long *>(out), x, n);
 }
 
-// ---- AdamW ----------------------------------------------------------------------------------------------------------
+// ---- self-check -----------------------------------------------------------------------------------------------------
 
-// The weights that AdamW reads and writes: a pack of fp32 from whatever they are kept as, and back.
-template <enum zero_master MODE> DEV fvec ld_weights(const float *p, const void *, size_t) { return ld(p); }
-template <enum zero_master MODE>
-DEV void st_weights(float *p, void *, size_t, const fvec &w, const zero_adamw_args &, size_t) {
-    st(p, w);
+// (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, which rounds to 1 + 2^-11: a product that is rounded before the sum leaves
+// nothing.
+__global__ void rounding_kernel(float *out, float a, float b, float c) { out[threadIdx.x] = a * b + c; }
+
+cudaError_t zero_kernel_check_rounding(int *contracts, cudaStream_t stream) {
+    volatile float a = 1 + 0x1p-12f, c = -(1 + 0x1p-11f);  // volatile: the compiler must not compute the answer itself
+    float *device = NULL, rest = 0;
+    const cudaLaunchConfig_t one_thread = launch_config(1, 1, stream);
+    cudaError_t e = cudaMalloc(reinterpret_cast<void **>(&device), sizeof rest);
+    if (e == cudaSuccess) e = cudaLaunchKernelEx(&one_thread, rounding_kernel, device, (float)a, (float)a, (float)c);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(&rest, device, sizeof rest, cudaMemcpyDeviceToHost, stream);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    (void)cudaFree(device);
+    *contracts = rest != 0;
+    return e;
 }
 
-template <enum zero_master MODE> DEV fvec ld_weights(const bf16 *p, const void *master, size_t at) {
-    if constexpr (MODE == ZERO_MASTER_FP32) {
-        return ld(static_cast<const float *>(master) + at);
-    } else if constexpr (MODE == ZERO_MASTER_NONE) {
-        return ld(p);
-    } else {
-        const uvec low = ld16(static_cast<const uint16_t *>(master) + at);
-        return from_bits(each([](auto param, auto low) { return zero_master_join(param, low); }, ld16(p), low));
-    }
-}
+// ---- optimizers -----------------------------------------------------------------------------------------------------
 
-template <enum zero_master MODE>
-DEV void st_weights(bf16 *p, void *master, size_t at, const fvec &w, const zero_adamw_args &a, size_t logical) {
-    if constexpr (MODE == ZERO_MASTER_NONE) {
-        alignas(16) uint16_t random[PACK];
-        zero_master_random(random, a.seed, a.t, logical);
-        st16(p, each([](auto word, auto random) { return zero_master_round_stochastic(word, random); }, bits(w),
-                     ld16(random)));
-    } else {
-        st16(p, each([](auto word) { return zero_master_round(word); }, bits(w)));
-        if constexpr (MODE == ZERO_MASTER_FP32)
-            st(static_cast<float *>(master) + at, w);
-        else
-            st16(static_cast<uint16_t *>(master) + at, bits(w));
-    }
-}
-
-template <class P, enum zero_master MODE>
-__global__ void __launch_bounds__(256) adamw_kernel(P *params, void *master, float *m, float *v, const float *grads,
-                                                    const zero_optimizer_chunk *tiles, zero_adamw_args a) {
-    const zero_optimizer_chunk t = tiles[blockIdx.x];
-    const float decay = t.decay ? a.weight_decay : 0.0f;
-    P *p = params + t.param;
-    float *ms = m + t.state, *vs = v + t.state;
-    const float *gs = grads + t.grad;
-    for (size_t i = threadIdx.x * PACK; i < t.count; i += (size_t)blockDim.x * PACK) {
-        const fvec g = ld(gs + i) * a.scale;
-        const fvec mi = a.beta1 * ld(ms + i) + (1.0f - a.beta1) * g;
-        const fvec vi = a.beta2 * ld(vs + i) + ((1.0f - a.beta2) * g) * g;
-        fvec w = ld_weights<MODE>(p + i, master, t.state + i);
-        w = w - a.lr * ((mi / a.correction1) / (vsqrt(vi / a.correction2) + a.eps) + decay * w);
-        st(ms + i, mi);
-        st(vs + i, vi);
-        st_weights<MODE>(p + i, master, t.state + i, w, a, t.logical + i);
-    }
-}
-
-template <class P, enum zero_master MODE>
-static cudaError_t adamw(void *params, void *master, float *m, float *v, const float *grads,
-                         const zero_optimizer_chunk *tiles, size_t num_tiles, zero_adamw_args a, cudaStream_t stream) {
-    const cudaLaunchConfig_t c = launch(num_tiles, block_threads(256), stream);
-    return cudaLaunchKernelEx(&c, adamw_kernel<P, MODE>, static_cast<P *>(params), master, m, v, grads, tiles, a);
-}
-
-cudaError_t zero_kernel_adamw(void *params, enum zero_dtype dtype, enum zero_master mode, void *master, float *m,
-                              float *v, const float *grads, const zero_optimizer_chunk *tiles, size_t n,
-                              zero_adamw_args a, cudaStream_t stream) {
-    if (!n) return cudaSuccess;
-    if (dtype == ZERO_F32) return adamw<float, ZERO_MASTER_FP32>(params, master, m, v, grads, tiles, n, a, stream);
-    if (mode == ZERO_MASTER_FP32)
-        return adamw<bf16, ZERO_MASTER_FP32>(params, master, m, v, grads, tiles, n, a, stream);
-    if (mode == ZERO_MASTER_SPLIT)
-        return adamw<bf16, ZERO_MASTER_SPLIT>(params, master, m, v, grads, tiles, n, a, stream);
-    return adamw<bf16, ZERO_MASTER_NONE>(params, master, m, v, grads, tiles, n, a, stream);
-}
+#include "zero/optimizers/optimizers.cuh"

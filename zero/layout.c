@@ -1,4 +1,4 @@
-// layout.c: the layout's arithmetic (layout.h says the rules).
+// layout.c: the layout's arithmetic (layout.h has the rules).
 #include "zero/layout.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
         return fail(l, why, "out of host memory for the layout's tables");
     memcpy(l->tensors, tensors, num_tensors * sizeof *l->tensors);
 
-    const size_t limit = SIZE_MAX / 2;  // nothing below can overflow if no sum passes it
+    const size_t limit = SIZE_MAX / 2;  // nothing below overflows as long as no sum exceeds it
     size_t t = 0, physical = 0;
     for (size_t u = 0; u < l->num_units; u++) {
         size_t in_unit = 0;
@@ -77,15 +77,21 @@ size_t zero_layout_largest_unit(const zero_layout *l) {
     return n;
 }
 
-size_t zero_layout_group_piece(const zero_layout *l, size_t unit, size_t groups) {
-    return round_up(zero_layout_shard_numel(l, unit), ZERO_ALIGN * groups) / groups;
+zero_owner zero_layout_owner(const zero_layout *l, size_t tensor, size_t element) {
+    const size_t unit = l->tensors[tensor].unit, in_unit = l->tensor_offset[tensor] + element;
+    const size_t shard = zero_layout_shard_numel(l, unit);
+    return (zero_owner){ .rank = in_unit / shard, .offset = zero_layout_shard_offset(l, unit) + in_unit % shard };
 }
 
-size_t zero_layout_group_buffer(const zero_layout *l, size_t groups) {
+size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t replicas) {
+    return round_up(zero_layout_shard_numel(l, unit), ZERO_ALIGN * replicas) / replicas;
+}
+
+size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas) {
     size_t numel = 0;
     for (size_t u = 0; u < l->num_units; u++)
-        if (zero_layout_group_piece(l, u, groups) * groups > numel)
-            numel = zero_layout_group_piece(l, u, groups) * groups;
+        if (zero_layout_replica_chunk(l, u, replicas) * replicas > numel)
+            numel = zero_layout_replica_chunk(l, u, replicas) * replicas;
     return numel;
 }
 

@@ -1,4 +1,4 @@
-// cache.c: the policy of the parameter buffers (cache.h).
+// param_cache.c: the policy of the parameter buffers (param_cache.h).
 #include "zero/param_cache.h"
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +80,7 @@ void zero_param_cache_invalidate(zero_param_cache *c) {
 size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
                                 int drop, size_t micro_batches) {
     zero_param_cache c;
-    size_t fetched = 0;
+    size_t gathered = 0;
     if (zero_param_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;
     c.drop = drop;
     for (size_t i = 0; i < micro_batches * order_length; i++) {
@@ -88,17 +88,17 @@ size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_
         zero_param_cache_slot *s = zero_param_cache_find(&c, u);
         if (!s) {
             s = zero_param_cache_take(&c, u, zero_layout_unit_numel(l, u));
-            fetched += s->numel;
+            gathered += s->numel;
         }
         zero_param_cache_acquired(&c, s);
         for (size_t k = 0; k < prefetch; k++) {
             const size_t next = zero_param_cache_ahead(&c, k);
             if (next == ZERO_NO_UNIT || zero_param_cache_find(&c, next)) continue;
             const zero_param_cache_slot *ahead = zero_param_cache_take(&c, next, zero_layout_unit_numel(l, next));
-            if (ahead) fetched += ahead->numel;
+            if (ahead) gathered += ahead->numel;
         }
         zero_param_cache_released(&c, s);
     }
     zero_param_cache_destroy(&c);
-    return fetched;
+    return gathered;
 }

@@ -1,9 +1,19 @@
-// cache.h: which unit's parameters are in which buffer (stage 3). A pure policy, without memory or communication: the
-// engine follows it, and zero_param_cache_traffic runs the same policy over the order of units to say what a step will fetch.
+// param_cache.h: which unit's parameters are in which buffer (stage 3). A pure policy, without memory or communication:
+// the engine follows it (parameters.c), and zero_param_cache_traffic simulates it over the order of units to predict
+// what a step will all-gather.
 //
-// There are buffers for each distinct size of unit. A buffer keeps its unit until it is wanted for another one or the
-// parameters change. Wanted is the buffer that has no user and whose last use is the longest ago. After each acquire
-// the next units of the order are fetched ahead, as far as buffers are free.
+// There is a pool of buffers for each distinct size of unit. A buffer keeps its unit until another one takes it or the
+// parameters change. Evicted is the least recently used buffer without users. After each acquire the next `prefetch`
+// units of the order are all-gathered ahead, as far as buffers are free. Three units of one size, prefetch 1 (so two
+// buffers), order 0 1 2 2 1 0:
+//
+//     acquire    buffer A   buffer B   all-gathers
+//     0          0          1 (ahead)  0, 1
+//     1          2 (ahead)  1          2
+//     2          2          1          none: the next of the order, 2 again, is here
+//     2          2          1          none
+//     1          0 (ahead)  1          0
+//     0          0          1          none: 4 all-gathers instead of 6
 #ifndef ZERO_PARAM_CACHE_H
 #define ZERO_PARAM_CACHE_H
 #include <stddef.h>
@@ -16,41 +26,49 @@ extern "C" {
 #define ZERO_NO_UNIT ((size_t)-1)
 
 typedef struct zero_param_cache_slot {
-    size_t numel, unit;  // the size of its units; ZERO_NO_UNIT: it holds none
-    int users, busy;     // busy: a fetch into it is not finished
-    uint64_t used;
+    size_t numel, unit;  // elements of its units; ZERO_NO_UNIT: it holds none
+    int users, busy;     // busy: an all-gather into it is not finished
+    uint64_t used;       // when, by the cache's clock
 } zero_param_cache_slot;
 
 typedef struct zero_param_cache {
     zero_param_cache_slot *slots;
     size_t num_slots, prefetch;
-    int drop;                               // debugging: a unit is forgotten as soon as it has no user
+    int drop;                               // debugging: a unit is dropped as soon as it has no user
     size_t *order, order_length, order_at;  // order_at: the next acquire, if the caller keeps to the order
     uint64_t clock;
 } zero_param_cache;
 
 enum { ZERO_POOL_DEPTH = 2 };  // gradient buffers for each size of unit, stages 2 and 3
 
-// Is unit u among the first `depth` of its size? A pool has a buffer for each such unit.
+// Returns 1 if unit u is among the first `depth` of its size: a pool has a buffer for each such unit.
 int zero_pool_has(const zero_layout *l, size_t u, size_t depth);
 
-// 0, or -1: out of memory, or the order has a unit that is not there. order is copied.
+// Returns 0, or -1: out of memory, or the order names a unit that does not exist. order is copied.
 int zero_param_cache_create(zero_param_cache *c, const zero_layout *l, const size_t *order, size_t order_length,
                             size_t prefetch);
 void zero_param_cache_destroy(zero_param_cache *c);
 
-zero_param_cache_slot *zero_param_cache_find(zero_param_cache *c, size_t unit);  // the slot that holds it, or NULL
-// a slot for it, to be fetched into; NULL: all are in use
+// The slot that holds a unit, or NULL.
+zero_param_cache_slot *zero_param_cache_find(zero_param_cache *c, size_t unit);
+
+// Evicts the least recently used slot of this size for a unit, which is then all-gathered into it; NULL: all are in
+// use.
 zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit, size_t numel);
-void zero_param_cache_acquired(zero_param_cache *c, zero_param_cache_slot *s);  // counts the user, follows the order
-// one user less; 1: and with it the unit
+
+// Counts a user of a slot, and follows the order.
+void zero_param_cache_acquired(zero_param_cache *c, zero_param_cache_slot *s);
+
+// Counts a user less. Returns 1 if the unit was dropped with it.
 int zero_param_cache_released(zero_param_cache *c, zero_param_cache_slot *s);
-// the i-th next unit of the order, i < prefetch; or ZERO_NO_UNIT
+
+// The i-th next unit of the order, i < prefetch; or ZERO_NO_UNIT.
 size_t zero_param_cache_ahead(const zero_param_cache *c, size_t i);
-// no slot holds a unit; the order starts again
+
+// Empties all slots and starts the order again.
 void zero_param_cache_invalidate(zero_param_cache *c);
 
-// Padded elements of the units that a step of micro_batches fetches, from an empty cache. 0 if memory is exhausted.
+// Padded elements of the units that a step of micro_batches all-gathers, from an empty cache. 0 if memory is exhausted.
 size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
                                 int drop, size_t micro_batches);
 

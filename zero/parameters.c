@@ -1,20 +1,39 @@
-// params.c: the engine's parameters. Before stage 3 one symmetric flat buffer, of which the optimizer writes this
-// rank's piece and the rest is gathered. In stage 3 a window of shards (comm.h), and buffers into which units are
-// fetched: a cache (cache.h), so that the last blocks of the forward are still there for the backward, and the
-// embedding for its second use.
+// parameters.c: acquire and release of parameters, all-gather, prefetch.
+//
+// Before stage 3 parameters are one resident flat buffer. The optimizer writes this rank's shard of each unit, and the
+// rest is all-gathered in place (stages 1, 2; in stage 0 every rank updates everything). With a transport that has its
+// own stream these all-gathers run under the next forward, which waits for each unit where it acquires it.
+//
+//     zero_params_update_begin   wait until no rank reads this rank's shards
+//     ..._written(u)             begin the all-gather of unit u
+//     ..._end
+//     zero_acquire_params(u)     finish the all-gathers up to unit u (finish_gathers)
+//
+// In stage 3 a rank keeps its shards in a window (comm.h), from which all ranks all-gather units into a few buffers.
+// The buffers are a cache (param_cache.h), so that the last blocks of the forward are still there for the backward, and
+// the embedding for its second use. An update closes the window and empties the cache. A buffer:
+//
+//              take; unshard_begin             unshard_finish                 zero_acquire_params
+//       EMPTY --------------------> GATHERING ----------------> HELD, no user <------------------> HELD, users
+//         ^   zero_acquire_params,                                 |           zero_release_params
+//         |   prefetch                                             |
+//         +--------------------------------------------------------+
+//           zero_params_invalidate; or another unit takes the buffer
 #include <stdlib.h>
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 
+// ---- create and destroy ---------------------------------------------------------------------------------------------
+
 int zero_params_create(zero *z) {
     const zero_layout *l = &z->layout;
-    if (!sharded_params(z)) return zero_create_buffer(z, ZERO_MEM_PARAMS, l->numel_padded, z->elem, &z->params);
+    if (!sharded_params(z)) return zero_alloc_symmetric(z, ZERO_MEM_PARAMS, l->numel_padded * z->elem, &z->params);
     int e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
                                                   shard_total(z) * z->elem, &z->window));
     if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
                                       (size_t)z->config.settings.prefetch))
         e = zero_fail(z, ZERO_ERR_ARG,
-                      "the order of units has a unit that is not there (there are %zu), or memory is exhausted",
+                      "order names a unit that does not exist (there are %zu), or host memory is exhausted",
                       l->num_units);
     z->cache.drop = z->config.settings.delay_seed != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
@@ -24,45 +43,47 @@ int zero_params_create(zero *z) {
     return e ? e : zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
 }
 
+// ---- stage 3: all-gather into buffers -------------------------------------------------------------------------------
+
 static struct param_buffer *buffer_of(zero *z, const zero_param_cache_slot *s) {
     return &z->param_buffers[s - z->cache.slots];
 }
 
-static int fetch_finish(zero *z, zero_param_cache_slot *s) {
+static int unshard_finish(zero *z, zero_param_cache_slot *s) {
     if (!s->busy) return ZERO_OK;
-    zero_comm_phase(z->config.shard_comm, "fetching parameters", s->unit);
+    zero_comm_phase(z->config.shard_comm, "all-gather of parameters", s->unit);
     s->busy = 0;
-    zero_time_begin(z, "fetch: wait", z->config.stream);
+    zero_time_begin(z, "unshard: wait", z->config.stream);
     const int e = zero_comm_check(
-        z, zero_window_gather_finish(z->config.shard_comm, z->window, buffer_of(z, s)->fetch, z->config.stream));
-    zero_time_end(z, "fetch: wait", z->config.stream);
+        z, zero_window_gather_finish(z->config.shard_comm, z->window, buffer_of(z, s)->unshard, z->config.stream));
+    zero_time_end(z, "unshard: wait", z->config.stream);
     return e;
 }
 
-static int fetch_begin(zero *z, zero_param_cache_slot *s) {
+static int unshard_begin(zero *z, zero_param_cache_slot *s) {
     struct param_buffer *b = buffer_of(z, s);
     int e = ZERO_OK;
-    // Fetched ahead for an order that was not kept: arrives now, a window has room for so many fetches only.
+    // A window has room for ZERO_WINDOW_MAX_GATHERS: finish those that were prefetched for an order that was not kept.
     for (size_t i = 0; i < z->cache.num_slots && !e; i++)
-        if (z->cache.slots[i].busy && z->param_buffers[i].fetch + ZERO_WINDOW_MAX_GATHERS <= z->last_fetch + 1)
-            e = fetch_finish(z, &z->cache.slots[i]);
+        if (z->cache.slots[i].busy && z->param_buffers[i].unshard + ZERO_WINDOW_MAX_GATHERS <= z->last_unshard + 1)
+            e = unshard_finish(z, &z->cache.slots[i]);
     if (e) return e;
-    zero_comm_phase(z->config.shard_comm, "fetching parameters", s->unit);
+    zero_comm_phase(z->config.shard_comm, "all-gather of parameters", s->unit);
     s->busy = 1;
-    zero_nvtx_push("fetch", s->unit);
-    zero_time_begin(z, "fetch", zero_transport_stream(z));
+    zero_nvtx_push("unshard", s->unit);
+    zero_time_begin(z, "unshard", zero_transport_stream(z));
     e = zero_comm_check(z, zero_window_gather_begin(z->config.shard_comm, z->window, shard_offset(z, s->unit) * z->elem,
                                                     shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream,
-                                                    &b->fetch));
-    zero_time_end(z, "fetch", zero_transport_stream(z));
+                                                    &b->unshard));
+    zero_time_end(z, "unshard", zero_transport_stream(z));
     zero_nvtx_pop();
-    z->last_fetch = b->fetch;
+    z->last_unshard = b->unshard;
     return e;
 }
 
 void zero_params_destroy(zero *z) {
-    // nothing may arrive in memory that is freed
-    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) fetch_finish(z, &z->cache.slots[i]);
+    // nothing may still arrive in memory that is freed
+    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) unshard_finish(z, &z->cache.slots[i]);
     zero_comm_free(z->config.shard_comm, z->params);
     zero_window_destroy(z->config.shard_comm, z->window);
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++)
@@ -72,41 +93,44 @@ void zero_params_destroy(zero *z) {
     free(z->param_buffers);
 }
 
-static int fetch_ahead(zero *z) {
+static int prefetch(zero *z) {
     int e = ZERO_OK;
     for (size_t i = 0; i < z->cache.prefetch && !e; i++) {
         const size_t u = zero_param_cache_ahead(&z->cache, i);
         if (u == ZERO_NO_UNIT || zero_param_cache_find(&z->cache, u)) continue;
         zero_param_cache_slot *s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
-        if (s) e = fetch_begin(z, s);
+        if (s) e = unshard_begin(z, s);
     }
     return e;
 }
 
-// All fetches are finished, and no buffer holds a unit.
-int zero_params_forget(zero *z) {
+int zero_params_invalidate(zero *z) {
     int e = ZERO_OK;
     for (size_t i = 0; i < z->cache.num_slots && !e; i++) {
         if (z->cache.slots[i].users)
             return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired", z->cache.slots[i].unit);
-        e = fetch_finish(z, &z->cache.slots[i]);
+        e = unshard_finish(z, &z->cache.slots[i]);
     }
     zero_param_cache_invalidate(&z->cache);
     return e;
 }
 
-// Finish the gathers of units below `end`.
+// ---- stages 1, 2: all-gather in place -------------------------------------------------------------------------------
+
+// Finishes the all-gathers of units below `end`.
 static int finish_gathers(zero *z, size_t end) {
     int e = ZERO_OK;
-    for (; z->gathered < end && z->gathered < z->gathering && !e; z->gathered++) {
-        zero_comm_phase(z->config.shard_comm, "gathering parameters", z->gathered);
-        zero_time_begin(z, "gather: wait", z->config.stream);
-        e = zero_comm_check(
-            z, zero_comm_allgather_finish(z->config.shard_comm, z->units[z->gathered].params_ticket, z->config.stream));
-        zero_time_end(z, "gather: wait", z->config.stream);
+    for (; z->gathers_done < end && z->gathers_done < z->gathers_begun && !e; z->gathers_done++) {
+        zero_comm_phase(z->config.shard_comm, "all-gather of parameters", z->gathers_done);
+        zero_time_begin(z, "all-gather: wait", z->config.stream);
+        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.shard_comm, z->units[z->gathers_done].params_ticket,
+                                                          z->config.stream));
+        zero_time_end(z, "all-gather: wait", z->config.stream);
     }
     return e;
 }
+
+// ---- acquire and release --------------------------------------------------------------------------------------------
 
 void *zero_acquire_params(zero *z, size_t u) {
     int e = ZERO_OK;
@@ -119,21 +143,21 @@ void *zero_acquire_params(zero *z, size_t u) {
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
     if (!s) {
         s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
-        // what was fetched ahead must not stand in the way of what is wanted
+        // evict prefetched units before failing
         for (size_t i = 0; i < z->cache.num_slots && !s && !e; i++) {
-            e = fetch_finish(z, &z->cache.slots[i]);
+            e = unshard_finish(z, &z->cache.slots[i]);
             s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
         }
-        if (s && !e) e = fetch_begin(z, s);
+        if (s && !e) e = unshard_begin(z, s);
     }
     if (!s && !e)
         zero_fail(z, ZERO_ERR_ARG,
-                  "the parameters of more units of one size are acquired at a time than there are buffers (%zu): "
+                  "the parameters of more than 1 + settings.prefetch = %zu units of one size are acquired at a time: "
                   "release them sooner",
                   1 + z->cache.prefetch);
-    if (!s || e || fetch_finish(z, s)) return NULL;
+    if (!s || e || unshard_finish(z, s)) return NULL;
     zero_param_cache_acquired(&z->cache, s);
-    return fetch_ahead(z) ? NULL : buffer_of(z, s)->ptr;
+    return prefetch(z) ? NULL : buffer_of(z, s)->ptr;
 }
 
 int zero_release_params(zero *z, size_t u) {
@@ -145,42 +169,42 @@ int zero_release_params(zero *z, size_t u) {
     return zero_param_cache_released(&z->cache, s) ? zero_poison(z, buffer_of(z, s)->ptr, s->numel * z->elem) : ZERO_OK;
 }
 
-int zero_params_begin(zero *z) {
-    int e = zero_params_arrived(z);
-    z->gathering = z->gathered = 0;
+// ---- update ---------------------------------------------------------------------------------------------------------
+
+int zero_params_update_begin(zero *z) {
+    int e = zero_params_complete(z);
+    z->gathers_begun = z->gathers_done = 0;
     if (!sharded_params(z)) {
         for (size_t u = 0; u < z->layout.num_units && !e; u++)
             e = zero_comm_check(z,
                                 zero_comm_reusable(z->config.shard_comm, z->units[u].params_ticket, z->config.stream));
         return e;
     }
-    if (!e) e = zero_params_forget(z);
-    zero_comm_phase(z->config.shard_comm, "waiting for readers of the parameters", 0);
+    if (!e) e = zero_params_invalidate(z);
+    zero_comm_phase(z->config.shard_comm, "closing the parameters' window", 0);
     return e ? e : zero_comm_check(z, zero_window_close(z->config.shard_comm, z->window, z->config.stream));
 }
 
-int zero_params_written(zero *z, size_t u) {
+int zero_params_update_written(zero *z, size_t u) {
     if (whole_state(z) || sharded_params(z)) return ZERO_OK;
-    zero_comm_phase(z->config.shard_comm, "gathering parameters", u);
-    zero_nvtx_push("gather", u);
-    zero_time_begin(z, "gather", zero_transport_stream(z));
+    zero_comm_phase(z->config.shard_comm, "all-gather of parameters", u);
+    zero_nvtx_push("all-gather", u);
+    zero_time_begin(z, "all-gather", zero_transport_stream(z));
     int e = zero_comm_check(z, zero_comm_allgather_begin(z->config.shard_comm,
                                                          z->params + z->layout.unit_offset[u] * z->elem,
                                                          shard_numel(z, u) * z->elem, ZERO_WIRE_PARAMS,
                                                          z->config.stream, &z->units[u].params_ticket));
-    zero_time_end(z, "gather", zero_transport_stream(z));
+    zero_time_end(z, "all-gather", zero_transport_stream(z));
     zero_nvtx_pop();
-    z->gathering = u + 1;
-    return e || u - z->gathered < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathered + 1);
+    z->gathers_begun = u + 1;
+    return e || u - z->gathers_done < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathers_done + 1);
 }
 
-// A transport that moves bytes on its own stream goes on gathering under the next forward, which waits for each unit
-// where it acquires it.
-int zero_params_end(zero *z) {
-    zero_comm_phase(z->config.shard_comm, "exposing parameters", 0);
+int zero_params_update_end(zero *z) {
+    zero_comm_phase(z->config.shard_comm, "opening the parameters' window", 0);
     if (sharded_params(z))
         return zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
-    return zero_comm_stream(z->config.shard_comm) ? ZERO_OK : zero_params_arrived(z);
+    return zero_comm_stream(z->config.shard_comm) ? ZERO_OK : zero_params_complete(z);
 }
 
-int zero_params_arrived(zero *z) { return finish_gathers(z, z->layout.num_units); }
+int zero_params_complete(zero *z) { return finish_gathers(z, z->layout.num_units); }

@@ -1,15 +1,17 @@
-// settings.h: the settings that the engine (zero_config), its formulas (zero_cost), a planner and a command line share.
-// A command line writes into this struct directly; whoever adds a setting adds one field here.
+// settings.h: the settings that the engine (zero_config), the cost formulas (zero_cost), a planner and a command line
+// share. A command line can write into these structs directly; a new setting is one field here.
 #ifndef ZERO_SETTINGS_H
 #define ZERO_SETTINGS_H
 #include <stddef.h>
 #include <stdint.h>
 #include "zero/types.h"
 
+// Fixed for the life of an engine. All ranks must have the same values.
 typedef struct zero_settings {
     int stage;                // ZeRO stage: 0 shards nothing; 1 optimizer state; 2 also gradients; 3 also parameters
     enum zero_dtype dtype;    // of parameters and gradients
     enum zero_master master;  // bf16 parameters: what is kept beside them
+    enum zero_optimizer_kind optimizer;
     enum zero_reduction reduction;  // how gradients are summed over ranks
     int prefetch;                   // stage 3: number of units to all-gather ahead of use: 0, 1 or 2
     size_t shard_group;             // ranks of a shard group (MiCS, HSDP); 0: all ranks form one
@@ -17,5 +19,12 @@ typedef struct zero_settings {
     uint64_t delay_seed;            // not 0: debug races. Injects random delays before collectives and fills released
                                     // buffers with NaN; same bits, slower
 } zero_settings;
+
+// May change from step to step. Which of them an optimizer uses, and how: zero/optimizers/NAME.cuh.
+typedef struct zero_hyperparameters {
+    float lr, beta1, beta2, eps, weight_decay;
+    float grad_scale;  // factor on the mean gradient, for clipping; 1: none
+    uint64_t t;        // the step, counted from 1
+} zero_hyperparameters;
 
 #endif

@@ -1,17 +1,15 @@
-// state.c: reading and writing the engine's state element by element, its hash, and the reports: plan (plan.h) beside
-// measurement.
+// state.c: reading and writing the engine's state element by element; its hash; the reports of memory and wire bytes.
 //
-// Values pass through a host buffer of CHUNK elements, so a rank never needs memory for more than it has already.
+// Values pass through host buffers of HOST_CHUNK elements, so a rank never needs memory for more than its own state.
 #include "zero/internal.h"
 #include "zero/split_master.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-// ---- reading and writing state
-// ----------------------------------------------------------------------------------------
+// ---- between host and device ----------------------------------------------------------------------------------------
 
-// Between n fp32 values and bf16 parameters with the low halves of master weights; low NULL: the parameters alone.
+// Convert between n fp32 values and bf16 parameters with the low halves of their master weights.
 static void split(const float *x, uint16_t *params, uint16_t *low, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint32_t word;
@@ -21,6 +19,7 @@ static void split(const float *x, uint16_t *params, uint16_t *low, size_t n) {
     }
 }
 
+// low may be NULL: the parameters alone.
 static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n) {
     for (size_t i = 0; i < n; i++) {
         const uint32_t word = zero_master_join(params[i], low ? low[i] : 0);
@@ -40,57 +39,62 @@ static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
 
-// The parameters whose optimizer state this rank has: what zero_fill writes.
-static char *written_params(zero *z, size_t u) {
+// ---- fill -----------------------------------------------------------------------------------------------------------
+
+// The parameters of a unit whose optimizer state this rank has.
+static char *filled_params(zero *z, size_t u) {
     return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
 }
 
-// The master weights of a unit, from this rank's element `at` of its state on.
+// Master weights of a unit, from element `at` of this rank's part on.
 static char *master_at(zero *z, size_t u, size_t at) {
     return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z);
 }
 
-// One chunk of a tensor for zero_fill: its values to the master weights, rounded to the parameters.
+// Fills n elements of a tensor: fp32 values to the master weights, rounded to the parameters.
 static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin,
                       size_t unit_begin, size_t n) {
     const size_t at = unit_begin - state_begin(z, u);
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (fn(ctx, tensor, tensor_begin, n, z->host))
-        return zero_fail(z, ZERO_ERR_CALLBACK, "tensor %s could not be filled", z->layout.tensors[tensor].name);
+        return zero_fail(z, ZERO_ERR_CALLBACK, "the callback of zero_fill failed at tensor %s",
+                         z->layout.tensors[tensor].name);
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
     const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
-    int e = copy_in(z, written_params(z, u) + at * z->elem, params, n * z->elem);
+    int e = copy_in(z, filled_params(z, u) + at * z->elem, params, n * z->elem);
     if (!e && z->master) e = copy_in(z, master_at(z, u, at), master, n * master_bytes(z));
     return e;
 }
 
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
-    int e = zero_device_check(z, cudaMemsetAsync(z->m, 0, state_total(z) * sizeof(float), z->config.stream),
-                              "clearing m");
-    if (!e)
-        e = zero_device_check(z, cudaMemsetAsync(z->v, 0, state_total(z) * sizeof(float), z->config.stream),
-                              "clearing v");
-    if (!e) e = zero_params_begin(z);
+    int e = ZERO_OK;
+    for (size_t i = 0; i < z->optimizer->num_states && !e; i++)
+        e = zero_device_check(z, cudaMemsetAsync(z->state[i], 0, state_total(z) * sizeof(float), z->config.stream),
+                              "clearing the optimizer's state");
+    if (!e) e = zero_params_update_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         size_t cursor = 0;
         zero_segment s;
         while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u),
                                               &cursor, &s))
-            for (size_t at = 0; at < s.count && !e; at += CHUNK)
+            for (size_t at = 0; at < s.count && !e; at += HOST_CHUNK)
                 e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at,
-                               s.count - at < CHUNK ? s.count - at : CHUNK);
-        if (!e) e = zero_params_written(z, u);
+                               s.count - at < HOST_CHUNK ? s.count - at : HOST_CHUNK);
+        if (!e) e = zero_params_update_written(z, u);
     }
-    if (!e) e = zero_params_end(z);
+    if (!e) e = zero_params_update_end(z);
     return e;
 }
 
-// n elements of a state from element `in_unit` of unit u on, which this rank owns, as fp32 in z->host.
+// ---- visit ----------------------------------------------------------------------------------------------------------
+
+// Reads n elements of a state that this rank owns, from element `in_unit` of unit u on, as fp32 into z->host.
 static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n) {
     const size_t at = in_unit - state_begin(z, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
-    if (state == ZERO_STATE_M || state == ZERO_STATE_V)
-        return copy_out(z, z->host, (state == ZERO_STATE_M ? z->m : z->v) + state_offset(z, u) + at, n * sizeof(float));
+    if (state >= ZERO_STATE_OPTIMIZER)
+        return copy_out(z, z->host, z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u) + at,
+                        n * sizeof(float));
     const int low = state == ZERO_STATE_MASTER && z->config.settings.master == ZERO_MASTER_SPLIT,
               bf16 = z->config.settings.dtype == ZERO_BF16;
     if (state == ZERO_STATE_MASTER && z->master && !low)
@@ -108,11 +112,11 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
         size_t cursor = 0;
         zero_segment s;
         while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
-            for (size_t at = 0; at < s.count && !e; at += CHUNK) {
-                const size_t n = s.count - at < CHUNK ? s.count - at : CHUNK;
+            for (size_t at = 0; at < s.count && !e; at += HOST_CHUNK) {
+                const size_t n = s.count - at < HOST_CHUNK ? s.count - at : HOST_CHUNK;
                 e = read_chunk(z, state, u, s.unit_begin + at, n);
                 if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
-                    e = zero_fail(z, ZERO_ERR_CALLBACK, "the visit of tensor %s was broken off",
+                    e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback of zero_visit failed at tensor %s",
                                   z->layout.tensors[s.tensor].name);
             }
     }
@@ -120,11 +124,15 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
 }
 
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
-    return z->groups > 1 && zero_comm_rank(z->config.replicate_comm) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
+    if ((size_t)state >= ZERO_STATE_OPTIMIZER + z->optimizer->num_states)
+        return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
+    return z->replicas > 1 && zero_comm_rank(z->config.replicate_comm) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
 }
 
-// A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no rank's share
-// cuts a block, and sums have no order.
+// ---- hash -----------------------------------------------------------------------------------------------------------
+
+// A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no shard's end
+// cuts a block, and the order of a sum of integers does not matter.
 struct hash_visit {
     const zero_layout *layout;
     uint64_t sum, salt;
@@ -140,12 +148,12 @@ static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, con
     return 0;
 }
 
-// Before stage 3 every rank holds all parameters: do they hold the same?
+// Before stage 3 every rank holds all parameters: checks that they are equal.
 static int check_replicas(zero *z) {
     if (sharded_params(z)) return ZERO_OK;
-    const size_t bytes = z->layout.numel_padded * z->elem, chunk = CHUNK * sizeof(float);
+    const size_t bytes = z->layout.numel_padded * z->elem, chunk = HOST_CHUNK * sizeof(float);
     uint64_t mine = 0, *all = malloc((size_t)z->ranks * sizeof *all);
-    int e = all ? zero_params_arrived(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    int e = all ? zero_params_complete(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t at = 0; at < bytes && !e; at += chunk) {
         const size_t n = bytes - at < chunk ? bytes - at : chunk;
         e = copy_out(z, z->host, z->params + at, n);
@@ -153,36 +161,33 @@ static int check_replicas(zero *z) {
     }
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, &mine, sizeof mine, all));
     for (int r = 0; r < z->ranks && !e; r++)
-        if (all[r] != mine)
-            e = zero_fail(z, ZERO_ERR_COMM,
-                          "its parameters differ from those of rank %d: the replicas have drifted apart", r);
+        if (all[r] != mine) e = zero_fail(z, ZERO_ERR_COMM, "its parameters differ from those of rank %d", r);
     free(all);
     return e;
 }
 
-// Every group has the same state: does it?
+// Every shard group has the same state: checks that they are equal.
 static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
-    if (z->groups == 1) return ZERO_OK;
-    uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->groups * sizeof mine);
+    if (z->replicas == 1) return ZERO_OK;
+    uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->replicas * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicate_comm, mine, sizeof mine, all));
-    for (int g = 0; g < z->groups && !e; g++)
+    for (int g = 0; g < z->replicas && !e; g++)
         if (memcmp(all + 2 * g, mine, sizeof mine))
-            e = zero_fail(z, ZERO_ERR_COMM,
-                          "its group's state differs from that of group %d: the replicas have drifted apart", g);
+            e = zero_fail(z, ZERO_ERR_COMM, "the state of its shard group differs from that of group %d", g);
     free(all);
     return e;
 }
 
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
-    const enum zero_state states[] = { ZERO_STATE_PARAMS, ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
+    const size_t num_states = ZERO_STATE_OPTIMIZER + z->optimizer->num_states;
     uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.shard_comm, "hashing the state", 0);
-    for (size_t s = 0; s < sizeof states / sizeof *states && !e; s++) {
+    zero_comm_phase(z->config.shard_comm, "hash of the state", 0);
+    for (size_t s = 0; s < num_states && !e; s++) {
         struct hash_visit h = { &z->layout, 0, s };
-        e = visit_shard(z, states[s], hash_blocks, &h);
-        mine[s > 0] += h.sum;
+        e = visit_shard(z, (enum zero_state)s, hash_blocks, &h);
+        mine[s != ZERO_STATE_PARAMS] += h.sum;
     }
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     *params = *optimizer = 0;
@@ -195,10 +200,9 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     return e ? e : check_replicas(z);
 }
 
-// ---- reports
-// ----------------------------------------------------------------------------------------------------------
+// ---- reports --------------------------------------------------------------------------------------------------------
 
-static zero_cost plan_of(const zero *z) {
+static zero_cost cost_of(const zero *z) {
     const zero_config *c = &z->config;
     return (zero_cost){
         .settings = c->settings,
@@ -206,22 +210,22 @@ static zero_cost plan_of(const zero *z) {
         .order_length = z->cache.order_length,
         .rank = (size_t)z->rank,
         .shard_transport = zero_comm_get_shape(c->shard_comm),
-        .replicas = (size_t)z->groups,
-        .replicate_transport = z->groups > 1 ? zero_comm_get_shape(c->replicate_comm) : (zero_comm_shape){ 0 },
-        .max_micro_batches = z->max_micro,
-        .micro_batches = z->last_micro,
+        .replicas = (size_t)z->replicas,
+        .replicate_transport = z->replicas > 1 ? zero_comm_get_shape(c->replicate_comm) : (zero_comm_shape){ 0 },
+        .max_micro_batches = z->max_micro_batches,
+        .micro_batches = z->last_micro_batches,
     };
 }
 
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max) {
-    const zero_cost p = plan_of(z);
+    const zero_cost p = cost_of(z);
     const size_t n = zero_cost_memory(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->config.accounting->peak[rows[i].kind];
     return n;
 }
 
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max) {
-    const zero_cost p = plan_of(z);
+    const zero_cost p = cost_of(z);
     const size_t n = zero_cost_wire(&p, &z->layout, rows, max);
     for (size_t i = 0; i < n; i++) rows[i].measured = z->wire_step[rows[i].kind];
     return n;

@@ -1,30 +1,36 @@
-// zero.h: ZeRO-sharded data parallelism for a training loop in C. The one header such a loop includes, beside that of a
-// transport (comm_mpi.h: zero_comm_create_mpi; comm_nccl.h: zero_comm_create_nccl).
+// zero.h: ZeRO-sharded data parallelism (Rajbhandari et al., SC 2020) for a training loop in C. The loop includes this
+// header and that of a transport (comm/mpi/comm_mpi.h: zero_comm_create_mpi; comm/nccl/comm_nccl.h:
+// zero_comm_create_nccl).
 //
-// The loop describes its tensors (zero_tensor: numel, unit, place in the model file), and then brackets each unit with
-// the same four calls in every stage; it never asks which stage it is in:
+// A unit is a group of tensors that are all-gathered and reduced together: what FSDP calls a unit and Megatron a
+// bucket; usually one transformer block. The loop describes its tensors (zero_tensor: numel, unit, place in the model
+// file) and surrounds its use of each unit with the same four calls in every stage; it never asks which stage it is in:
 //
 //     for each micro-batch:
-//         forward:  p = zero_acquire_params(z, u); ... zero_release_params(z, u);          for each unit u
-//         backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u);           in any order that is the same
-//                   ... add this micro-batch's gradient into g ...                          on all ranks
+//         forward:  p = zero_acquire_params(z, u); ... zero_release_params(z, u);        for each unit u
+//         backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u);         in any order that is the same
+//                   ... add this micro-batch's gradient to g ...                         on all ranks
 //                   zero_release_grads(z, u); zero_release_params(z, u);
 //         zero_finish_backward(z);
 //     zero_grad_norm(z, &norm);
-//     zero_step(z, &adamw);                       or zero_discard(z), which forgets the gradients and changes nothing
+//     zero_step(z, &hyperparameters);              or zero_discard(z), which drops the gradients and changes nothing
 //
-// p and g point to the unit's flat buffer in device memory, of the dtype in the configuration; tensor t lies at element
+// p and g point to the unit's flat buffer in device memory, of settings.dtype; tensor t begins at element
 // zero_tensor_offset(z, t) of it. g is zero when acquired, and its padding must stay zero.
 //
-// Stage: 0 nothing is sharded; 1 optimizer state; 2 and gradients; 3 and parameters. Whatever the stage, gradients are
-// summed in fp32 in the order of a balanced binary tree over the global micro-batch index j = g * N + r (g =
-// micro-step, r = rank), so that the update has the same bits in every stage, and for N * G fixed and N a power of two
-// also for every N. The mean over the M = N * G micro-batches is taken once, in fp32, inside the optimizer: a
-// micro-batch's gradient is that of its own mean loss.
+//     stage  sharded over ranks  acquire_params  acquire_grads  release_grads   step
+//     0      nothing             -               -              reduce-scatter  all-gather sums, update everything
+//     1      optimizer state     -               -              reduce-scatter  update shard, all-gather parameters
+//     2      and gradients       -               from a pool    reduce-scatter  update shard, all-gather parameters
+//     3      and parameters      all-gather      from a pool    reduce-scatter  update shard
 //
-// Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() says what went wrong in words. The
-// module has no globals, prints nothing and never exits. One zero belongs to one host thread. "Collective": all ranks
-// must call.
+// Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
+// j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
+// and for N * G fixed and N a power of two also for every N. The mean over the M = N * G micro-batches is taken once,
+// in fp32, in the optimizer: a micro-batch's gradient is that of its own mean loss.
+//
+// Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. The module has no
+// globals, prints nothing and never exits. A zero belongs to one host thread. "Collective": all ranks must call.
 #ifndef ZERO_H
 #define ZERO_H
 #include <cuda_runtime_api.h>
@@ -45,88 +51,101 @@ typedef struct zero zero;
 
 typedef struct zero_config {
     zero_settings settings;
-    const zero_tensor *tensors;  // copied
+    const zero_tensor *tensors;  // copied, but for the names: these must outlive the zero
     size_t num_tensors;
-    const size_t *order;        // stage 3: the units in the order in which a micro-batch acquires their parameters, for
-    size_t order_length;        // prefetching; copied. Another order works too, only without prefetching.
-    zero_comm *shard_comm;      // the ranks that shard the model among them; must outlive the zero
-    zero_comm *replicate_comm;  // stages 1 to 3, hierarchical sharding (MiCS, HSDP): the ranks that hold the same shard
-                                // in other shard groups, so that rank = group * size of shard_comm + rank in
-                                // shard_comm; must outlive the zero. NULL: one shard group
+    const size_t *order;    // stage 3: the units in the order in which a micro-batch acquires their parameters, for
+    size_t order_length;    // prefetching; copied. Acquiring in another order works too, without the benefit.
+    zero_comm *shard_comm;  // the shard group: the ranks that shard the model among them; must outlive the zero
+    zero_comm
+        *replicate_comm;  // the replicate group (MiCS, HSDP; stages 1 to 3): the ranks that hold the same shard in
+                          // other shard groups. Global rank = group * size of shard_comm + rank in shard_comm.
+                          // Must outlive the zero. NULL: one shard group
     zero_accounting *accounting;  // of device memory; must outlive the zero
     cudaStream_t stream;          // all work is ordered on it
-    // NULL, or told before (begin 1) and after (0) work is queued, and on which
+    // Optional profiling hook: called before (begin = 1) and after (0) work is queued on the stream `on`. Work is one
+    // of "zero gradients", "all-to-all", "reduce", "norm", "all-gather sums", the optimizer's name, "all-gather"
+    // (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and "unshard: wait" are the part of these that was not
+    // hidden. Not nested.
     void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);
-    void *timing_ctx;  // stream: "zero gradients", "exchange", "reduce", "norm", "gather sums", "AdamW",
-                       // "gather", "fetch", and "gather: wait", "fetch: wait" for the rest of these that
-                       // was not hidden. Not nested.
+    void *timing_ctx;
 } zero_config;
 
-// Collective. On failure too *out is set (unless memory is exhausted) so that zero_error() can be asked; destroy it.
+// Creates an engine; parameters are zero until zero_fill. Collective. After a failure *out is set too (unless host
+// memory is exhausted), for zero_error(); destroy it.
 int zero_create(zero **out, const zero_config *config);
 void zero_destroy(zero *z);  // collective; NULL is fine
 const char *zero_error(const zero *z);
 const zero_layout *zero_get_layout(const zero *z);
 size_t zero_tensor_offset(const zero *z, size_t tensor);  // elements from the start of its unit; the same for every N
 
-// The four brackets. Before stage 3, acquire_params returns what is there and release_params does nothing. In stage 3 a
-// unit's parameters are fetched when acquired, and their buffer may be used for another unit once they are released; as
-// long as it is not, acquiring them again costs nothing. A unit's parameters may be acquired several times before they
-// are released; but at most 1 + prefetch units of one size may be held at a time (more: ZERO_ERR_ARG). A unit's
-// gradients are acquired once in a micro-batch: where a tensor is used twice (an embedding tied to the head), hold them
-// from the first use in the backward to the last. From stage 2 on at most two units of one size may hold gradients at a
-// time. Collective in the sense that all ranks make the same calls in the same order.
+// Acquire and release. Collective in the sense that all ranks make the same calls in the same order.
+//
+// Parameters: before stage 3, acquire returns the resident buffer and release does nothing. In stage 3 acquire
+// all-gathers the unit (unless it is still in a buffer), and release lets another unit take its buffer. A unit may be
+// acquired several times before it is released; at most 1 + prefetch units of one size may be held at a time (more:
+// ZERO_ERR_ARG).
+//
+// Gradients: acquired once per micro-batch. Where a tensor is used twice (an embedding tied to the head), hold its unit
+// from the first use in the backward to the last. From stage 2 on at most two units of one size may be held at a time.
+//
+//              zero_acquire_grads             zero_release_grads            gradients.c: reduce
+//       FREE ----------------------> ACQUIRED ------------------> REDUCING ---------------------> FREE, for the next
+//            takes a buffer, zeroes           begins the                   waits for the chunks,   micro-batch
+//            it                               all-to-all                   accumulates in fp32
 void *zero_acquire_params(zero *z, size_t unit);
 int zero_release_params(zero *z, size_t unit);
-void *zero_acquire_grads(zero *z, size_t unit);  // a zeroed buffer
-int zero_release_grads(zero *z, size_t unit);    // starts the reduction
-int zero_begin_step(zero *z);       // optional, before a step's first micro-batch: the count of its wire bytes starts
-                                    // here (else at the end of the last step), and with no parameters at hand that
-                                    // something else has fetched; collective
-int zero_finish_backward(zero *z);  // ends a micro-batch; collective
+void *zero_acquire_grads(zero *z, size_t unit);
+int zero_release_grads(zero *z, size_t unit);
 
-// Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M, the same bits on all
-// ranks and, like the sum, for every stage and N. Squares are summed in double over blocks of 64 elements and the block
-// sums added exactly (as one wide integer), so no order matters. NaN or Inf if any element is. Collective.
+// Optional, before the first micro-batch of a step: starts counting its wire bytes here (else where the last step
+// ended) and drops all-gathered parameters, so that the count does not depend on what ran before. Collective.
+int zero_begin_step(zero *z);
+
+// Ends a micro-batch: all units' gradients must have been released. Collective.
+int zero_finish_backward(zero *z);
+
+// Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M. The same bits on all
+// ranks, and for every stage and N for which the sum has: squares are summed in double in blocks of 64 elements and the
+// block sums added exactly, so their order does not matter. NaN or Inf if any element is. Collective.
 int zero_grad_norm(zero *z, double *norm);
 
-// AdamW (Loshchilov & Hutter 2019, decoupled decay), with g = (sum of gradients / M) * grad_scale, t = step from 1:
-// m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
-// w -= lr * (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)      decay only where the tensor has it
-typedef struct zero_adamw {
-    float lr, beta1, beta2, eps, weight_decay, grad_scale;
-    uint64_t t;
-} zero_adamw;
-int zero_step(zero *z, const zero_adamw *a);  // collective
-int zero_discard(zero *z);                    // forget the gradients since the last step; collective
+// Updates the parameters with g = (sum of gradients / M) * grad_scale, by settings.optimizer (AdamW: optimizers/
+// adamw.cuh). Collective; all ranks must pass the same hyperparameters.
+int zero_step(zero *z, const zero_hyperparameters *h);
 
-// Reading and writing state, element by element, by the ranks that own it.
+// Drops the gradients since the last step. Collective.
+int zero_discard(zero *z);
+
+// State, element by element, read and written by the ranks that own it.
 enum zero_state {
-    ZERO_STATE_PARAMS /* as stored: rounded to dtype */,
-    ZERO_STATE_MASTER /* fp32 (without master weights: the parameters) */,
-    ZERO_STATE_M,
+    ZERO_STATE_PARAMS,                    // as stored: rounded to dtype
+    ZERO_STATE_MASTER,                    // fp32 (without master weights: the parameters)
+    ZERO_STATE_OPTIMIZER,                 // the optimizer's first state; the i-th is ZERO_STATE_OPTIMIZER + i
+    ZERO_STATE_M = ZERO_STATE_OPTIMIZER,  // of AdamW
     ZERO_STATE_V
 };
 
-// Fill the master weights and from them the parameters: fn writes elements [begin, begin + count) of a tensor to out
-// (fp32, host). It is called for ascending (tensor, begin), for what this rank has optimizer state of (its shard; in
-// stage 0 everything); non-zero aborts. m and v become zero. Collective.
+// Sets master weights and parameters from fn, and the optimizer's states to zero. fn writes elements [begin, begin +
+// count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with ZERO_ERR_CALLBACK. It is called in
+// ascending (tensor, begin), for the elements whose optimizer state this rank has: its shard, in stage 0 everything.
+// Collective.
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
-// Visit what this rank owns of a state: fn gets fp32 values in host memory, in ascending (tensor, begin). Ranks own
-// disjoint ranges, in every stage (in stage 0 too, where all hold everything), and together all; with several groups
-// the first one owns all. Not collective.
+// Passes what this rank owns of a state to fn, as fp32 in host memory, in ascending (tensor, begin); fn returns 0, or
+// non-zero to abort with ZERO_ERR_CALLBACK. Ranks own disjoint ranges in every stage (in stage 0 too, where each holds
+// everything), which together are the whole state; of several shard groups the first one owns it. Not collective.
 typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t count, const float *values);
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 
-// 64-bit hashes of parameters and of optimizer state (master, m, v) in logical order: the same for every N and stage.
-// Also verifies that the replicas of the parameters agree on all ranks (ZERO_ERR_COMM if not). Collective.
+// 64-bit hashes of the parameters and of the optimizer state (master weights, then each state) in logical order: the
+// same for every N and stage. Also checks that ranks that hold the same parameters agree (else ZERO_ERR_COMM).
+// Collective.
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
 
-// What the books say (memory: peak of this rank; wire: received by this rank in the last step) beside what the plan
-// says.
-size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);  // returns the number of rows, at most max
+// Measured bytes beside those of the formula (cost.h): peak memory of this rank; bytes that this rank received in the
+// last step. They return the number of rows, at most max. Not collective.
+size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
 
 #ifdef __cplusplus

@@ -6,6 +6,8 @@
 #include "bench/bench.h"
 #include "zero/device.cuh"
 #include "zero/kernels.h"
+#include "zero/optimizers/optimizers.h"
+#include "zero/split_master.h"
 
 enum { TRIAD, ADAMW_F32, ADAMW_BF16, ADAMW_SPLIT, ADAMW_NONE, SQUARES, CANDIDATES, ROUNDS = 7 };
 static size_t N = (size_t)48 << 20;
@@ -37,16 +39,16 @@ int main(int argc, char **argv) {
     };
     static const double bytes[CANDIDATES] = { 12, 28, 30, 28, 24, 4 };
     double seconds[CANDIDATES][ROUNDS], ratio[CANDIDATES][ROUNDS];
-    const size_t num_tiles = N / ZERO_OPTIMIZER_CHUNK;
+    const size_t num_chunks = N / ZERO_OPTIMIZER_CHUNK;
     float *p = array(N * 4), *g = array(N * 4), *m = array(N * 4), *v = array(N * 4), *half = array(N * 2),
           *squares = array(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * 8);
-    zero_optimizer_chunk *host = (zero_optimizer_chunk *)malloc(num_tiles * sizeof *host),
-                         *tiles = (zero_optimizer_chunk *)array(num_tiles * sizeof *host);
-    for (size_t t = 0; t < num_tiles; t++)
+    zero_optimizer_chunk *host = (zero_optimizer_chunk *)malloc(num_chunks * sizeof *host),
+                         *chunks = (zero_optimizer_chunk *)array(num_chunks * sizeof *host);
+    for (size_t t = 0; t < num_chunks; t++)
         host[t] = zero_optimizer_chunk{ t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK,
                                         t * ZERO_OPTIMIZER_CHUNK, ZERO_OPTIMIZER_CHUNK,     1 };
-    if (cudaMemcpy(tiles, host, num_tiles * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
-    const zero_adamw_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
+    if (cudaMemcpy(chunks, host, num_chunks * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
+    const zero_optimizer_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < CANDIDATES; k++) {
             const double begin = bench_now();
@@ -62,8 +64,9 @@ int main(int argc, char **argv) {
                 const enum zero_master mode = k == ADAMW_SPLIT  ? ZERO_MASTER_SPLIT
                                               : k == ADAMW_NONE ? ZERO_MASTER_NONE
                                                                 : ZERO_MASTER_FP32;
-                e = zero_kernel_adamw(k == ADAMW_F32 ? p : half, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, p, m, v,
-                                      g, tiles, num_tiles, a, 0);
+                const zero_optimizer_arrays arrays = { k == ADAMW_F32 ? p : half, p, { m, v }, g };
+                e = zero_optimizer_get(ZERO_ADAMW)
+                        ->launch(arrays, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, chunks, num_chunks, a, 0);
             }
             if (e == cudaSuccess) e = cudaDeviceSynchronize();
             if (e != cudaSuccess) {

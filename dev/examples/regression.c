@@ -165,13 +165,13 @@ int main(int argc, char **argv) {
         // [4] The step. All ranks see the same norm, so all decide alike; a gradient that is no number changes nothing.
         double norm, loss = 0;
         CHECK(zero_grad_norm(z, &norm));
-        const zero_adamw adamw = { .lr = 0.01f,
-                                   .beta1 = 0.9f,
-                                   .beta2 = 0.95f,
-                                   .eps = 1e-8f,
-                                   .weight_decay = 0.001f,
-                                   .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
-                                   .t = (uint64_t)step + 1 };
+        const zero_hyperparameters adamw = { .lr = 0.01f,
+                                             .beta1 = 0.9f,
+                                             .beta2 = 0.95f,
+                                             .eps = 1e-8f,
+                                             .weight_decay = 0.001f,
+                                             .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
+                                             .t = (uint64_t)step + 1 };
         if (isfinite(norm))
             CHECK(zero_step(z, &adamw));
         else

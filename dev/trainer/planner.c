@@ -160,7 +160,7 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
         s->wire_total += s->wire[i].expected;
     }
     for (size_t i = 0; i < s->memory_rows; i++) {
-        if (s->memory[i].kind <= ZERO_MEM_V) {
+        if (s->memory[i].kind <= ZERO_MEM_STATE_2) {
             s->states += s->memory[i].expected;
         }
         if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {

@@ -9,8 +9,9 @@
 // has a wide integer for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose
 // sum is the exact sum. Exact sums have no order, so the two must agree to the last bit, after one rounding.
 //
-// Build this file without contraction of a * b + c into one rounding (-ffp-contract=off; gcc's default with -std=c11).
+// Built without contraction of a * b + c into one rounding (-ffp-contract=off); baseline_create checks it.
 #include "test/harness/baseline.h"
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,14 @@ void baseline_tokens(int *tokens, size_t n, size_t vocab, size_t step, size_t j)
 
 static size_t block_up(size_t n) { return (n + 63) / 64 * 64; }
 
+// (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, which rounds to 1 + 2^-11.
+static int contracts(void) {
+    volatile float a = 1 + 0x1p-12f, c = -(1 + 0x1p-11f);  // volatile: the compiler must not compute the answer itself
+    return a * a + c != 0;
+}
+
 int baseline_create(baseline *b, const zero_tensor *tensors, size_t num_tensors) {
+    assert(!contracts() && "compile baseline.c with -ffp-contract=off");
     memset(b, 0, sizeof *b);
     b->num_tensors = num_tensors;
     b->tensors = tensors;
@@ -188,7 +196,7 @@ static float rounded_by_chance(float w, uint64_t seed, uint64_t t, const zero_te
     return from_bf16((uint16_t)((bits >> 16) + ((bits & 0xffff) + drawn >= 65536)));
 }
 
-void baseline_adamw(baseline *b, const zero_adamw *a, size_t micro_batches) {
+void baseline_adamw(baseline *b, const zero_hyperparameters *a, size_t micro_batches) {
     const float scale = a->grad_scale * (1.0f / (float)micro_batches);
     const float correct_m = (float)(1.0 - pow(a->beta1, (double)a->t)),
                 correct_v = (float)(1.0 - pow(a->beta2, (double)a->t));

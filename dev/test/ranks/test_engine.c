@@ -61,7 +61,7 @@ static void padding_is_zero(zero *z) {
         const size_t n = state_numel(z, u), at = state_offset(z, u);
         char *p = copy_of(zero_acquire_params(z, u), zero_layout_unit_numel(l, u), b);
         char *low = copy_of((const char *)z->master + at * master, n, master);
-        float *m = copy_of(z->m + at, n, sizeof *m), *v = copy_of(z->v + at, n, sizeof *v);
+        float *m = copy_of(z->state[0] + at, n, sizeof *m), *v = copy_of(z->state[1] + at, n, sizeof *v);
         char *real = calloc(zero_layout_unit_numel(l, u), 1);
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u) memset(real + zero_tensor_offset(z, t), 1, tensors[t].numel);
@@ -192,7 +192,7 @@ static void looking_leaves_no_trace(zero *z) {
     for (int look = 0; look <= 1; look++) {
         CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
         for (size_t s = 0; s < 3; s++) {
-            const zero_adamw a = {
+            const zero_hyperparameters a = {
                 .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = s + 1
             };
             CHECK(!look || s == 1 || forward(z) == ZERO_OK, "forward: %s", zero_error(z));
@@ -214,7 +214,7 @@ static void looking_leaves_no_trace(zero *z) {
 }
 
 static void misuse_is_refused(zero *z) {
-    const zero_adamw a = { .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 1 };
+    const zero_hyperparameters a = { .lr = 0.1f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 1 };
     double norm;
     CHECK(!zero_acquire_params(z, UNITS) && strstr(zero_error(z), "no unit"), "a unit that is not there: %s",
           zero_error(z));
@@ -406,7 +406,7 @@ static void is_refilled(struct run *r) {
     CHECK(zero_fill(r->z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(r->z));
     train(r->z, r->steps, again);
     CHECK(!memcmp(r->hash, again, sizeof again), "a refilled engine trains otherwise than a new one");
-    CHECK(zero_fill(r->z, aborts, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(r->z), "could not be filled"),
+    CHECK(zero_fill(r->z, aborts, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(r->z), "callback of zero_fill"),
           "a failing callback: %s", zero_error(r->z));
     CHECK(forward(r->z) == ZERO_OK, "forward: %s",
           zero_error(r->z));  // units that were prefetched are still on their way
@@ -479,29 +479,30 @@ static void two_engines_live_side_by_side(zero_comm *c) {
 
 static void impossible_configurations_are_refused(zero_comm *c) {
     zero_tensor gap[2] = { { "a", 10, 0, 0, 0 }, { "b", 10, 2, 10, 0 } };
-    refuses(c, (zero_config){ .settings.stage = 4, .tensors = tensors, .num_tensors = TENSORS }, "stage 4");
+    refuses(c, (zero_config){ .settings.stage = 4, .tensors = tensors, .num_tensors = TENSORS }, "settings.stage is 4");
     refuses(c, (zero_config){ .settings.stage = 3, .settings.prefetch = 3, .tensors = tensors, .num_tensors = TENSORS },
-            "fetched ahead");
+            "settings.prefetch");
     refuses(c,
             (zero_config){ .settings.stage = 3,
                            .order = (const size_t[]){ 9 },
                            .order_length = 1,
                            .tensors = tensors,
                            .num_tensors = TENSORS },
-            "not there");
+            "does not exist");
     refuses(c,
             (zero_config){ .settings.stage = 1,
                            .settings.shard_group = (size_t)ranks + 1,
                            .tensors = tensors,
                            .num_tensors = TENSORS },
             "settings.shard_group");
-    refuses(c, (zero_config){ .settings.stage = -1, .tensors = tensors, .num_tensors = TENSORS }, "stage -1");
+    refuses(c, (zero_config){ .settings.stage = -1, .tensors = tensors, .num_tensors = TENSORS },
+            "settings.stage is -1");
     refuses(c, (zero_config){ .settings.master = ZERO_MASTER_SPLIT, .tensors = tensors, .num_tensors = TENSORS },
             "their own master weights");
     refuses(
         c,
         (zero_config){ .settings.dtype = ZERO_BF16, .settings.master = 3, .tensors = tensors, .num_tensors = TENSORS },
-        "kind 3");
+        "settings.master is 3");
     refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
     refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
 }

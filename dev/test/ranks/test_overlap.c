@@ -75,7 +75,9 @@ static void backward(zero *z, cudaStream_t stream) {
 
 // Queues backward, update and the next forward; then waits for one stream, and for the other.
 static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, uint64_t t) {
-    const zero_adamw adamw = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = t };
+    const zero_hyperparameters adamw = {
+        .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = t
+    };
     MUST(zero_comm_synchronize(c, stream));
     MUST(zero_comm_synchronize(c, zero_comm_stream(c)));
     num_events = 0;
@@ -106,19 +108,20 @@ static void check_step(int stage, int early) {
         if (stage == 3) {
             in_order(when("AdamW", u, 0), when("forward", u, 0), "forward", u);
         } else if (stage > 0) {
-            in_order(when("AdamW", u, 0), when("gather", u, 1), "gather", u);
-            in_order(when("gather", u, 1), when("forward", u, 0), "forward", u);
+            in_order(when("AdamW", u, 0), when("all-gather", u, 1), "all-gather", u);
+            in_order(when("all-gather", u, 1), when("forward", u, 0), "forward", u);
         }
     }
     for (size_t u = 1; u < UNITS; u++) {
         overlaps(early, "reduce", u, "backward", u - 1);  // the reduction of a unit, under the backward of the
                                                           // one before it
         // the gather of a unit, under the update of the next,
-        if (stage == 1 || stage == 2) overlaps(early, "gather", u - 1, "AdamW", u);
+        if (stage == 1 || stage == 2) overlaps(early, "all-gather", u - 1, "AdamW", u);
     }
     if ((stage == 1 || stage == 2) && !early)
         // and under the forward of the one before it
-        for (size_t u = 1; u < UNITS; u++) in_order(when("forward", u - 1, 0), when("gather", u, 1), "gather", u);
+        for (size_t u = 1; u < UNITS; u++)
+            in_order(when("forward", u - 1, 0), when("all-gather", u, 1), "all-gather", u);
 }
 
 // Stage 3 by itself: units are fetched several times, so only a forward is looked at.
@@ -132,9 +135,9 @@ static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early)
     MUST(zero_comm_synchronize(c, early ? zero_comm_stream(c) : stream));
     MUST(zero_comm_synchronize(c, early ? stream : zero_comm_stream(c)));
     cuda_on_cpu_trace(NULL, NULL);
-    for (size_t u = 0; u < UNITS; u++) in_order(when("fetch", u, 1), when("forward", u, 0), "forward", u);
+    for (size_t u = 0; u < UNITS; u++) in_order(when("unshard", u, 1), when("forward", u, 0), "forward", u);
     // the fetch of a unit, under the forward of the one before it
-    for (size_t u = 1; u < UNITS; u++) overlaps(early, "fetch", u, "forward", u - 1);
+    for (size_t u = 1; u < UNITS; u++) overlaps(early, "unshard", u, "forward", u - 1);
     backward(z, stream);
     MUST(zero_discard(z));
 }

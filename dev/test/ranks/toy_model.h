@@ -103,7 +103,7 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison) {
 }
 
 static int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
-    const zero_adamw a = {
+    const zero_hyperparameters a = {
         .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1
     };
     int e = zero_begin_step(z);

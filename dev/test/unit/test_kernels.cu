@@ -4,6 +4,7 @@
 // here that add in the order which the header states, to the bit. The model's kernels are test_model.cu's.
 #include "test/harness/numerics.h"
 #include "zero/kernels.h"
+#include "zero/optimizers/optimizers.h"
 #include "zero/split_master.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -17,31 +18,31 @@ static float tree_sum(const float *x, int n) {
     return tree_sum(x, p) + tree_sum(x + p, n - p);
 }
 
-template <class T> static void check_sum(int num_pieces, int num_slots, size_t n) {
+template <class T> static void check_sum(int num_chunks, int num_older, size_t n) {
     const enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
-    std::vector<Values> piece, slot;
-    std::vector<Device<T> *> device_piece;
-    std::vector<Device<float> *> device_slot;
-    std::vector<const void *> pointers(num_pieces + 1);
-    zero_partial_sums slots = {};
-    slots.count = num_slots;
-    for (int p = 0; p < num_pieces; p++) {
-        piece.push_back(random_values<T>(n, 1));
-        device_piece.push_back(new Device<T>(piece[p]));
-        pointers[p] = device_piece[p]->p;
+    std::vector<Values> chunk, older;
+    std::vector<Device<T> *> device_chunk;
+    std::vector<Device<float> *> device_older;
+    std::vector<const void *> pointers(num_chunks + 1);
+    zero_partial_sums partial = {};
+    partial.count = num_older;
+    for (int p = 0; p < num_chunks; p++) {
+        chunk.push_back(random_values<T>(n, 1));
+        device_chunk.push_back(new Device<T>(chunk[p]));
+        pointers[p] = device_chunk[p]->p;
     }
-    for (int s = 0; s < num_slots; s++) {
-        slot.push_back(random_values<float>(n, 4));
-        device_slot.push_back(new Device<float>(slot[s]));
-        slots.slot[s] = device_slot[s]->p;
+    for (int s = 0; s < num_older; s++) {
+        older.push_back(random_values<float>(n, 4));
+        device_older.push_back(new Device<float>(older[s]));
+        partial.sum[s] = device_older[s]->p;
     }
     const void **device_pointers;
     must(cudaMalloc((void **)&device_pointers, pointers.size() * sizeof *device_pointers));
     must(cudaMemcpy(device_pointers, pointers.data(), pointers.size() * sizeof *device_pointers,
                     cudaMemcpyHostToDevice));
     Device<float> separate(n);
-    float *out = num_slots ? slots.slot[num_slots / 2] : separate.p;  // in place where that is possible
-    must(zero_kernel_sum(out, device_pointers, num_pieces, dtype, slots, n, 0));
+    float *out = num_older ? partial.sum[num_older / 2] : separate.p;  // in place where that is possible
+    must(zero_kernel_sum(out, device_pointers, num_chunks, dtype, partial, n, 0));
     const Values got = read_device(out, n);
 
     Values want(n);
@@ -49,30 +50,30 @@ template <class T> static void check_sum(int num_pieces, int num_slots, size_t n
     for (size_t i = 0; i < n; i++) {
         std::vector<float> leaf, term;
         double exact = 0, absolute = 0;
-        for (const Values &p : piece) leaf.push_back((float)p[i]);
-        for (const Values &s : slot) term.push_back((float)s[i]);
+        for (const Values &p : chunk) leaf.push_back((float)p[i]);
+        for (const Values &s : older) term.push_back((float)s[i]);
         for (const auto *list : { &leaf, &term }) {
             for (float x : *list) {
                 exact += x;
                 absolute += fabs(x);
             }
         }
-        if (num_pieces) term.push_back(tree_sum(leaf.data(), num_pieces));
+        if (num_chunks) term.push_back(tree_sum(leaf.data(), num_chunks));
         float sum = term.back();
         for (size_t s = term.size() - 1; s > 0; s--) sum = term[s - 1] + sum;
         want[i] = sum;
         worst = fmax(worst, fabs(got[i] - exact) / (absolute * 0x1p-24));
     }
-    int depth = num_slots;  // additions that a piece goes through
-    for (int width = 1; width < num_pieces; width *= 2) depth++;
+    int depth = num_older;  // additions that a chunk goes through
+    for (int width = 1; width < num_chunks; width *= 2) depth++;
     char where[80];
-    snprintf(where, sizeof where, "%d pieces of %s, %d slots, n = %zu", num_pieces, dtype == ZERO_F32 ? "fp32" : "bf16",
-             num_slots, n);
+    snprintf(where, sizeof where, "%d chunks of %s, %d partial sums, n = %zu", num_chunks,
+             dtype == ZERO_F32 ? "fp32" : "bf16", num_older, n);
     CHECK_BITS(got, want, "%s: not the sum in the order of the tree", where);
-    CHECK_ERROR(worst / fmax(depth, 1), 1, "sum, in half ulps for each addition that a piece goes through", where);
+    CHECK_ERROR(worst / fmax(depth, 1), 1, "sum, in half ulps for each addition that a chunk goes through", where);
 
-    for (auto *d : device_piece) delete d;
-    for (auto *d : device_slot) delete d;
+    for (auto *d : device_chunk) delete d;
+    for (auto *d : device_older) delete d;
     must(cudaFree(device_pointers));
 }
 
@@ -87,7 +88,7 @@ static void sum_is_in_another_order(void) {
         check_sum<float>(n, 0, 64);
         check_sum<bf16>(n, 1, 64);
     }
-    for (int slots = 1; slots <= 4; slots++) check_sum<float>(0, slots, 64 * 3);
+    for (int older = 1; older <= 4; older++) check_sum<float>(0, older, 64 * 3);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -179,14 +180,19 @@ static float float_of(uint32_t u) {
 // The parameter of a master weight.
 static float nearest(float master) { return float_of(zero_master_round(word_of(master)) << 16); }
 
-// A shard with tensors that decay, others that do not, and gaps that belong to no tile and must not be touched.
+static void update(zero_optimizer_arrays arrays, enum zero_dtype dtype, enum zero_master master,
+                   const zero_optimizer_chunk *chunks, size_t num_chunks, zero_optimizer_args a) {
+    must(zero_optimizer_get(ZERO_ADAMW)->launch(arrays, dtype, master, chunks, num_chunks, a, 0));
+}
+
+// A shard with tensors that decay, others that do not, and gaps that belong to no chunk and must not be touched.
 template <class T> static void check_adamw(int t, float scale) {
     constexpr enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
     const size_t counts[] = { ZERO_OPTIMIZER_CHUNK, 8, 64, 3000, 0, 72, ZERO_OPTIMIZER_CHUNK }, gap = 128;
-    std::vector<zero_optimizer_chunk> tiles;
+    std::vector<zero_optimizer_chunk> chunks;
     size_t n = gap;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tiles.push_back(zero_optimizer_chunk{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
+        chunks.push_back(zero_optimizer_chunk{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
         n += (counts[i] + 63) / 64 * 64 + gap;
     }
     n += 128;
@@ -197,23 +203,24 @@ template <class T> static void check_adamw(int t, float scale) {
     for (size_t i = 0; i < n; i++) params[i] = own_master ? rounded<T>(w[i]) : w[i];
     const Device<T> dp(params);
     const Device<float> dw(w), dm(m), dv(v), dg(g);
-    zero_optimizer_chunk *device_tiles;
-    must(cudaMalloc((void **)&device_tiles, tiles.size() * sizeof *device_tiles));
-    must(cudaMemcpy(device_tiles, tiles.data(), tiles.size() * sizeof *device_tiles, cudaMemcpyHostToDevice));
-    const zero_adamw_args a = { 6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t),
-                                scale, 0,    0 };
-    must(zero_kernel_adamw(dp.p, dtype, ZERO_MASTER_FP32, own_master ? dw.p : NULL, dm.p, dv.p, dg.p, device_tiles,
-                           tiles.size(), a, 0));
-    must(cudaFree(device_tiles));
+    zero_optimizer_chunk *device_chunks;
+    must(cudaMalloc((void **)&device_chunks, chunks.size() * sizeof *device_chunks));
+    must(cudaMemcpy(device_chunks, chunks.data(), chunks.size() * sizeof *device_chunks, cudaMemcpyHostToDevice));
+    const zero_optimizer_args a = {
+        6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale, 0, 0
+    };
+    update({ dp.p, own_master ? dw.p : NULL, { dm.p, dv.p }, dg.p }, dtype, ZERO_MASTER_FP32, device_chunks,
+           chunks.size(), a);
+    must(cudaFree(device_chunks));
 
     Values &master = own_master ? w : params;
-    for (const zero_optimizer_chunk &tile : tiles) {
-        for (size_t i = 0; i < tile.count; i++) {
-            const size_t s = tile.state + i, p = tile.param + i, at = own_master ? s : p;
-            const double gradient = g[tile.grad + i] * a.scale;
+    for (const zero_optimizer_chunk &chunk : chunks) {
+        for (size_t i = 0; i < chunk.count; i++) {
+            const size_t s = chunk.state + i, p = chunk.param + i, at = own_master ? s : p;
+            const double gradient = g[chunk.grad + i] * a.scale;
             m[s] = a.beta1 * m[s] + (1 - (double)a.beta1) * gradient;
             v[s] = a.beta2 * v[s] + (1 - (double)a.beta2) * gradient * gradient;
-            const double decay = tile.decay ? a.weight_decay * master[at] : 0;
+            const double decay = chunk.decay ? a.weight_decay * master[at] : 0;
             master[at] -= a.lr * (m[s] / a.correction1 / (sqrt(v[s] / a.correction2) + a.eps) + decay);
         }
     }
@@ -224,11 +231,12 @@ template <class T> static void check_adamw(int t, float scale) {
     CHECK_ERROR(max_error(dv.read(), v), 5e-7, "AdamW: v (max)", where);
     CHECK_ERROR(max_error(got_master, master), 2e-7, "AdamW: master weights (max)", where);
     if constexpr (dtype == ZERO_BF16) {
-        for (const zero_optimizer_chunk &tile : tiles) {
-            for (size_t i = 0; i < tile.count; i++) params[tile.param + i] = nearest((float)got_master[tile.state + i]);
+        for (const zero_optimizer_chunk &chunk : chunks) {
+            for (size_t i = 0; i < chunk.count; i++)
+                params[chunk.param + i] = nearest((float)got_master[chunk.state + i]);
         }
         CHECK_BITS(got_params, params,
-                   "%s: parameters are not the rounded master weights, or were written outside of the tiles", where);
+                   "%s: parameters are not the rounded master weights, or were written outside of the chunks", where);
     }
 }
 
@@ -240,24 +248,24 @@ static void adamw_is_another_formula(void) {
 }
 
 static void adamw_moves_padding(void) {
-    const zero_optimizer_chunk tile = { 0, 0, 0, 0, 64, 1 };
-    const zero_adamw_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0 };
+    const zero_optimizer_chunk chunk = { 0, 0, 0, 0, 64, 1 };
+    const zero_optimizer_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0 };
     const Values zero(64, 0);
     const Device<float> w(zero), m(zero), v(zero), g(zero);
-    zero_optimizer_chunk *device_tile;
-    must(cudaMalloc((void **)&device_tile, sizeof tile));
-    must(cudaMemcpy(device_tile, &tile, sizeof tile, cudaMemcpyHostToDevice));
+    zero_optimizer_chunk *device_chunk;
+    must(cudaMalloc((void **)&device_chunk, sizeof chunk));
+    must(cudaMemcpy(device_chunk, &chunk, sizeof chunk, cudaMemcpyHostToDevice));
     for (int step = 0; step < 3; step++)
-        must(zero_kernel_adamw(w.p, ZERO_F32, ZERO_MASTER_FP32, NULL, m.p, v.p, g.p, device_tile, 1, a, 0));
-    must(cudaFree(device_tile));
+        update({ w.p, NULL, { m.p, v.p }, g.p }, ZERO_F32, ZERO_MASTER_FP32, device_chunk, 1, a);
+    must(cudaFree(device_chunk));
     CHECK_BITS(w.read(), zero, "weights of padding");
     CHECK_BITS(m.read(), zero, "m of padding");
     CHECK_BITS(v.read(), zero, "v of padding");
 }
 
-// bf16 weights with their optimizer state, as bits; what is between the tiles is all ones and must stay so.
+// bf16 weights with their optimizer state, as bits; what is between the chunks is all ones and must stay so.
 typedef struct Weights {
-    std::vector<zero_optimizer_chunk> tiles;
+    std::vector<zero_optimizer_chunk> chunks;
     std::vector<uint16_t> params, low;
     std::vector<uint32_t> master, m, v, g;
 } Weights;
@@ -278,17 +286,19 @@ template <class T> struct OnDevice {  // a host array on the device, and read ba
     float *floats() const { return reinterpret_cast<float *>(p); }
 };
 
-static const zero_adamw_args ARGS = { 3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0 };
+static const zero_optimizer_args ARGS = {
+    3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0
+};
 
-static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_adamw_args a = ARGS) {
-    OnDevice<zero_optimizer_chunk> tiles(w.tiles);
+static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_optimizer_args a = ARGS) {
+    OnDevice<zero_optimizer_chunk> chunks(w.chunks);
     OnDevice<uint16_t> params(w.params), low(w.low);
     OnDevice<uint32_t> master(w.master), m(w.m), v(w.v), g(w.g);
     void *const kept = mode == ZERO_MASTER_FP32 ? (void *)master.p : mode == ZERO_MASTER_SPLIT ? (void *)low.p : NULL;
     for (int s = 0; s < steps; s++) {
         a.t = first_step + (uint64_t)s;
-        must(zero_kernel_adamw(params.p, ZERO_BF16, mode, kept, m.floats(), v.floats(), g.floats(), tiles.p,
-                               w.tiles.size(), a, 0));
+        update({ params.p, kept, { m.floats(), v.floats() }, g.floats() }, ZERO_BF16, mode, chunks.p, w.chunks.size(),
+               a);
     }
 }
 
@@ -300,8 +310,8 @@ static Weights some_weights(void) {
     w.low.assign(n, 0xffff);
     for (auto *words : { &w.master, &w.m, &w.v, &w.g }) words->assign(n, 0xffffffff);
     for (size_t count : counts) {
-        w.tiles.push_back(zero_optimizer_chunk{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count,
-                                                (int32_t)(at / 64 % 2) });
+        w.chunks.push_back(zero_optimizer_chunk{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count,
+                                                 (int32_t)(at / 64 % 2) });
         for (size_t i = at; i < at + count; i++) {
             uint32_t master = word_of((float)uniform());
             if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);  // a tie, and its neighbours
@@ -325,15 +335,15 @@ static void split_master_has_other_bits(void) {
     train(split, ZERO_MASTER_SPLIT, 1, 5);
     CHECK(plain.params == split.params && plain.m == split.m && plain.v == split.v, "the parameters, m or v differ");
     std::vector<uint32_t> joined(plain.master.size(), 0xffffffff);
-    for (const zero_optimizer_chunk &t : split.tiles) {
+    for (const zero_optimizer_chunk &t : split.chunks) {
         for (size_t i = 0; i < t.count; i++)
             joined[t.state + i] = zero_master_join((uint32_t)split.params[t.param + i],
                                                    (uint32_t)split.low[t.state + i]);
     }
     CHECK(joined == plain.master, "the joined master weights differ");
-    for (const zero_optimizer_chunk &t : split.tiles)
+    for (const zero_optimizer_chunk &t : split.chunks)
         memcpy(&split.low[t.state], &gaps[t.state], t.count * sizeof(uint16_t));
-    CHECK(split.low == gaps, "low halves outside of the tiles were written");
+    CHECK(split.low == gaps, "low halves outside of the chunks were written");
 }
 
 // The fp32 value before rounding is what the plain mode makes of a master weight that is the parameter.
@@ -342,12 +352,12 @@ static void no_master_rounds_otherwise(void) {
     size_t up = 0, all = 0;
     for (uint64_t step = 7; step < 10; step++) {
         Weights plain = none;
-        for (const zero_optimizer_chunk &t : plain.tiles) {
+        for (const zero_optimizer_chunk &t : plain.chunks) {
             for (size_t i = 0; i < t.count; i++) plain.master[t.state + i] = (uint32_t)plain.params[t.param + i] << 16;
         }
         train(plain, ZERO_MASTER_FP32, step, 1);
         train(none, ZERO_MASTER_NONE, step, 1);
-        for (const zero_optimizer_chunk &t : plain.tiles) {
+        for (const zero_optimizer_chunk &t : plain.chunks) {
             for (size_t i = 0; i < t.count; i++) {
                 uint16_t random[8];
                 zero_master_random(random, ARGS.seed, step, t.logical + i / 8 * 8);
@@ -367,17 +377,17 @@ static void no_master_rounds_otherwise(void) {
 }
 
 // One value, rounded in many places and steps: the mean is the value, within 4 standard deviations.
-static void rounding_by_chance_has_a_bias(void) {
+static void stochastic_rounding_has_a_bias(void) {
     const size_t n = ZERO_OPTIMIZER_CHUNK, steps = 16;
     for (double value : { 0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3 }) {
         double sum = 0;
-        zero_adamw_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0 };  // w = 2 value - value m / sqrt(v)
+        zero_optimizer_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0 };  // w = 2 value - value m / sqrt(v)
         a.lr = (float)value;
         const uint32_t start = zero_master_round(word_of(2 * a.lr));
         const float before = float_of(start << 16), exact = before - a.lr * 1.0f;
         for (size_t step = 1; step <= steps; step++) {
             Weights w;
-            w.tiles.push_back(zero_optimizer_chunk{ 0, 0, 0, 1000, (uint32_t)n, 0 });
+            w.chunks.push_back(zero_optimizer_chunk{ 0, 0, 0, 1000, (uint32_t)n, 0 });
             w.params.assign(n, (uint16_t)start);
             w.low.assign(n, 0);
             for (auto *words : { &w.master, &w.m, &w.v }) words->assign(n, 0);
@@ -396,9 +406,17 @@ static void rounding_by_chance_has_a_bias(void) {
     }
 }
 
+// Built with contraction, the kernels would still pass most comparisons, and other compilers would give other bits.
+static void products_are_not_rounded(void) {
+    int contracts = 1;
+    must(zero_kernel_check_rounding(&contracts, 0));
+    CHECK(!contracts, "kernels.cu contracts a * b + c: compile it with -ffp-contract=off (nvcc: -fmad=false)");
+}
+
 int main(int argc, char **argv) {
     numeric_start(&argc, argv);
     RUN(sum_is_in_another_order);
+    RUN(products_are_not_rounded);
     RUN(square_sum_is_inexact_or_overflows);
     RUN(square_sum_depends_on_where_blocks_are);
     RUN(square_sum_hides_nan_or_infinity);
@@ -406,6 +424,6 @@ int main(int argc, char **argv) {
     RUN(adamw_moves_padding);
     RUN(split_master_has_other_bits);
     RUN(no_master_rounds_otherwise);
-    RUN(rounding_by_chance_has_a_bias);
+    RUN(stochastic_rounding_has_a_bias);
     return test_finish();
 }

@@ -156,6 +156,35 @@ static void a_range_gives_only_its_own_segments(void) {
     zero_layout_destroy(&l);
 }
 
+// zero_layout_owner against the walk over segments, for every element.
+static void the_owner_of_an_element_is_another_rank_or_place(void) {
+    static const zero_tensor tensors[] = { { "a", 65, 0, 0, 0 },   { "empty", 0, 0, 65, 0 }, { "b", 1000, 0, 65, 1 },
+                                           { "c", 1, 1, 1065, 0 }, { "d", 64, 2, 1066, 0 },  { "e", 7919, 2, 1130, 1 },
+                                           { "f", 63, 2, 9049, 0 } };
+    for (size_t n = 0; n < COUNT(RANKS); n++) {
+        zero_layout l;
+        const char *why;
+        size_t elements = 0;
+        CHECK_EQ(zero_layout_create(&l, tensors, COUNT(tensors), RANKS[n], &why), 0);
+        for (size_t u = 0; u < l.num_units; u++) {
+            const size_t shard = zero_layout_shard_numel(&l, u);
+            for (size_t r = 0; r < l.ranks; r++) {
+                size_t cursor = 0;
+                zero_segment s;
+                while (zero_layout_next_segment(&l, u, r * shard, (r + 1) * shard, &cursor, &s)) {
+                    for (size_t i = 0; i < s.count; i++, elements++) {
+                        const zero_owner o = zero_layout_owner(&l, s.tensor, s.tensor_begin + i);
+                        CHECK_EQ(o.rank, r);
+                        CHECK_EQ(o.offset, l.unit_offset[u] / l.ranks + s.unit_begin + i - r * shard);
+                    }
+                }
+            }
+        }
+        CHECK_EQ(elements, l.numel);
+        zero_layout_destroy(&l);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------------
 // The models that llm.c knows, and beyond.
 
@@ -361,6 +390,7 @@ int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(edge_sizes_are_owned_once);
     RUN(a_range_gives_only_its_own_segments);
+    RUN(the_owner_of_an_element_is_another_rank_or_place);
     RUN(models_are_owned_once_on_up_to_65536_ranks);
     RUN(sizes_beyond_32_bits_are_exact);
     RUN(impossible_descriptions_are_refused_in_words);

@@ -77,7 +77,7 @@ static void test_the_table_of_the_zero_paper(void) {
         CHECK((double)s->padding < 1e-4 * (double)s->paper);
         CHECK_EQ(s->states, bytes_of(s, ZERO_MEM_PARAMS) + bytes_of(s, ZERO_MEM_GRADS) +
                                 bytes_of(s, ZERO_MEM_GRAD_SHARDS) + bytes_of(s, ZERO_MEM_MASTER) +
-                                bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V));
+                                bytes_of(s, ZERO_MEM_STATE) + bytes_of(s, ZERO_MEM_STATE_2));
     }
     for (int master = ZERO_MASTER_SPLIT; master <= ZERO_MASTER_NONE; master++) {
         Plan q;
@@ -104,7 +104,8 @@ static void test_7b_on_8_data_parallel_ranks(void) {
     CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p.stage[stage];
-        const uint64_t optimizer = bytes_of(s, ZERO_MEM_MASTER) + bytes_of(s, ZERO_MEM_M) + bytes_of(s, ZERO_MEM_V);
+        const uint64_t optimizer = bytes_of(s, ZERO_MEM_MASTER) + bytes_of(s, ZERO_MEM_STATE) +
+                                   bytes_of(s, ZERO_MEM_STATE_2);
         check_printed((double)s->paper / 1e9, "%.2f", want[stage]);
         check_printed((double)optimizer / 1e9, "%.1f", stage == 0 ? "84.0" : "10.5");
     }

@@ -1,0 +1,353 @@
+// gradients.c: where gradients are summed, over ranks and over micro-batches.
+//
+// Buffers. A micro-batch's gradients are in one flat buffer (stages 0, 1), or in a few unit-sized buffers that units
+// take from a pool and give back (stages 2, 3). The sums are fp32, of this rank's shard only.
+//
+// Reduce-scatter with fp32 accumulation in a fixed order. (Megatron-Core has reduce-scatter with fp32 accumulation; the
+// fixed order is ours.) An all-to-all gives this rank the N chunks of its shard, in the gradients' own dtype, so bf16
+// loses nothing on the wire; one kernel adds them as a balanced tree over ranks and adds the result to the partial
+// sums. The all-to-all begins when a unit is released (begin_reduction) and is finished in the order of release
+// (reduce): when a buffer is needed, or at the end of the micro-batch.
+//
+// Accumulation over micro-steps, as a binary counter: the partial sums after g micro-steps are the ones of g, each the
+// sum of 2^k micro-steps. Micro-step g (from 0) merges with as many partial sums as g has trailing ones; what is left
+// at the end of the step is merged from the newest to the oldest (zero_grads_merge). With N a power of two the whole is
+// the balanced tree over j = g * N + r. M = 6 micro-batches on N = 2 ranks, G = 3, where (0+1) is the sum over ranks:
+//
+//     micro-step g   in binary   partial sums afterwards               merged with
+//     0              0           (0+1)                                 none
+//     1              1           ((0+1)+(2+3))                         the last one
+//     2              10          ((0+1)+(2+3))  (4+5)                  none
+//     end of step                ((0+1)+(2+3))+(4+5)                   = the same tree on N = 1, where G = 6:
+//
+//     0    0     0                          3    11    ((0+1)+(2+3))
+//     1    1     (0+1)                      4    100   ((0+1)+(2+3))  4
+//     2    10    (0+1)  2                   5    101   ((0+1)+(2+3))  (4+5)
+//
+// Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP): a unit's sum over this group is all-reduced over the
+// replicate group, again as a tree, before it meets other micro-steps. Groups are contiguous ranks, so with powers of
+// two it is still the same tree.
+#include "zero/internal.h"
+#include "zero/nvtx.h"
+#include <stdlib.h>
+
+// ---- create and destroy ---------------------------------------------------------------------------------------------
+
+static int create_buffers(zero *z) {
+    const zero_layout *l = &z->layout;
+    int e = ZERO_OK;
+    z->buffers = calloc(l->num_units, sizeof *z->buffers);
+    z->pending = calloc(l->num_units, sizeof *z->pending);
+    if (!z->buffers || !z->pending) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (z->config.settings.stage >= 2) {
+        for (size_t u = 0; u < l->num_units && !e; u++) {
+            if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
+            struct grad_buffer *b = &z->buffers[z->num_buffers++];
+            b->numel = unit_numel(z, u);
+            e = zero_alloc_symmetric(z, ZERO_MEM_UNIT_BUFFERS, b->numel * z->elem, &b->ptr);
+        }
+        return e;
+    }
+    e = zero_alloc_symmetric(z, ZERO_MEM_GRADS, l->numel_padded * z->elem, &z->grads);
+    for (size_t u = 0; u < l->num_units && !e; u++) {
+        z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem,
+                                              .numel = unit_numel(z, u) };
+        z->units[u].buffer = &z->buffers[u];
+    }
+    z->num_buffers = l->num_units;
+    return e;
+}
+
+static int create_replica_sums(zero *z) {
+    const size_t bytes = zero_layout_replica_buffer(&z->layout, (size_t)z->replicas) * sizeof(float);
+    void *p[2] = { NULL, NULL };
+    int e = ZERO_OK;
+    for (int i = 0; i < 2 && !e; i++)
+        e = zero_comm_check(
+            z, zero_comm_alloc(z->config.replicate_comm, z->config.accounting, ZERO_MEM_UNIT_BUFFERS, &p[i], bytes));
+    z->group_sum = p[0];
+    z->replica_sum = p[1];
+    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->replica_sum_chunk, &z->replica_sum_chunk);
+    if (e) return e;
+    return zero_device_check(
+        z, cudaMemcpy(z->replica_sum_chunk, &z->replica_sum, sizeof z->replica_sum, cudaMemcpyHostToDevice),
+        "copying a pointer");
+}
+
+int zero_grads_create(zero *z) {
+    const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
+    z->reduce_stream = transport ? transport : z->config.stream;
+    const int e = create_buffers(z);
+    return e || z->replicas == 1 ? e : create_replica_sums(z);
+}
+
+void zero_grads_destroy(zero *z) {
+    zero_accounting *accounting = z->config.accounting;
+    zero_comm_free(z->config.shard_comm, z->grads);
+    for (size_t i = 0; i < z->num_buffers && z->config.settings.stage >= 2; i++)
+        zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
+    if (z->replicas > 1) {
+        zero_comm_free(z->config.replicate_comm, z->group_sum);
+        zero_comm_free(z->config.replicate_comm, z->replica_sum);
+        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->replica_sum_chunk, sizeof *z->replica_sum_chunk);
+    }
+    for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS; s++)
+        zero_accounting_free(accounting, ZERO_MEM_GRAD_SHARDS, z->partial_sums[s], shard_total(z) * sizeof(float));
+    free(z->buffers);
+    free(z->pending);
+}
+
+// ---- partial sums ---------------------------------------------------------------------------------------------------
+
+static int ensure_partial_sum(zero *z, int s) {
+    if (s >= ZERO_MAX_PARTIAL_SUMS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
+    if (z->partial_sums[s]) return ZERO_OK;
+    return zero_alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->partial_sums[s]);
+}
+
+// Partial sums [first, first + count), from element `offset` of the shard on.
+static zero_partial_sums partial_sums(const zero *z, int first, int count, size_t offset) {
+    zero_partial_sums s = { .count = count };
+    for (int i = 0; i < count; i++) s.sum[i] = z->partial_sums[first + i] + offset;
+    return s;
+}
+
+int zero_grads_merge(zero *z) {
+    if (z->pending_count || !z->micro_batches)
+        return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
+    if (z->merged) return ZERO_OK;
+    const int waiting = __builtin_popcountll(z->micro_batches), e = zero_follow(z, z->config.stream, z->reduce_stream);
+    z->merged = 1;
+    if (waiting == 1 || e) return e;
+    return zero_device_check(z,
+                             zero_kernel_sum(z->partial_sums[0], NULL, 0, ZERO_F32, partial_sums(z, 0, waiting, 0),
+                                             shard_total(z), z->config.stream),
+                             "sum of micro-batches");
+}
+
+// ---- reduce-scatter -------------------------------------------------------------------------------------------------
+
+// All-reduces a unit's shard over the replicate group: adds the chunks of this shard group into group_sum, reduce-
+// scatters that and all-gathers the result into replica_sum.
+static int all_reduce_replicas(zero *z, size_t u, const void *const *chunks) {
+    const size_t n = zero_layout_replica_chunk(&z->layout, u, (size_t)z->replicas), bytes = n * sizeof(float);
+    const cudaStream_t stream = z->reduce_stream;
+    const enum zero_dtype dtype = z->config.settings.dtype;
+    const zero_partial_sums none = { .count = 0 };
+    zero_comm *comm = z->config.replicate_comm;
+    float *own_chunk = z->replica_sum + (size_t)zero_comm_rank(comm) * n;
+    const void *const *sums = NULL;
+    zero_comm_phase(comm, "replica all-reduce", u);
+    int e = zero_comm_reusable(comm, z->group_sum_ticket, stream);
+    if (!e)
+        e = zero_device_check(
+            z, zero_kernel_sum(z->group_sum, chunks, z->ranks, dtype, none, shard_numel(z, u), stream), "ordered sum");
+    if (!e) e = zero_comm_all_to_all_begin(comm, z->group_sum, bytes, stream, &z->group_sum_ticket);
+    if (!e) e = zero_comm_reusable(comm, z->replica_sum_ticket, stream);
+    if (!e) e = zero_comm_all_to_all_finish(comm, z->group_sum_ticket, stream, &sums);
+    if (!e)
+        e = zero_device_check(z, zero_kernel_sum(own_chunk, sums, z->replicas, ZERO_F32, none, n, stream),
+                              "ordered sum");
+    if (!e) e = zero_comm_all_to_all_done(comm, z->group_sum_ticket, stream);
+    if (!e) e = zero_comm_allgather_begin(comm, z->replica_sum, bytes, ZERO_WIRE_GRADS, stream, &z->replica_sum_ticket);
+    if (!e) e = zero_comm_allgather_finish(comm, z->replica_sum_ticket, stream);
+    return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
+}
+
+// The transport's own reduce-scatter needs a place for its result, which then joins `merge` partial sums.
+static int accumulate_by_library(zero *z, size_t u, int live, int merge) {
+    const size_t offset = shard_offset(z, u), n = shard_numel(z, u);
+    const cudaStream_t stream = z->reduce_stream;
+    struct grad_buffer *b = z->units[u].buffer;
+    int e = ensure_partial_sum(z, live - merge);
+    if (!e) e = ensure_partial_sum(z, live);
+    if (!e) e = zero_follow(z, stream, z->config.stream);
+    if (!e)
+        e = zero_comm_check(z, zero_comm_reduce_scatter(z->config.shard_comm, b->ptr, z->config.settings.dtype, n,
+                                                        z->partial_sums[live] + offset, stream, &b->ticket));
+    if (e || !merge) return e;
+    return zero_device_check(z,
+                             zero_kernel_sum(z->partial_sums[live - merge] + offset, NULL, 0, ZERO_F32,
+                                             partial_sums(z, live - merge, merge + 1, offset), n, stream),
+                             "ordered sum");
+}
+
+// Finishes the all-to-all and adds its chunks and `merge` partial sums.
+static int accumulate_in_order(zero *z, size_t u, int live, int merge) {
+    const size_t offset = shard_offset(z, u);
+    const cudaStream_t stream = z->reduce_stream;
+    zero_comm *comm = z->config.shard_comm;
+    const zero_ticket ticket = z->units[u].buffer->ticket;
+    const void *const *chunks = NULL;
+    int count = z->ranks;
+    enum zero_dtype dtype = z->config.settings.dtype;
+    int e = ensure_partial_sum(z, live - merge);
+    if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, ticket, stream, &chunks));
+    if (z->replicas > 1 && !e) {
+        e = all_reduce_replicas(z, u, chunks);
+        chunks = z->replica_sum_chunk;
+        count = 1;
+        dtype = ZERO_F32;
+    }
+    if (!e)
+        e = zero_device_check(z,
+                              zero_kernel_sum(z->partial_sums[live - merge] + offset, chunks, count, dtype,
+                                              partial_sums(z, live - merge, merge, offset), shard_numel(z, u), stream),
+                              "ordered sum");
+    return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
+}
+
+// REDUCING -> FREE: accumulates the unit's gradients and gives its buffer back.
+static int reduce(zero *z, size_t u) {
+    struct unit *unit = &z->units[u];
+    const size_t g = unit->micro_batches;
+    const int live = __builtin_popcountll(g), merge = __builtin_ctzll(~g);  // partial sums; those that g merges with
+    const int library = z->config.settings.reduction == ZERO_REDUCE_LIBRARY;
+    zero_nvtx_push("reduce", u);
+    zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
+    zero_time_begin(z, "reduce", z->reduce_stream);
+    const int e = (library ? accumulate_by_library : accumulate_in_order)(z, u, live, merge);
+    zero_time_end(z, "reduce", z->reduce_stream);
+    zero_nvtx_pop();
+    if (e) return e;
+    unit->micro_batches++;
+    unit->state = UNIT_FREE;
+    unit->buffer->busy = 0;
+    if (z->config.settings.stage >= 2) unit->buffer = NULL;
+    return ZERO_OK;
+}
+
+static int reduce_oldest(zero *z) {
+    const size_t u = z->pending[z->pending_first];
+    z->pending_first = (z->pending_first + 1) % z->layout.num_units;
+    z->pending_count--;
+    return reduce(z, u);
+}
+
+// ---- acquire and release --------------------------------------------------------------------------------------------
+
+// A free buffer of the pool of this size, the one whose last all-to-all is the oldest; NULL: none.
+static struct grad_buffer *free_buffer(zero *z, size_t numel) {
+    struct grad_buffer *best = NULL;
+    for (size_t i = 0; i < z->num_buffers; i++) {
+        struct grad_buffer *b = &z->buffers[i];
+        if (b->numel == numel && !b->busy && (!best || b->ticket < best->ticket)) best = b;
+    }
+    return best;
+}
+
+// Stages 2, 3: gives the unit a buffer; waits for reductions that hold one, if it must.
+static int take_buffer(zero *z, size_t u) {
+    int e = ZERO_OK;
+    while (!e && !(z->units[u].buffer = free_buffer(z, unit_numel(z, u)))) {
+        if (!z->pending_count)
+            return zero_fail(z, ZERO_ERR_ARG,
+                             "the gradients of more than %d units of one size are acquired at a time: release them "
+                             "sooner",
+                             ZERO_POOL_DEPTH);
+        e = reduce_oldest(z);
+    }
+    return e;
+}
+
+static int acquire_grads(zero *z, size_t u) {
+    if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    struct unit *unit = &z->units[u];
+    if (unit->state != UNIT_FREE || unit->micro_batches != z->micro_batches)
+        return zero_fail(
+            z, ZERO_ERR_ARG,
+            "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
+    if (z->merged)
+        return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
+    int e = z->config.settings.stage >= 2 ? take_buffer(z, u) : ZERO_OK;
+    if (e) return e;
+    struct grad_buffer *b = unit->buffer;
+    zero_comm_phase(z->config.shard_comm, "acquire of a gradient buffer", u);
+    e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, b->ticket, z->config.stream));
+    zero_time_begin(z, "zero gradients", z->config.stream);
+    if (!e)
+        e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
+    zero_time_end(z, "zero gradients", z->config.stream);
+    if (e) return e;
+    b->busy = 1;
+    unit->state = UNIT_ACQUIRED;
+    return ZERO_OK;
+}
+
+void *zero_acquire_grads(zero *z, size_t unit) {
+    return acquire_grads(z, unit) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
+}
+
+static int begin_reduction(zero *z, size_t u) {
+    if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
+    struct grad_buffer *b = z->units[u].buffer;
+    zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
+    zero_time_begin(z, "all-to-all", z->reduce_stream);
+    const int e = zero_comm_check(z,
+                                  zero_comm_all_to_all_begin(z->config.shard_comm, b->ptr, shard_numel(z, u) * z->elem,
+                                                             z->config.stream, &b->ticket));
+    zero_time_end(z, "all-to-all", z->reduce_stream);
+    if (e) return e;
+    if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // only queued: the host does not wait
+    z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
+    return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
+}
+
+int zero_release_grads(zero *z, size_t u) {
+    if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED)
+        return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
+    z->units[u].state = UNIT_REDUCING;
+    zero_nvtx_push("reduce", u);
+    const int e = begin_reduction(z, u);
+    zero_nvtx_pop();
+    return e;
+}
+
+// ---- micro-batches and steps ----------------------------------------------------------------------------------------
+
+int zero_finish_backward(zero *z) {
+    int e = ZERO_OK;
+    while (z->pending_count && !e) e = reduce_oldest(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++)
+        if (z->units[u].micro_batches != z->micro_batches + 1)
+            e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
+    // In every other micro-batch only: this waits for all readers, and a rank that always waits never exposes a race.
+    const int poison = z->config.settings.delay_seed && z->micro_batches % 2;
+    for (size_t i = 0; i < z->num_buffers && poison && !e; i++) {
+        e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, z->buffers[i].ticket, z->config.stream));
+        if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
+    }
+    if (e) return e;
+    z->micro_batches++;
+    if (z->micro_batches > z->max_micro_batches) z->max_micro_batches = z->micro_batches;
+    return ZERO_OK;
+}
+
+// The replicate group's transport carries gradients only.
+static uint64_t received(const zero *z, enum zero_wire kind) {
+    if (kind != ZERO_WIRE_REPLICAS) return zero_comm_received(z->config.shard_comm, kind);
+    return z->replicas > 1 ? zero_comm_received(z->config.replicate_comm, ZERO_WIRE_GRADS) : 0;
+}
+
+int zero_begin_step(zero *z) {
+    // before counting: this receives what was prefetched earlier
+    const int e = sharded_params(z) ? zero_params_invalidate(z) : ZERO_OK;
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
+    return e;
+}
+
+int zero_grads_reset(zero *z) {
+    int e = ZERO_OK;
+    for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS && !e; s++)
+        e = zero_poison(z, z->partial_sums[s], shard_total(z) * sizeof(float));
+    for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro_batches = 0;
+    z->last_micro_batches = z->micro_batches;
+    z->micro_batches = 0;
+    z->merged = 0;
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) {
+        const uint64_t now = received(z, (enum zero_wire)k);
+        z->wire_step[k] = now - z->wire_start[k];
+        z->wire_start[k] = now;
+    }
+    return e;
+}

@@ -1,0 +1,197 @@
+// optimizer.c: the gradient norm, the step, and discarding gradients.
+//
+// Norm: exact integer sums over shards, so their order does not matter (kernels.h). Step: one launch per unit updates
+// this rank's elements (optimizers/optimizers.h has the table of optimizers). In stages 1 and 2 the unit's parameters
+// are then all-gathered; in stage 3 the window of shards is opened again; in stage 0 each unit's gradient sums are
+// all-gathered first and every rank updates everything.
+#include "zero/internal.h"
+#include "zero/nvtx.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- create and destroy ---------------------------------------------------------------------------------------------
+
+// The table of this rank's chunks, by unit, on the device.
+static int create_chunks(zero *z) {
+    const zero_layout *l = &z->layout;
+    const int stage = z->config.settings.stage;
+    size_t n = 0;
+    z->first_chunk = malloc((l->num_units + 1) * sizeof *z->first_chunk);
+    if (!z->first_chunk) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t u = 0; u <= l->num_units; u++) {
+        z->first_chunk[u] = n;
+        if (u < l->num_units) n += zero_optimizer_chunks(l, stage, (size_t)z->rank, u, NULL);
+    }
+    zero_optimizer_chunk *chunks = malloc((n + 1) * sizeof *chunks);
+    if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t u = 0; u < l->num_units; u++)
+        zero_optimizer_chunks(l, stage, (size_t)z->rank, u, chunks + z->first_chunk[u]);
+    int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *chunks, &z->chunks);
+    if (!e && n)
+        e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, n * sizeof *chunks, cudaMemcpyHostToDevice),
+                              "copying the optimizer's chunks");
+    free(chunks);
+    return e;
+}
+
+static const size_t SQUARES_BYTES = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
+
+int zero_optimizer_create(zero *z) {
+    int e = ZERO_OK;
+    if (whole_state(z) && z->ranks > 1)
+        e = zero_alloc_symmetric(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(&z->layout) * sizeof(float),
+                                 &z->gathered_sums);
+    if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
+    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
+        e = zero_alloc(z, ZERO_MEM_STATE + s, state_total(z) * sizeof(float), &z->state[s]);
+    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, SQUARES_BYTES, &z->squares);
+    return e ? e : create_chunks(z);
+}
+
+void zero_optimizer_destroy(zero *z) {
+    zero_accounting *accounting = z->config.accounting;
+    zero_comm_free(z->config.shard_comm, z->gathered_sums);
+    zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
+    for (size_t s = 0; s < ZERO_MAX_OPTIMIZER_STATES; s++)
+        zero_accounting_free(accounting, ZERO_MEM_STATE + s, z->state[s], state_total(z) * sizeof(float));
+    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->squares, SQUARES_BYTES);
+    if (z->first_chunk)
+        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
+                             z->first_chunk[z->layout.num_units] * sizeof *z->chunks);
+    free(z->first_chunk);
+}
+
+// ---- norm -----------------------------------------------------------------------------------------------------------
+
+// Lets carries run, so that every digit is below 2^32 and many wide integers can be added.
+static void wide_normalize(uint64_t *wide) {
+    for (int d = 0; d + 1 < ZERO_WIDE_DIGITS; d++) {
+        wide[d + 1] += wide[d] >> 32;
+        wide[d] &= 0xffffffff;
+    }
+}
+
+static void wide_add(uint64_t *sum, const uint64_t *wide) {
+    for (int d = 0; d < ZERO_WIDE_WORDS; d++) sum[d] += wide[d];
+}
+
+// The nearest double: the top 64 bits, with a sticky last bit for what is below, rounded once by the conversion.
+static double wide_to_double(uint64_t *wide) {
+    wide_normalize(wide);
+    int top = ZERO_WIDE_DIGITS - 1;
+    while (top > 1 && !wide[top]) top--;
+    uint64_t low = top >= 2 ? wide[top - 2] : 0, sticky = 0;
+    uint64_t high = wide[top] << 32 | wide[top - 1];
+    if (!high) return 0;
+    const int shift = __builtin_clzll(high);
+    if (shift) high = high << shift | (shift <= 32 ? low >> (32 - shift) : low << (shift - 32));
+    sticky = shift < 32 ? low & (((uint64_t)1 << (32 - shift)) - 1) : 0;
+    for (int d = 0; d < top - 2; d++) sticky |= wide[d];
+    if (sticky) high |= 1;
+    return ldexp((double)high, 32 * (top - 1) - shift - ZERO_WIDE_BIAS);
+}
+
+// The exact sum of squares of this rank's shard, into wide.
+static int sum_squares(zero *z, uint64_t *parts, uint64_t *wide) {
+    const cudaStream_t stream = z->config.stream;
+    zero_time_begin(z, "norm", stream);
+    int e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->partial_sums[0], shard_total(z), stream),
+                              "sum of squares");
+    zero_time_end(z, "norm", stream);
+    if (!e)
+        e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, SQUARES_BYTES, cudaMemcpyDeviceToHost, stream),
+                              "reading the norm");
+    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, stream));
+    for (int p = 0; p < ZERO_SQUARE_PARTS && !e; p++) wide_add(wide, parts + p * ZERO_WIDE_WORDS);
+    return e;
+}
+
+// Micro-batches since the last step, over all ranks.
+static size_t total_micro_batches(const zero *z) { return z->micro_batches * (size_t)z->ranks * (size_t)z->replicas; }
+
+int zero_grad_norm(zero *z, double *norm) {
+    uint64_t *parts = malloc(SQUARES_BYTES);
+    uint64_t mine[ZERO_WIDE_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
+    int e = parts && all ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
+    if (!e) e = sum_squares(z, parts, mine);
+    wide_normalize(mine);
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
+    if (!e) {
+        for (int r = 0; r < z->ranks; r++) wide_add(sum, all + r * ZERO_WIDE_WORDS);
+        const double squares = sum[ZERO_WIDE_NAN] ? NAN : sum[ZERO_WIDE_INF] ? INFINITY : wide_to_double(sum);
+        *norm = sqrt(squares) / (double)total_micro_batches(z);
+    }
+    free(parts);
+    free(all);
+    return e;
+}
+
+// ---- step -----------------------------------------------------------------------------------------------------------
+
+// Stage 0: all-gathers a unit's gradient sums in fp32 (rounding them would make it another update than in other
+// stages).
+static int gather_sums(zero *z, size_t u) {
+    const size_t bytes = shard_numel(z, u) * sizeof(float);
+    const cudaStream_t stream = z->config.stream;
+    zero_comm *comm = z->config.shard_comm;
+    char *own_chunk = (char *)z->gathered_sums + (size_t)z->rank * bytes;
+    zero_ticket *t = &z->gathered_sums_ticket;
+    zero_comm_phase(comm, "all-gather of gradient sums", u);
+    zero_time_begin(z, "all-gather sums", stream);
+    int e = zero_comm_check(z, zero_comm_reusable(comm, *t, stream));
+    if (!e)
+        e = zero_device_check(z,
+                              cudaMemcpyAsync(own_chunk, z->partial_sums[0] + shard_offset(z, u), bytes,
+                                              cudaMemcpyDeviceToDevice, stream),
+                              "copying gradient sums");
+    if (!e)
+        e = zero_comm_check(z, zero_comm_allgather_begin(comm, z->gathered_sums, bytes, ZERO_WIRE_GRADS, stream, t));
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_finish(comm, *t, stream));
+    zero_time_end(z, "all-gather sums", stream);
+    return e;
+}
+
+static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_args args) {
+    const zero_settings *s = &z->config.settings;
+    zero_optimizer_arrays arrays = {
+        .params = sharded_params(z) ? zero_window_shard(z->window) : z->params,
+        .master = z->master,
+        .grads = grads,
+    };
+    memcpy(arrays.state, z->state, sizeof arrays.state);
+    zero_comm_inject_delay(z->config.shard_comm);
+    zero_nvtx_push(z->optimizer->name, u);
+    zero_time_begin(z, z->optimizer->name, z->config.stream);
+    const int e = zero_device_check(z,
+                                    z->optimizer->launch(arrays, s->dtype, s->master, z->chunks + z->first_chunk[u],
+                                                         z->first_chunk[u + 1] - z->first_chunk[u], args,
+                                                         z->config.stream),
+                                    z->optimizer->name);
+    zero_time_end(z, z->optimizer->name, z->config.stream);
+    zero_nvtx_pop();
+    return e;
+}
+
+int zero_step(zero *z, const zero_hyperparameters *h) {
+    const zero_optimizer_args args = zero_optimizer_prepare(h, total_micro_batches(z), z->config.settings.seed);
+    const int gathers = whole_state(z) && z->ranks > 1;
+    int e = zero_grads_merge(z);
+    if (!e) e = zero_params_update_begin(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (gathers) e = gather_sums(z, u);
+        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0], args);
+        if (!e) e = zero_params_update_written(z, u);
+    }
+    if (!e) e = zero_params_update_end(z);
+    return e ? e : zero_grads_reset(z);
+}
+
+int zero_discard(zero *z) {
+    if (z->pending_count)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
+    const int e = zero_follow(z, z->config.stream, z->reduce_stream);  // without a norm, sums may still be on their way
+    return e ? e : zero_grads_reset(z);
+}

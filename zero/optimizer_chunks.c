@@ -1,0 +1,54 @@
+// optimizer_chunks.c: which elements a rank updates, and with which hyperparameters (optimizers/optimizers.h).
+#include <math.h>
+#include "zero/optimizers/optimizers.h"
+
+// Cut elements [from, to) of a unit, all of tensor t, into chunks. `first` describes the first of them.
+static size_t cut(zero_optimizer_chunk first, size_t numel, zero_optimizer_chunk *out) {
+    for (size_t at = 0; out && at < numel; at += ZERO_OPTIMIZER_CHUNK) {
+        *out = first;
+        out->param += at;
+        out->state += at;
+        out->grad += at;
+        out->logical += at;
+        out->count = (uint32_t)(numel - at < ZERO_OPTIMIZER_CHUNK ? numel - at : ZERO_OPTIMIZER_CHUNK);
+        out++;
+    }
+    return (numel + ZERO_OPTIMIZER_CHUNK - 1) / ZERO_OPTIMIZER_CHUNK;
+}
+
+size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out) {
+    const size_t numel = zero_layout_unit_numel(l, unit), shard = numel / l->ranks;
+    const size_t begin = stage == 0 ? 0 : rank * shard, end = stage == 0 ? numel : begin + shard;
+    const size_t in_unit_buffers = l->unit_offset[unit], in_shards = zero_layout_shard_offset(l, unit);
+    size_t n = 0;
+    for (size_t t = l->unit_first[unit]; t < l->unit_first[unit + 1]; t++) {
+        const size_t next = t + 1 < l->unit_first[unit + 1] ? l->tensor_offset[t + 1] : numel;
+        const size_t from = l->tensor_offset[t] > begin ? l->tensor_offset[t] : begin, to = next < end ? next : end;
+        if (from >= to) continue;
+        const zero_optimizer_chunk first = {
+            .param = stage == 3 ? in_shards + from - begin : in_unit_buffers + from,
+            .state = stage == 0 ? in_unit_buffers + from : in_shards + from - begin,
+            // stage 0 gathers the sums of one unit at a time; a single rank's shard has all of them already
+            .grad = stage == 0 && l->ranks > 1 ? from : in_shards + from - begin,
+            .logical = l->tensors[t].logical + from - l->tensor_offset[t],
+            .decay = l->tensors[t].decay,
+        };
+        n += cut(first, to - from, out ? out + n : NULL);
+    }
+    return n;
+}
+
+zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, size_t micro_batches, uint64_t seed) {
+    return (zero_optimizer_args){
+        .lr = h->lr,
+        .beta1 = h->beta1,
+        .beta2 = h->beta2,
+        .eps = h->eps,
+        .weight_decay = h->weight_decay,
+        .correction1 = (float)(1.0 - pow((double)h->beta1, (double)h->t)),
+        .correction2 = (float)(1.0 - pow((double)h->beta2, (double)h->t)),
+        .scale = h->grad_scale * (1.0f / (float)micro_batches),
+        .seed = seed,
+        .t = h->t,
+    };
+}

@@ -1,0 +1,81 @@
+// optimizers.h: the table of optimizers, and the chunks they work on.
+//
+// An optimizer is elementwise: it updates the weight and its states from the gradient of the same element. So it needs
+// no communication, and works on a shard as it works on everything. To add one:
+//
+//     zero/optimizers/NAME.cuh      a struct with the update of 8 elements
+//     zero/optimizers/optimizers.cuh  one line in the table
+//     zero/types.h                    its name in enum zero_optimizer_kind
+//
+// Memory accounting, visits, hashes and the cost formulas take the number and the names of its states from the table.
+#ifndef ZERO_OPTIMIZERS_H
+#define ZERO_OPTIMIZERS_H
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "zero/layout.h"
+#include "zero/settings.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    ZERO_OPTIMIZER_CHUNK = 4096,   // elements of a chunk, at most; one thread block updates one chunk
+    ZERO_MAX_OPTIMIZER_STATES = 2  // fp32 arrays of an optimizer
+};
+
+// A range of one tensor. The padding behind the tensor counts as part of it: its gradient and state are zero and stay
+// so.
+typedef struct zero_optimizer_chunk {
+    size_t param, state, grad;  // its first element's place in params, in master and states, and in grads
+    size_t logical;             // its first element's logical index
+    uint32_t count;             // a multiple of 8
+    int32_t decay;              // 1: weight decay applies
+} zero_optimizer_chunk;
+
+// The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit. Returns
+// their number; writes them to out unless it is NULL. The only walk over chunks: the engine and the cost formulas call
+// it. Not collective.
+size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out);
+
+// The hyperparameters as a kernel takes them.
+typedef struct zero_optimizer_args {
+    float lr, beta1, beta2, eps, weight_decay;
+    float correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
+    float scale;                     // factor on the sum of gradients
+    uint64_t seed, t;                // of stochastic rounding; t: the step
+} zero_optimizer_args;
+
+// micro_batches: how many were summed, over all ranks.
+zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, size_t micro_batches, uint64_t seed);
+
+// Device memory. The weight w that an optimizer updates is: for fp32 params the parameter (master is NULL). For bf16
+//     ZERO_MASTER_FP32:  master, fp32;                    then parameter = zero_master_round(w)
+//     ZERO_MASTER_SPLIT: zero_master_join(parameter, master), master the low half of w (uint16_t); then the same
+//     ZERO_MASTER_NONE:  the parameter (master is NULL);  then parameter = zero_master_round_stochastic(w, random)
+// Element k of 8 aligned elements of a chunk takes random[k] of zero_master_random(seed, t, logical index of the
+// first).
+typedef struct zero_optimizer_arrays {
+    void *params, *master;
+    float *state[ZERO_MAX_OPTIMIZER_STATES];
+    const float *grads;  // the sum of gradients over all micro-batches
+} zero_optimizer_arrays;
+
+typedef struct zero_optimizer {
+    const char *name;                                    // "AdamW"; also the label of its work in a profile
+    size_t num_states;                                   // each is fp32: 4 bytes per parameter
+    const char *state_names[ZERO_MAX_OPTIMIZER_STATES];  // "AdamW m": rows of memory accounting
+    // Updates num_chunks chunks (device memory); asynchronous on the stream. fp32 arithmetic without fused
+    // multiply-add, in the order that NAME.cuh documents. Not collective.
+    cudaError_t (*launch)(zero_optimizer_arrays arrays, enum zero_dtype dtype, enum zero_master master,
+                          const zero_optimizer_chunk *chunks, size_t num_chunks, zero_optimizer_args args,
+                          cudaStream_t stream);
+} zero_optimizer;
+
+// The table's entry, or NULL if there is no such optimizer.
+const zero_optimizer *zero_optimizer_get(enum zero_optimizer_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
