@@ -1,10 +1,10 @@
 // Causal attention by cuDNN, in builds with USE_CUDNN=1 (BF16, on a GPU): dev/device/cuda/attention_cudnn.c. In other
-// builds ATTENTION_CUDNN is 0, nothing here is linked, and the trainer's own kernels do it. There is no falling back
-// from one to the other in a run: what cuDNN does not take is an error.
+// builds ATTENTION_CUDNN is 0, nothing here is linked, and the trainer uses its own kernels. A run never falls back
+// from one to the other: a shape that cuDNN does not support is an error.
 //
-// Heads of size HS; C = NH x HS. Layouts are the trainer's: qkv and dqkv [B, T, 3, NH, HS], out and dout [B, T, NH,
+// Heads have size HS; C = NH x HS. Layouts are the trainer's: qkv and dqkv [B, T, 3, NH, HS], out and dout [B, T, NH,
 // HS], in bf16; lse [B, NH, T] in fp32, the log of the sum of exp(scores), where scores are q . k / sqrt(HS) for keys
-// up to the query's own place.
+// up to the query's own position.
 //
 // Calls return 0, or -1 with a message in attention_cudnn_error(). Call them from one host thread and with one device
 // per process.

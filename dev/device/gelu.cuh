@@ -1,6 +1,6 @@
-// GELU with tanh, as GPT-2 has it, and its derivative: x/2 (1 + tanh(s (x + c x^3))) = x sigmoid(2 s (x + c x^3)), with
-// s = sqrt(2 / pi) and c = 0.044715. In a header of its own because two have it: the model's kernels, and on the CPU
-// the matrix product that ends in it.
+// GELU with tanh, as in GPT-2, and its derivative: x/2 (1 + tanh(s (x + c x^3))) = x sigmoid(2 s (x + c x^3)), with s =
+// sqrt(2 / pi) and c = 0.044715. It has a header of its own because two files use it: the model's kernels, and on the
+// CPU the matrix product that ends in it.
 #ifndef GELU_CUH
 #define GELU_CUH
 

@@ -1,16 +1,16 @@
 // Every matrix product of the trainer, behind one function with two implementations: dev/device/cuda/matmul.cu
 // (cuBLASLt) and dev/device/cpu/matmul.cpp (our own, no library). A build links exactly one of them.
 //
-// Both keep the promise the rest of the program is built on: the same inputs give the same bits, whatever the number of
-// threads, the address of the buffers or the number of ranks. On a GPU the bits may depend on the shape, the type and
-// the device; on the CPU only on the instruction set that the build was made for, and an element of c not even on m and
-// n: any part of the rows or columns, computed by itself, comes out the same.
+// Both keep the promise that the rest of the program is built on: the same inputs give the same bits, whatever the
+// number of threads, the address of the buffers or the number of ranks. On a GPU the bits may depend on the shape, the
+// type and the device. On the CPU they depend only on the instruction set that the build was made for, and an element
+// of c does not even depend on m and n: any part of the rows or columns, computed by itself, comes out the same.
 //
 // The three uses, for a linear layer with weights w[OC, C] over R rows:
-//     forward  out[R, OC] = inp[R, C] w^T + bias       matmul(out,  inp,  w,   bias, dtype, R,  OC, C,  0, 1, 0, stream)
-//     input    dinp[R, C] = dout[R, OC] w              matmul(dinp, dout, w,   NULL, dtype, R,  C,  OC, 0, 0, 0, stream)
-//     weights  dw[OC, C] += dout^T inp                 matmul(dw,   dout, inp, NULL, dtype, OC, C,  R,  1, 0, 1, stream)
-// The first two may end in a GELU, or in its derivative, and save a pass over memory: matmul_gelu,
+//     forward  out[R, OC] = inp[R, C] w^T + bias    matmul(out,  inp,  w,   bias, dtype, R,  OC, C,  0, 1, 0, stream)
+//     input    dinp[R, C] = dout[R, OC] w           matmul(dinp, dout, w,   NULL, dtype, R,  C,  OC, 0, 0, 0, stream)
+//     weights  dw[OC, C] += dout^T inp              matmul(dw,   dout, inp, NULL, dtype, OC, C,  R,  1, 0, 1, stream)
+// The first two may end in a GELU, or in its derivative, which saves a pass over memory: matmul_gelu,
 // matmul_gelu_backward.
 #ifndef MATMUL_H
 #define MATMUL_H

@@ -1,5 +1,5 @@
-// How much memory a process really takes, to hold against the books (zero/accounting.h): dev/device/cpu/process.cpp
-// where the device is the host, dev/device/cuda/process.cu on a GPU.
+// The memory that a process really takes, to compare with the memory accounting (zero/accounting.h):
+// dev/device/cpu/process.cpp where the device is the host, dev/device/cuda/process.cu on a GPU.
 #ifndef DEV_PROCESS_H
 #define DEV_PROCESS_H
 

@@ -1,5 +1,5 @@
 // bfloat16 for the CPU: the upper half of a float. Only conversions, no arithmetic: kernels compute in fp32 and round
-// once, when they store. Rounding is to the nearest even, every NaN becomes 0x7fff, as on a GPU.
+// once, when they store. Conversion rounds to nearest, ties to even, and turns every NaN into 0x7fff, as a GPU does.
 #ifndef CUDA_ON_CPU_BF16_H
 #define CUDA_ON_CPU_BF16_H
 

@@ -1,17 +1,19 @@
-// What kernels and their launches need of CUDA, for g++: qualifiers, built-in variables, barriers, shuffles, launches.
+// The part of CUDA that kernels and their launches need, for g++: qualifiers, built-in variables, barriers, shuffles,
+// launches.
 //
 // There are two builds, chosen by one macro for the whole program:
 //
-//  - fast (the default): a GPU whose blocks have one thread and whose warps are one lane wide. threadIdx and blockDim are
-//    constants, shuffles are the identity, barriers are nothing, and the blocks of a grid are dealt to OpenMP threads. A kernel in
-//    which a block owns a contiguous range and steps by blockDim.x * PACK becomes a plain loop, which the compiler vectorises.
-//  - emulated (-DCUDA_ON_CPU_EMULATED): 32-lane warps and whole blocks as fibers, with real barriers and shuffles
-//    (emulated.cpp). Slow; it is how a kernel's indexing and synchronisation are tested without a GPU.
+// - fast (the default): a GPU whose blocks have one thread and whose warps are one lane wide. threadIdx and blockDim
+//   are constants, shuffles are the identity, barriers do nothing, and the blocks of a grid are distributed over OpenMP
+//   threads. A kernel in which a block owns a contiguous range and steps by blockDim.x * PACK becomes a plain loop,
+//   which the compiler vectorises.
+// - emulated (-DCUDA_ON_CPU_EMULATED): 32-lane warps and whole blocks as fibers, with real barriers and shuffles
+//   (emulated.cpp). Slow; it tests a kernel's indexing and synchronisation without a GPU.
 //
-// __global__ and the functions that own __shared__ variables must be static: a static variable in a named section may
-// not be in code that the linker merges. blockIdx and its like are variables, not macros, because CUDA's structs have
-// members of those names; `__thread` rather than `extern thread_local`, which would be reached through an
-// initialisation wrapper.
+// __global__ functions, and functions that own __shared__ variables, must be static: a static variable in a named
+// section may not be in code that the linker merges. blockIdx and the other built-in variables are variables, not
+// macros, because CUDA's structs have members of those names; they are `__thread` rather than `extern thread_local`,
+// which would be accessed through an initialisation wrapper.
 #ifndef CUDA_ON_CPU_RUNTIME_H
 #define CUDA_ON_CPU_RUNTIME_H
 

@@ -1,19 +1,19 @@
 // The part of the CUDA runtime's C interface that zero.c uses, for a machine without a GPU.
 //
-// With -Idev/cpu before any CUDA directory, `#include <cuda_runtime_api.h>` finds this file, and the same sources that
-// nvcc builds for a GPU are built by gcc and g++. The "device" is the host: device memory is host memory, and a
+// With -Idev/device/cpu before any CUDA directory, `#include <cuda_runtime_api.h>` finds this file, and gcc and g++
+// build the same sources that nvcc builds for a GPU. The "device" is the host: device memory is host memory, and a
 // stream's work is done before the call that enqueued it returns, unless CUDA_ON_CPU_STREAMS says otherwise
-// (streams.cpp). Names, argument order, error numbers and meaning are CUDA's own, which its manual describes; here are
-// only the differences:
+// (streams.cpp). Names, argument order, error numbers and meaning are CUDA's own. Only the differences are listed here:
 //
-//  - there is one device, number 0;
-//  - cudaMalloc gives the exact size, aligned to 256 bytes (2 MB and huge pages from 2 MB on), so AddressSanitizer sees the first
-//    byte past the end. The emulated build fills new memory with NaN: a GPU's new memory is not zero either;
-//  - a pinned allocation is an ordinary one, and registering memory does nothing;
-//  - the host can read and write the device's memory, unless CUDA_ON_CPU_PROTECT=n keeps it out (protect.cpp);
-//  - a copy whose ranges overlap is an error, as it is on a GPU, which AddressSanitizer reports.
+// - There is one device, number 0.
+// - cudaMalloc allocates the exact size, so that AddressSanitizer sees the first byte past the end. It aligns to 256
+//   bytes; from 2 MB on, to 2 MB, with huge pages. The emulated build fills new memory with NaN: a GPU's new memory is
+//   not zero either.
+// - A pinned allocation is an ordinary one, and registering memory does nothing.
+// - The host can read and write device memory, unless CUDA_ON_CPU_PROTECT=n prevents it (protect.cpp).
+// - A copy between overlapping ranges is an error, as on a GPU; AddressSanitizer reports it.
 //
-// A function that is missing here is missing on purpose: the project does not need it. Plain C11 and C++17.
+// Functions that the project does not need are left out. Plain C11 and C++17.
 #ifndef CUDA_ON_CPU_RUNTIME_API_H
 #define CUDA_ON_CPU_RUNTIME_API_H
 

@@ -1,34 +1,36 @@
-// The emulated GPU: runs kernels as they would run on a GPU, to find what is wrong with them.
+// The emulated GPU: runs kernels the way a GPU does, to find their faults.
 //
 // Every CUDA thread of a block is a fiber: a stack of its own, on one operating-system thread. A fiber runs until it
-// waits in __syncthreads or in a warp operation, or ends; then the scheduler picks the next. One warp runs as far as it
-// can before another one starts, so a value that is read a barrier too early, or overwritten a barrier too soon, is
-// seen to be wrong. Blocks run one after the other.
+// waits in __syncthreads or in a warp operation, or ends; then the scheduler picks the next one. A warp runs as far as
+// it can before another one starts, so a value that is read one barrier too early, or overwritten one barrier too soon,
+// comes out wrong. Blocks run one after the other.
 //
 // CUDA_ON_CPU_SCHEDULE in the environment chooses the order of blocks, warps and lanes: 0 (the default) is first to
-// last, 1 is last to first, every other number is the seed of a random order. A correct kernel gives the same bits in
-// all of them.
+// last, 1 is last to first, any other number is the seed of a random order. A correct kernel gives the same bits in all
+// of them.
 //
 // What is found, and how:
-//   reads before a write    shared memory is filled with NaN before each block, and device memory when it is allocated
+//   reads before a write    shared memory is filled with NaN before each block, device memory when it is allocated
 //   out of bounds           AddressSanitizer: allocations and dynamic shared memory have their exact size; with
 //                           -fsanitize-sections=cuda_on_cpu_shared __shared__ arrays have red zones too
-//   barriers                a barrier that not all threads reach, or that they reach at different places, stops the program with a diagnosis;
-//                           likewise a warp operation whose mask names lanes that have ended, or that its lanes meet elsewhere
+//   barriers                a barrier that not all threads reach, or that they reach at different places, stops the
+//                           program with a diagnosis; so does a warp operation whose mask names lanes that have
+//                           ended, or that lanes reach at different places
 //   misaligned wide access  cuda_on_cpu_check_aligned, which ld() and st() call
-//   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason in words on stderr
-//   races                   another schedule gives another result; or ThreadSanitizer, which is told of fibers and barriers. For it
-//                           compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread. Only __syncthreads and __syncwarp order
-//                           memory for it: a shuffle does not, in CUDA either. Races between blocks are left to the schedules.
+//   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason on stderr
+//   races                   another schedule gives another result; or ThreadSanitizer, which is informed about fibers
+//                           and barriers: compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread.
+//                           Only __syncthreads and __syncwarp order memory for it: a shuffle does not order memory in
+//                           CUDA either. Races between blocks are left to the schedules.
 //
+// CUDA_ON_CPU_FORGET=n plants a fault in a correct program: it skips the wait at the n-th place where the program, or a
+// stream, waits for an event. Places are numbered in the order in which they are first reached, and identified by the
+// three innermost calls. With AddressSanitizer the place is printed; if there is no n-th place, the number of places is
+// printed at the end. If all waits of a program are needed, each one that is skipped changes its result in some order
+// of streams.
 //
-// CUDA_ON_CPU_FORGET=n plants a fault in a program that has none: at the n-th place where it, or a stream, waits for an
-// event, it does not. Places are numbered as they are first come to, and are told apart by the three innermost calls.
-// With AddressSanitizer the place is named; without an n-th one, the number of places is, at the end. A program whose
-// waits are all needed notices each of them, in one order of streams or another.
-//
-// Stricter than a GPU on purpose: a thread that has returned may not be missing at a later barrier, and blocks are
-// whole warps.
+// Two rules are stricter than a GPU's, on purpose: a thread that has returned may not be missing at a later barrier,
+// and blocks consist of whole warps.
 #ifdef CUDA_ON_CPU_EMULATED
 #include "cuda_runtime.h"
 
@@ -79,7 +81,7 @@ struct fiber {
 };
 
 struct warp {
-    cuda_on_cpu_warp_op op;  // the operation that the lanes are meeting in
+    cuda_on_cpu_warp_op op;  // the operation that the lanes are waiting in
     unsigned mask, arrived, ended;
     site where;
     unsigned generation;  // operations completed: a lane may be in the next one before another has read its value of
@@ -151,7 +153,7 @@ void cuda_on_cpu_check_aligned(const void *p, size_t alignment) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Waits that are left out
+// Skipped waits
 
 typedef std::array<const void *, 3> place;  // return addresses, from the innermost call on
 
@@ -174,8 +176,8 @@ static void say_how_many() {
                 F.places.size());
 }
 
-// A frame begins with the caller's frame and the address that it returns to. What is not a little further up the stack
-// is no frame.
+// A frame begins with the caller's frame and the return address. An address that is not a little further up the stack
+// is not a frame.
 bool cuda_on_cpu_forgotten(const char *function, void *frame) {
     static const char *const number = getenv("CUDA_ON_CPU_FORGET");
     if (!number) return false;
@@ -205,11 +207,11 @@ bool cuda_on_cpu_forgotten(const char *function, void *frame) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Switching between fibers. The sanitizers must be told, or they take the new stack for a wild one.
+// Switching between fibers. The sanitizers must be informed, or they take the new stack for a wild one.
 
 #if defined(__x86_64__)
-// Saves the callee-saved registers on the old stack, takes them from the new one: 10 ns, where swapcontext makes system
-// calls.
+// Saves the callee-saved registers on the old stack and loads them from the new one. Takes 10 ns; swapcontext would
+// make system calls.
 extern "C" void cuda_on_cpu_switch(context *from, context to);
 asm(R"(
 .text

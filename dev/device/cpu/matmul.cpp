@@ -1,23 +1,26 @@
-// The trainer's matrix products on the CPU: packed panels in the manner of GotoBLAS and BLIS, made so that the bits of
-// an element of c depend on its row of a and its column of b, and on nothing else.
+// The trainer's matrix products on the CPU: packed panels as in GotoBLAS and BLIS, arranged so that the bits of an
+// element of c depend on its row of a and its column of b, and on nothing else.
 //
-// Why not a library? OpenBLAS gives other bits on two threads than on one, and other bits for a part of the rows than
-// for all of them. Called single-threaded on tiles of our own it keeps its bits and its speed in fp32, but it does not
-// read bf16, and to widen the tiles for it costs a fifth of the time. Here bf16 is widened while packing, which costs
-// nothing.
+// Why not a library? OpenBLAS gives different bits on two threads than on one, and different bits for some of the rows
+// than for all of them. Called single-threaded on our own tiles it keeps its bits, and its speed in fp32, but it does
+// not read bf16, and widening the tiles for it costs a fifth of the time. Here bf16 is widened while packing, at no
+// cost.
 //
-// How it works. c is cut into tiles, which OpenMP threads take as they become free. A tile is summed in fp32 in the
+// How it works. c is divided into tiles, which OpenMP threads take as they become free. A tile is summed in fp32 in the
 // thread's own scratch, DEPTH terms at a time:
-//   - its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that the
-//     innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16 KiB) in L1;
-//   - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
-// When all terms of some columns are in, finish() adds bias and old c, and rounds them into c while they are still in
-// the cache. Memory is asked for ahead of use, by prefetch, where the processor cannot foresee it: the lines that
-// pack() reads next, and the sums that kernel() adds to.
 //
-// Panels at the edges are filled up with anything and computed like all others. So every element is summed by the same
-// instructions in the same order, DEPTH terms one after the other, then the next DEPTH; the tiles can be chosen for
-// speed alone.
+// - Its rows of a are packed into panels of MR rows, its columns of b into panels of NR columns, term by term, so that
+//   the innermost loop reads memory in order. The panels of a (264 KiB) stay in the L2 cache, the current one of b (16
+//   KiB) in L1.
+// - kernel() multiplies a panel of a by one of b: MR x NR sums, all in registers.
+//
+// When all terms of some columns have been added, finish() adds bias and old c and rounds the sums into c while they
+// are still in the cache. Where the processor cannot predict accesses, memory is prefetched: the lines that pack()
+// reads next, and the sums that kernel() adds to.
+//
+// Panels at the edges are padded with arbitrary values and computed like all others. So every element is summed by the
+// same instructions in the same order, DEPTH terms one after the other, then the next DEPTH, and tiles can be chosen
+// for speed alone.
 #include "device/matmul.h"
 
 #include <limits.h>

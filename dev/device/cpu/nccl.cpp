@@ -1,29 +1,29 @@
-// NCCL's calls for ranks that are processes of one host (nccl.h), so that what stands on NCCL can be tested without a
-// GPU. nccl_channel.cpp moves the bytes; here are communicators, groups and asynchronous jobs.
+// NCCL's calls for ranks that are processes of one host (nccl.h), to test the NCCL transport without a GPU.
+// nccl_channel.cpp moves the bytes; communicators, groups and asynchronous jobs are here.
 //
-// It does what NCCL's sources do, versions 2.19 to 2.30 (src/init.cc, src/group.cc, src/enqueue.cc), not what is
+// It does what NCCL's sources do, versions 2.19 to 2.30 (src/init.cc, src/group.cc, src/enqueue.cc), not what would be
 // convenient:
 //
 //     A group collects jobs (init, split, finalize) and tasks (sends, receives, collectives). ncclGroupEnd runs them;
-//     if the communicators are non-blocking, on a thread of its own, and returns ncclInProgress. Every call is a group
-//     of its own at least.
+//     if the communicators are non-blocking, it runs them on a thread of its own and returns ncclInProgress. A call
+//     outside of a group is a group by itself.
 //
-//     success --ncclGroupEnd--> in progress --thread ends--> success or error (for good)
+//     success --ncclGroupEnd--> in progress --thread ends--> success or error (permanent)
 //
 //     A call on a communicator that is in progress is refused (ncclInvalidArgument), and leaves it with that error.
 //     ncclCommGetAsyncError joins the thread once it has reported success.
 //     ncclCommSplit is a job of the *parent*: it returns ncclSuccess, and the new communicator is NULL until the thread
 //     has written it, before the parent leaves ncclInProgress.
-//     ncclCommAbort ends the thread and the operations, and frees the communicator, as ncclCommDestroy does. Here
-//     whoever uses it afterwards is stopped with a message.
+//     ncclCommAbort ends the thread and the operations, and frees the communicator, as ncclCommDestroy does. Here a
+//     later use of the communicator stops the program with a message.
 //
-// It is as unkind as the real one may be. A rank that was killed is waited for without end. The order of the floats in
-// a sum depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an operation that is aborted leaves the device broken, as
-// may happen where others were queued behind it.
+// It is as unforgiving as the real library may be. It waits for a killed rank without end. The order of the floats in a
+// sum depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an aborted operation leaves the device broken, as may happen
+// on a GPU if other operations were queued behind it.
 //
-// It is the host that runs operations, while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no
-// progress with them; nobody is kept waiting by that if all ranks make the same waits in the same order, for then it
-// has already done what the others wait for.
+// Operations are run by the host while it waits for a stream. A rank that waits elsewhere (MPI_Barrier) makes no
+// progress with them. That blocks nobody if all ranks make the same waits in the same order: it has then already done
+// what the others wait for.
 #include "nccl.h"
 #include "nccl_channel.h"
 #include "nvtx3/nvToolsExt.h"

@@ -1,9 +1,9 @@
-// The part of NCCL's interface that zero/ uses, for a machine without a GPU: names, argument order, numbers and meaning
-// are NCCL's own, which its manual describes. The ranks are processes of one host, and the "devices" are their memory.
+// The part of NCCL's interface that zero/ uses, for a machine without a GPU. Names, argument order, numbers and meaning
+// are NCCL's own, which its manual describes. The ranks are processes of one host, and their memory is the "devices".
 // See nccl.cpp.
 //
-// Like cuda_runtime_api.h it is found before NCCL's own header with -Idev/device/cpu. There is no shared library: nccl.cpp is
-// linked into the program, and dlopen(NULL) finds it there.
+// Like cuda_runtime_api.h, it is found before NCCL's own header with -Idev/device/cpu. There is no shared library:
+// nccl.cpp is linked into the program, and dlopen(NULL) finds it there.
 #ifndef NCCL_ON_CPU_H
 #define NCCL_ON_CPU_H
 

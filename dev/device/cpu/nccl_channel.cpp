@@ -1,7 +1,7 @@
-// Moving bytes between the ranks of a communicator (nccl_channel.h).
+// Moves bytes between the ranks of a communicator (nccl_channel.h).
 //
-// Like NCCL's own kernels it checks nothing: where two ranks disagree about what they send each other, the receiver
-// takes its own number of steps, of its own sizes, from whatever arrives. So it reads garbage, or waits for ever.
+// Like NCCL's own kernels it checks nothing: if two ranks disagree about what they send each other, the receiver takes
+// its own number of steps, of its own sizes, from whatever arrives. So it reads garbage, or waits for ever.
 #include "nccl_channel.h"
 #include "nvtx3/nvToolsExt.h"
 

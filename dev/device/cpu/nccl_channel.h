@@ -1,8 +1,8 @@
 // nccl_channel.h: how the ranks of one communicator of the CPU's NCCL (nccl.cpp) reach each other's memory.
 //
 // Every ordered pair of ranks has a box in memory that all ranks map: the sender fills it with a chunk, the receiver
-// empties it. The memory is a memfd, which the others open through /proc, so nothing is left behind after a crash; the
-// card says whose it is and which.
+// empties it. The memory is a memfd, which the other ranks open through /proc, so a crash leaves nothing behind. A card
+// holds the process and the descriptor to open.
 #ifndef NCCL_CHANNEL_H
 #define NCCL_CHANNEL_H
 #include "nccl.h"

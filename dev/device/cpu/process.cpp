@@ -1,10 +1,10 @@
-// process_memory where the device is the host (dev/device/process.h), from Linux's books about the process.
+// process_memory where the device is the host (dev/device/process.h), from Linux's accounts of the process.
 //
-// RSS, the number that one sees everywhere, is not it: it counts every page that this process has touched, also those
-// that belong to another rank of the host and are only mapped here to read gradients and parameters from. With 8 ranks
-// most buffers would count 8 times. PSS divides a page among those that have it mapped, so that the sum over all ranks
-// is the memory that they take together. PSS has no peak; but what was given back since the peak is private, and VmHWM
-// - VmRSS says how much that was.
+// RSS, the number that most tools show, does not serve: it counts every page that this process has touched, including
+// those that belong to another rank of the host and are only mapped here to read gradients and parameters. With 8 ranks
+// most buffers would count 8 times. PSS divides a page among the processes that map it, so that the sum over all ranks
+// is the memory that they take together. PSS has no peak; but memory released since the peak was private, and VmHWM -
+// VmRSS is its size.
 #include <stdio.h>
 
 #include "device/process.h"

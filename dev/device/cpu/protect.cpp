@@ -1,19 +1,18 @@
-// CUDA_ON_CPU_PROTECT=n: memory of the device that the host cannot touch, and memory of the host that kernels should
-// not.
+// CUDA_ON_CPU_PROTECT=n: keeps the host off device memory, and kernels off host memory.
 //
-// On a GPU the host cannot dereference what cudaMalloc gave; here it can, and what does so by mistake works, until it
-// meets a GPU. With this variable in the environment such memory comes from one arena, whose pages may be touched while
-// an operation of a stream runs (kernel, copy, fill, product), and not before or after: whoever does ends with words
-// about the address, and where he was. Another thread may slip through while an operation runs; a single-threaded host
-// cannot. Switching pages takes tens of microseconds; with n above 1 it is done after one operation in n, chosen at
-// random, which in a long run finds what is done more than n times.
+// On a GPU the host cannot dereference what cudaMalloc returned; here it can, and code that does so by mistake works
+// until it runs on a GPU. With this variable in the environment, device memory comes from one arena whose pages are
+// accessible only while an operation of a stream runs (kernel, copy, fill, matrix product). Any other access ends the
+// program with the address and the place. Another thread may escape notice while an operation runs; a single-threaded
+// host cannot. Switching pages takes tens of microseconds; with n above 1 it is done after one operation in n, chosen
+// at random, which over a long run finds any access that happens often.
 //
-// The other way round a launch is refused whose pointers are neither the device's nor pinned, a fill of the host's
-// memory, and a copy whose kind is not what its pointers are. (Pointers that a kernel finds in structs or in memory are
-// not looked at.)
+// In the other direction, these are refused: a launch with pointers to memory that is neither device memory nor pinned,
+// a fill of host memory, and a copy whose kind does not match its pointers. (Pointers inside structs or in memory are
+// not checked.)
 //
-// Ranks that share memory share it with the host, so the MPI transport asks (cudaPointerGetAttributes) and stages, as
-// it does on a GPU.
+// Ranks that share memory also share it with the host, so the MPI transport asks what a pointer is
+// (cudaPointerGetAttributes) and stages, as it does on a GPU.
 #include "cuda_runtime.h"
 
 #include <cstdio>

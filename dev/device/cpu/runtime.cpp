@@ -1,8 +1,8 @@
-// The CUDA runtime on the host: device, memory, errors, and the launch of the fast build. (Streams and events are in
-// streams.cpp.)
+// The CUDA runtime on the host: device, memory, errors, and the launch of the fast build. Streams and events are in
+// streams.cpp.
 //
-// Results do not depend on the number of OpenMP threads: blocks are independent of each other, as CUDA demands, and
-// each is run by one thread, from its beginning to its end.
+// Results do not depend on the number of OpenMP threads: blocks are independent of each other, as CUDA requires, and
+// each is run by one thread from beginning to end.
 #include "cuda_runtime.h"
 
 #include <cstdio>
@@ -97,7 +97,7 @@ extern "C++" bool cuda_on_cpu_remembers(const void *ptr) {
 static cudaError_t allocate(void **ptr, size_t bytes, bool on_device) {
     *ptr = nullptr;
     if (bytes == 0) return cudaSuccess;
-    // Linux promises memory that it does not have, and kills whoever comes to use it.
+    // Linux promises memory that it does not have, and kills the process that uses it.
     static const size_t installed = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
                                     static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (bytes > installed) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
@@ -106,7 +106,7 @@ static cudaError_t allocate(void **ptr, size_t bytes, bool on_device) {
     else if (posix_memalign(ptr, bytes >= HUGE_PAGE ? HUGE_PAGE : 256, bytes))
         *ptr = nullptr;
     if (!*ptr) return cuda_on_cpu_error(cudaErrorMemoryAllocation);
-    // Only advice: without huge pages everything works, slower. A refusal is not an error.
+    // A hint: without huge pages everything works, but slower. A refusal is not an error.
     if (bytes >= HUGE_PAGE) madvise(*ptr, bytes, MADV_HUGEPAGE);
 #ifdef CUDA_ON_CPU_EMULATED
     {
@@ -307,8 +307,7 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
         run_blocks(config, call, 0, blocks);
         return cudaSuccess;
     }
-    // A short grid is over in less time than it takes to wake threads. To find out costs at most one block, an 8th of a
-    // thread's share.
+    // A short grid takes less time than waking threads. Finding out costs at most one block, an 8th of a thread's share.
     size_t first = 0;
     if (blocks >= 8 * threads) {
         if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;

@@ -1,23 +1,23 @@
 // Streams and events, and the order in which their work is done.
 //
 // By default work is done at the moment it is enqueued: one of the orders in which a GPU may do it, and the fastest
-// here. It hides every missing event and every missing synchronisation, so there is another way: with
-// CUDA_ON_CPU_STREAMS=0..n in the environment work waits in the queue of its stream until the host synchronises with
-// it, and only what the host waits for has to be done by then. 0 does nothing else; with 1 all other streams first run
-// ahead as far as they may; another number is the seed of a random order in between. A program whose streams are
-// ordered by the events they need gives the same bits in all of them; one that reads a buffer too early does not.
+// here. But it hides every missing event and every missing synchronisation. So CUDA_ON_CPU_STREAMS=0..n in the
+// environment makes work wait in the queue of its stream until the host synchronises with it, and only what the host
+// waits for has to be done by then. 0 does nothing else; with 1 all other streams first run ahead as far as they may;
+// any other number is the seed of a random order in between. A program whose streams are ordered by the events they
+// need gives the same bits in all of them; one that reads a buffer too early does not.
 //
-// An operation knows the one thing that it waits for: that another stream has done its first `position` operations. An
-// event is such a pair, and so is the rule that the default stream and the streams that block with it follow each
-// other. Nothing waits for what is not enqueued yet, so there is always something that can run. Work is run by the
-// thread that waits, under one lock. An operation may depend on another process (a collective): it is called again and
-// again until it has ended, other streams may run in between, and while nothing can be done the lock is free.
+// An operation has at most one dependency: that another stream has done its first `position` operations. An event is
+// such a pair, and so is the rule that the default stream and the streams that block with it follow each other. Nothing
+// can depend on work that is not enqueued yet, so some operation can always run. Work is run by the thread that waits,
+// under one lock. An operation may depend on another process (a collective): it is called again and again until it has
+// ended. Meanwhile other streams may run, and the lock is free while nothing can be done.
 //
-// A watchdog asks about events from a thread of its own. A thread that queues nothing only looks: cudaEventQuery takes
-// no lock for it, and makes no progress.
+// A watchdog thread queries events. A thread that queues nothing only looks: cudaEventQuery takes no lock for it, and
+// makes no progress.
 //
-// Copies from and to memory that is not pinned are done when the call returns, as on a GPU (there from a copy of the
-// source).
+// Copies to and from memory that is not pinned are done when the call returns, as on a GPU (which copies the source
+// first).
 #include "cuda_runtime.h"
 #include "nvtx3/nvToolsExt.h"
 
@@ -31,7 +31,7 @@
 #include <string>
 #include <vector>
 
-// Is the wait that this is in one that CUDA_ON_CPU_FORGET leaves out (emulated.cpp)? Frames are kept in that build.
+// Is this the wait that CUDA_ON_CPU_FORGET skips (emulated.cpp)? That build keeps stack frames.
 #ifdef CUDA_ON_CPU_EMULATED
 #define FORGOTTEN cuda_on_cpu_forgotten(__func__, __builtin_frame_address(0))
 #else
@@ -402,7 +402,7 @@ struct alignas(16) queued_launch {
 static void run_queued_launch(void *p) {
     queued_launch *q = static_cast<queued_launch *>(p);
     q->call.args = q + 1;
-    if (cuda_on_cpu_run(&q->config, &q->call) == cudaSuccess) return;  // out of memory: nobody is there to be told
+    if (cuda_on_cpu_run(&q->config, &q->call) == cudaSuccess) return;  // out of memory: nobody to report it to
     fprintf(stderr, "cuda_on_cpu: no memory for a queued kernel\n");
     abort();
 }

@@ -1,20 +1,22 @@
-// The trainer's matrix products on a GPU: cuBLASLt, with every choice that could change the bits taken away from it.
+// The trainer's matrix products on a GPU: cuBLASLt, restricted to choices that cannot change the bits.
 //
-// cuBLASLt asks a heuristic which of its many algorithms to use. What the heuristic knows here is the shape, the type
-// and the device alone, so it answers the same in every run, on every rank and for every buffer:
-//   - it is asked once per kind of product, and the answer is kept;
-//   - it is told that buffers are aligned to 16 bytes, not how far they really are aligned: a tensor at another place in a
-//     shard or a pool must not get another algorithm. (Buffers that are not even aligned to 16 bytes are a kind of their own.) Of
-//     bias and of the GELU's input it looks at the pointers themselves, so it is shown other ones, aligned to 16 bytes and no more;
-//   - of the ways to split a long sum it may use only the one that adds fp32 parts in a fixed order from workspace. The others
-//     round the parts to the type of the output.
+// cuBLASLt asks a heuristic which of its many algorithms to use. Here the heuristic is given the shape, the type and
+// the device alone, so its answer is the same in every run, on every rank and for every buffer:
+//
+// - It is asked once per kind of product, and the answer is kept.
+// - It is told that buffers are aligned to 16 bytes, not how far they really are aligned: a tensor at another place in
+//   a shard or a pool must not get another algorithm. (Buffers that are not aligned to 16 bytes are a kind of their
+//   own.) It looks at the pointers of bias and GELU input themselves, so it is shown other pointers, aligned to exactly
+//   16 bytes.
+// - Of the ways to split a long sum it may use only the one that adds fp32 parts in a fixed order from workspace. The
+//   others round the parts to the type of the output.
 //
 // Two products that run at the same time must not share workspace, so each (device, stream) pair gets its own at its
 // first product.
 //
-// cuBLASLt counts in columns. A row-major matrix is its transpose in column-major order, and c^T = op(b)^T op(a)^T: so
-// b is its first factor, a its second, m and n change places, and bias, one number per row of c^T, is what cuBLASLt
-// calls a bias.
+// cuBLASLt is column-major. A row-major matrix is its transpose in column-major order, and c^T = op(b)^T op(a)^T: so b
+// is its first factor, a its second, m and n change places, and bias, one number per row of c^T, is what cuBLASLt calls
+// a bias.
 #include "device/matmul.h"
 
 #include <cublasLt.h>

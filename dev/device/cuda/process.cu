@@ -1,6 +1,6 @@
-// process_memory on a GPU (dev/device/process.h): what is not free there, divided among the ranks that use it. Other
-// programs on the same GPU count too. The CUDA context and the libraries' code and workspaces are in it, which the
-// books do not have: the caller measures before it allocates anything, and subtracts.
+// process_memory on a GPU (dev/device/process.h): the memory that is not free, divided among the ranks that use the
+// GPU. Other programs on the same GPU count too. It includes the CUDA context and the libraries' code and workspaces,
+// which are not accounted: the caller measures before it allocates anything, and subtracts.
 #include <cuda_runtime.h>
 
 #include "device/process.h"
