@@ -1,5 +1,5 @@
-// bench.h: rounds in which all candidates take turns, and the medians of their times and ratios. These machines are
-// shared: only what ran side by side is compared.
+// bench.h: rounds in which all candidates take turns, and the medians of their times and ratios. Machines are shared,
+// so only what ran side by side is compared.
 #ifndef BENCH_H
 #define BENCH_H
 #include <stdlib.h>

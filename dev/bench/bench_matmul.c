@@ -1,11 +1,11 @@
-// How fast is the CPU's matmul? Prints, for the trainer's shapes, GF/s in fp32 and bf16 beside multi-threaded OpenBLAS
-// (fp32, free to cut the matrices as it likes), and the ratio of the times: at 1.00, the same bits for any number of
+// The speed of the CPU's matmul. Prints, for the trainer's shapes, GF/s in fp32 and bf16 beside multi-threaded OpenBLAS
+// (fp32, free to divide the matrices in any way), and the ratio of the times: at 1.00, the same bits for any number of
 // threads cost nothing.
 //
 //     OMP_NUM_THREADS=2 build/cpu-fp32/bench_matmul [repeats]
 //
-// The three are measured in turn and medians are compared, so that a noisy neighbour hits all of them alike. GF/s of a
-// single run say little on a shared machine; ratios are steadier.
+// The three are measured in turn and medians are compared, so that other load on the machine affects all of them
+// equally. GF/s of a single run say little on a shared machine; ratios are steadier.
 #include <cblas.h>
 #include <omp.h>
 #include <stdint.h>

@@ -1,10 +1,10 @@
-// bench_reduce.c: what the ordered reduction and the all-gather cost. Run under mpirun:
+// bench_reduce.c: the cost of the ordered reduction and of the all-gather. Run under mpirun:
 //
 //     bench_reduce [ELEMENTS [mpi|nccl [REPEATS]]]        default: GPT-2 124M's parameters, mpi, 1
 //
-// copy            every rank copies its buffer once, on its device: what moving the bytes costs here
-// ordered         exchange + our sum in the order of a balanced tree: the same bits every time
-// library's       the transport's own reduce-scatter (MPI_Reduce_scatter_block, ncclReduceScatter): another order on every call
+// copy            every rank copies its buffer once, on its device: the cost of moving the bytes
+// ordered         all-to-all + our sum in the order of a balanced tree: the same bits every time
+// library's       the transport's own reduce-scatter (MPI_Reduce_scatter_block, ncclReduceScatter): order unspecified
 // all-gather      ours, of the parameters
 //
 // A round is REPEATS of a candidate, between two barriers; candidates take turns. Bandwidths are in nccl-tests'

@@ -1,20 +1,21 @@
-// The order of the data is a function of (seed, epoch, global micro-batch index j) and of nothing else. A rank, a
-// stage, the number of ranks or a restart cannot change which tokens are in batch j: this is a precondition for the
-// same bits on 1 and on 8 ranks, and makes the position in the data a number instead of a state that must be saved.
+// The order of the data is a function of (seed, epoch, global micro-batch index j) and of nothing else. Which tokens
+// are in batch j does not depend on the rank, the stage, the number of ranks, or a restart. The same bits on 1 and on 8
+// ranks require this, and it makes the position in the data a number instead of a state that must be saved.
 //
 // A *sample* is one micro-batch: B*T tokens and one more, for the last target. Sample q of a shard starts at its token
-// q*B*T. Batch j is sample number j % S of epoch j / S, S being the number of samples in all shards. Unshuffled, the
+// q*B*T. Batch j is sample number j % S of epoch j / S, where S is the number of samples in all shards. Unshuffled, the
 // shards follow one another. Shuffled, each epoch permutes the shards, then the samples inside each. One generator
-// draws all permutations, one epoch after the other: first that of the shards (of the order that the last epoch left),
-// then those of the samples, in the new order of the shards. This is what llm.c with one process does, so that its runs
-// can be compared with ours; llm.c with several gives each another seed, and an order that depends on their number.
+// draws all permutations, one epoch after the other: first that of the shards (applied to the order of the previous
+// epoch), then those of the samples, in the new order of the shards. This is what llm.c does with one process, so its
+// runs can be compared with ours; with several processes llm.c gives each another seed, and the order depends on their
+// number.
 //
 // The permutations of the current epoch are kept (4 bytes per sample). Another epoch is reached by drawing: forward by
-// skipping whole epochs, which is fast since an epoch draws the same number of words each time (see mt_skip), backward
-// by starting from the seed.
+// skipping whole epochs, which is fast because each epoch draws the same number of words (see mt_skip); backward by
+// starting from the seed.
 //
-// A sample is read with one pread when it is asked for: the page cache is a better cache than we could write, and text
-// or a shard of any size needs a few kilobytes. One file is kept open, that of the last batch.
+// A sample is read with one pread when it is requested: the operating system's page cache suffices, and text or a shard
+// of any size needs a few kilobytes. One file is kept open, that of the last batch.
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>

@@ -1,12 +1,14 @@
-// Training data: micro-batches of tokens by their number. See dataloader.c for the order and the reasons.
+// Training data: micro-batches of tokens, by number. dataloader.c explains the order and the reasons.
 //
-// A micro-batch is B rows of T tokens, and for each token the one that follows it. Any micro-batch can be asked for, in
-// any order, by any rank: batch j of a training run is the same whoever asks, so a run is resumed, on any number of
-// ranks, by arithmetic on j.
+// A micro-batch is B rows of T tokens, and for each token the one that follows it. Any rank can request any
+// micro-batch, in any order: batch j of a training run is the same for all of them. So a run can be resumed, on any
+// number of ranks, by arithmetic on j.
 //
-// Sources, found with a glob pattern and used in the order of their names: - llm.c's token shards (256 int32: 20240520,
-// 1, number of tokens, 0...; then the tokens as uint16), of equal or different sizes; - any other files without NUL
-// bytes: plain text. A byte is a token; the vocabulary is 256.
+// Sources are found with a glob pattern and used in the order of their names:
+//
+// - llm.c's token shards (256 int32: 20240520, 1, number of tokens, 0...; then the tokens as uint16), of equal or
+//   different sizes;
+// - any other files without NUL bytes: plain text. A byte is a token; the vocabulary is 256.
 //
 // Functions that can fail return 0, or -1 with a message in err that names the file and the remedy. Nothing is printed,
 // and nothing is kept outside the Loader. Several loaders may be open; one loader must not be used by two threads at

@@ -1,6 +1,5 @@
-// What all binary files of llm.c have in common: they begin with a header of 256 int32, little-endian as is every
-// machine this runs on, of which word 0 is a magic number and word 1 a version. The rest of the words are each format's
-// own:
+// What all binary files of llm.c have in common: a header of 256 int32, little-endian like every machine this runs on,
+// of which word 0 is a magic number and word 1 a version. The meaning of the other words depends on the format:
 //
 //     model file  dev/gpt2/model_file.c    token shard  dev/data/dataloader.c    tokenizer  dev/data/tokenizer.c
 #ifndef DEV_DATA_LLMC_FILE_H

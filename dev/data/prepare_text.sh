@@ -1,10 +1,10 @@
 #!/bin/sh
 # Makes OUT.txt, a text to train and test with: real English prose, plain ASCII, at least 1 MB, without a network.
 #
-# The source is the King James Bible of Debian's package bible-kjv (4 MB, public domain): one verse a line, a blank line between
-# chapters, verse numbers stripped. Without it, what prose a machine has anyway: licences, documentation, manual pages; then
-# stderr says so.
-# The result depends only on the packages installed. A finished file is left alone: remove it to have it made again.
+# The source is the King James Bible of Debian's package bible-kjv (4 MB, public domain): one verse per line, a blank
+# line between chapters, verse numbers stripped. Without that package, the prose that a machine has anyway: licences,
+# documentation, manual pages; stderr then says so. The result depends only on the packages installed. A finished file
+# is left alone: remove it to make it again.
 set -eu
 export LC_ALL=C
 

@@ -1,20 +1,19 @@
 // The initial weights of a model are a sequence of normals drawn from one generator, tensor after tensor, so that a
-// model started from a seed here is the model that PyTorch and llm.c start from that seed. When the weights are sharded
-// no rank wants the whole sequence, yet all must agree on it, and none should pay for the others' share. Hence the
-// range form of mt_normal: the uniform numbers before and after the wanted elements are skipped. Skipping a Mersenne
-// Twister is cheap (only its state is regenerated, 624 words at a time, in loops that vectorise), and the logarithm,
-// sine and cosine are computed for wanted elements only: 124 million elements take about two seconds in full, a quarter
-// of a second for one rank of eight, 20 ms to skip (one Zen 3 core).
+// model started from a seed here is the model that PyTorch and llm.c start from that seed. When the weights are
+// sharded, no rank needs the whole sequence, yet all must agree on it, and none should pay for the others' shards.
+// Hence the range form of mt_normal: the uniform numbers before and after the requested elements are skipped. Skipping
+// a Mersenne Twister is cheap (only its state is regenerated, 624 words at a time, in loops that vectorise), and
+// logarithm, sine and cosine are computed for requested elements only: 124 million elements take about two seconds in
+// full, a quarter of a second for one rank of eight, 20 ms to skip (one Zen 3 core).
 //
-// Tensors of 16 elements or more are drawn by torch in blocks of 16 uniforms: slot k < 8 gives the radius and slot k +
-// 8 the angle of a Box-Muller pair, cosine to slot k, sine to slot k + 8. If n is not a multiple of 16, the last 16
-// elements are drawn again, at the end: so a tensor costs n draws, or n + 16. Smaller tensors take another path: pairs
-// of doubles from 53 bits each, with the sine kept in the generator for the next element, even if that belongs to
-// another tensor.
+// PyTorch draws tensors of 16 elements or more in blocks of 16 uniforms: slot k < 8 gives the radius and slot k + 8 the
+// angle of a Box-Muller pair, cosine to slot k, sine to slot k + 8. If n is not a multiple of 16, the last 16 elements
+// are drawn again at the end: so a tensor costs n draws, or n + 16. Smaller tensors take another path: pairs of doubles
+// from 53 bits each, with the sine kept in the generator for the next element, even if that belongs to another tensor.
 //
-// The arithmetic is in float where torch's is, with libm's functions. torch itself has two variants (with AVX2 it uses
-// polynomials), which differ by a few 1e-7; the one here is the scalar one, bit for bit what llm.c's initial weights
-// are.
+// The arithmetic is in float where PyTorch's is, with libm's functions. PyTorch itself has two variants (with AVX2 it
+// uses polynomials), which differ by a few 1e-7; this is the scalar one, which equals llm.c's initial weights bit for
+// bit.
 #include <assert.h>
 #include <math.h>
 #include <string.h>

@@ -1,9 +1,9 @@
-// Random numbers for initialisation, shuffling and sampling. See random.c for the why.
+// Random numbers for initialisation, shuffling and sampling. random.c explains the choices.
 //
-// Three things are meant to be the same numbers, to the bit, that PyTorch and llm.c draw: the Mersenne Twister
-// (mt_u32), the normal distribution of torch.Tensor.normal_() on a CPU (mt_normal) and llm.c's permutations
-// (mt_permute). The fourth, xorshift64*, is llm.c's generator for sampling text. No function fails, allocates or keeps
-// anything outside the struct it is given.
+// Three of them give the same numbers, bit for bit, as PyTorch and llm.c: the Mersenne Twister (mt_u32), the normal
+// distribution of torch.Tensor.normal_() on a CPU (mt_normal), and llm.c's permutations (mt_permute). The fourth,
+// xorshift64*, is llm.c's generator for sampling text. No function fails, allocates, or keeps anything outside the
+// struct that it is given.
 #ifndef DEV_DATA_RANDOM_H
 #define DEV_DATA_RANDOM_H
 

@@ -1,6 +1,6 @@
-// Text to token shards in llm.c's format: every byte is a token, the vocabulary is 256. The last tenth of the text
-// becomes the validation shard. The trainer reads text without this; it is for other programs of the format, and for
-// our tests of it.
+// Converts text to token shards in llm.c's format: every byte is a token, the vocabulary is 256. The last tenth of the
+// text becomes the validation shard. The trainer reads text directly; this is for other programs that read the format,
+// and for our tests of it.
 //
 //     tokenize_bytes text.txt train.bin val.bin
 //

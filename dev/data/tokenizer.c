@@ -1,12 +1,12 @@
-// A GPT-2 token is a string of bytes, not of characters: a character outside ASCII may be split over tokens, and a
-// model that is not trained yet emits any bytes at all, including those that clear a terminal or move its cursor, and
-// those that make a log file unreadable for tools that expect UTF-8. So the decoder is a small state machine between
-// the bytes and the printer: it passes ASCII except control characters, collects the bytes of a longer character until
-// it is complete, and writes '?' for every sequence that cannot become one. Control characters (C0 other than newline
-// and tab, DEL, and C1) vanish.
+// A GPT-2 token is a string of bytes, not of characters. A character outside ASCII may be split over several tokens,
+// and an untrained model emits any bytes at all, including those that clear a terminal, move its cursor, or make a log
+// file unreadable for tools that expect UTF-8. So the decoder is a small state machine between the bytes and the
+// printer: it passes ASCII except control characters, collects the bytes of a longer character until it is complete,
+// and writes '?' for every sequence that cannot become one. Control characters (C0 other than newline and tab, DEL, and
+// C1) are dropped.
 //
 // The file: 256 uint32 (20240328, version, number of tokens, in version 2 the end-of-text token; in version 1 that is
-// 50256), then for each token its length in one byte, and its bytes. It is kept in memory as it is, with the offset of
+// 50256), then for each token its length in one byte, and its bytes. It is kept in memory unchanged, with the offset of
 // each token.
 #include <errno.h>
 #include <stdint.h>

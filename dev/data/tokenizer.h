@@ -1,7 +1,7 @@
-// Tokens to text, to show what a model writes. Decoding only. See tokenizer.c.
+// Tokens to text, to print what a model generates. Decoding only. See tokenizer.c.
 //
-// A text is decoded token by token, in order; what comes back is safe to print: complete UTF-8 characters, newline and
-// tab. Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
+// A text is decoded token by token, in order. The result is safe to print: complete UTF-8 characters, newline and tab.
+// Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
 #ifndef DEV_DATA_TOKENIZER_H
 #define DEV_DATA_TOKENIZER_H
 

@@ -1,11 +1,11 @@
 // Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory.
 //
-// A block has `rows` rows of one head to itself (queries; in the backward of keys and values, keys) and walks along the
-// other side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then
-// have one form, product(): a row-major matrix times a row-major matrix, an item of MICRO x PACK of the result per
-// thread. The tiles that causality empties are skipped, and of those it cuts, the empty items. Backward: dq by query
-// rows, dk and dv by key rows; each has one writer and a fixed order of sums. What the block sums up (out, dq, dk, dv)
-// has at most as many items as a GPU's block has threads, and stays in their registers.
+// A block owns `rows` rows of one head (queries; in the backward of keys and values, keys) and walks along the other
+// side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then have one
+// form, product(): a row-major matrix times a row-major matrix, with an item of MICRO x PACK of the result per thread.
+// Tiles that causality leaves empty are skipped, and in tiles that it cuts, the empty items. Backward: dq by query
+// rows, dk and dv by key rows; each has one writer and a fixed order of sums. The sums of a block (out, dq, dk, dv)
+// have at most as many items as a GPU's block has threads, and stay in registers.
 #ifndef GPT2_ATTENTION_CUH
 #define GPT2_ATTENTION_CUH
 

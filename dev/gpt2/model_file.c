@@ -1,11 +1,11 @@
 // A model file is a header of 256 int32 (20240326, version, shape) and the parameters, all fp32 (version 3) or all bf16
-// (version 5), little-endian as is every machine this runs on. Nothing in it depends on how many ranks wrote it, and no
+// (version 5), little-endian like every machine this runs on. Nothing in it depends on how many ranks wrote it, and no
 // rank ever holds the whole: each reads and writes, with pread and pwrite, the elements that it owns.
 //
-// A reader must never see half a file under its final name, also after a crash. So the file grows under a temporary
-// name in the same directory; every rank flushes to the disk what it wrote; then, when all have succeeded, one rename
-// makes it visible, and the directory is flushed so that the rename outlives a power failure. The full length is
-// allocated before the first parameter is written: that the disk is full is known at once and not after minutes.
+// A reader must never see an incomplete file under its final name, even after a crash. So the file is written under a
+// temporary name in the same directory; every rank flushes to disk what it wrote; when all have succeeded, one rename
+// makes it visible, and the directory is flushed so that the rename survives a power failure. The full length is
+// allocated before the first parameter is written, so a full disk is reported at once and not after minutes.
 //
 // A header is not trusted: sizes are bounded before they are multiplied, and the length of the file must agree with
 // them to the byte.

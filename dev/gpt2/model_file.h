@@ -1,9 +1,9 @@
-// llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, model_00000100.bin. See modelfile.c.
+// llm.c's model files: gpt2_124M.bin, gpt2_124M_bf16.bin, model_00000100.bin. See model_file.c.
 //
 // Elements are addressed by *logical index*: their place in the file, the 16 tensors in llm.c's order without gaps.
 // Values are fp32 in memory, whatever the file has. Functions return 0, or -1 and a message in err that names the file
-// and the remedy. No communication: where "all ranks" or "rank 0" call, the caller sees to it, and to a barrier
-// between.
+// and the remedy. They do not communicate: where a comment says "all ranks" or "rank 0", the caller ensures it, and a
+// barrier between the calls.
 #ifndef DEV_MODELFILE_H
 #define DEV_MODELFILE_H
 
