@@ -147,7 +147,7 @@ TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/comm/*.c zero/comm/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c dev/test/harness/*.c \
-                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/attention_cudnn.c)))
+                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
 # Objects are made anew when the commands that make them change, not only when the sources do.

@@ -5,30 +5,27 @@
 //     ./test_gpt2_zero --seed 7               repeats the randomised cases of a run that printed this seed
 //     ./test_gpt2_zero --break order          must fail: the check of the check (order, bit, replica: see below)
 //
-// A *setup* is a model, a batch and a schedule of steps. For each one the expected outcome is computed once, by one
-// process (its owner; the ranks share the setups out), without any of zero/: the model runs on plain buffers, one
-// micro-batch of the step after the other, and dev/test/harness/baseline.c adds, measures and updates in plain loops. A
-// *case* is a setup trained by all ranks through the engine: a stage, a transport, a recompute level, and perhaps a
-// disturbance that must leave no trace: a NaN in one gradient of one rank, validation and inference between the
-// micro-batches, the engine's debug mode (ranks that dawdle, NaN in what was given back), a second engine that trains
-// in turns with the first.
+// A *setup* is a model, a batch and a schedule of steps; its expected outcome is computed once, by one process, on
+// plain buffers (test/harness/gpt2_baseline.cuh). A *case* is a setup trained by all ranks through the engine: a stage,
+// a transport, a recompute level, and perhaps a disturbance that must leave no trace: a NaN in one gradient of one
+// rank, validation and inference between the micro-batches, injected delays and poisoned buffers, a second engine that
+// trains alternately with the first.
 //
-// Then everything is compared by bits: the loss of each micro-batch, the norm of each step as each rank saw it, and
-// every parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the
-// hashes the same in all stages. The models are tiny and odd: what matters here is who owns what, and in which order
-// things are added. Whether the model itself is right is test_model.cu's business.
+// Everything is compared bit by bit: the loss of each micro-batch, the norm of each step as each rank saw it, and every
+// parameter, master weight, m and v, gathered from the ranks that own them. Padding must still be zero, and the hashes
+// the same in all stages. The models are tiny and of odd shapes: what matters here is who owns what, and in which order
+// gradients are added. Whether the model itself is right is tested by test_model.cu.
 //
-// --break perturbs the sharded side. "bit" flips one bit of one gradient element on the last rank in one micro-step;
-// "replica" one of a parameter on the last rank after the last step: every comparison by bits has to notice. "order"
-// hands the micro-batches of a step to the ranks rotated by one: the same gradients added in another order, which
-// changes bits wherever a sum of three or more was not exact.
+// --break perturbs the sharded side, and the test must fail. "bit" flips one bit of one gradient element on the last
+// rank in one micro-step; "replica" one of a parameter on the last rank after the last step: every comparison has to
+// notice. "order" hands the micro-batches of a step to the ranks rotated by one: the same gradients added in another
+// order, which changes bits wherever a sum of three or more was rounded.
 #define TESTING
 #include "train_gpt2_zero.cu"
 
 #include <time.h>
 
-#include "test/harness/ranks.h"
-#include "test/harness/baseline.h"              // the arithmetic of a step without sharding
+#include "test/harness/gpt2_baseline.cuh"       // setups, and the expected outcome of each
 #include "zero/comm/bootstrap/bootstrap_mpi.h"  // how ranks meet, for NCCL
 #include "zero/comm/mpi/comm_mpi.h"             // transports over the same ranks
 #include "zero/comm/nccl/comm_nccl.h"
@@ -38,7 +35,6 @@ enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
-static const uint64_t SEED = 0x243f6a8885a308d3;  // of rounding by chance
 enum {
     SHARED_MEMORY,
     NCCL,
@@ -56,35 +52,13 @@ static const char *const TRANSPORT_NAMES[TRANSPORTS] = { "shared memory", "NCCL"
                                                          "hosts of two",  "messages",
                                                          "two groups",    "four groups, messages" };
 
-// What happens besides training; none may leave a trace in the bits. LIBRARY is the exception: it promises about the
-// same loss only.
-enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DEBUG, TWIN, LIBRARY };
+// What happens besides training, and must not change a bit. LIBRARY is the exception: it promises a similar loss only.
+enum Disturbance { NOTHING, NAN_GRADIENT, LOOK_BETWEEN, DELAYS, TWIN, LIBRARY };
 static const char *const DISTURBANCE_NAMES[] = {
-    "", ", NaN in a gradient", ", validation between", ", debug mode", ", two engines", ", library reduction"
+    "", ", NaN in a gradient", ", validation between", ", injected delays", ", two engines", ", library reduction"
 };
 
 enum Breakage { BREAK_NOTHING, BREAK_ORDER, BREAK_BIT, BREAK_REPLICA };
-
-typedef struct Setup {
-    char name[64];
-    GPT2Config config;
-    size_t B, T, steps;
-    size_t G[4];        // micro-batches per rank in step s: G[s % 4]; 0: so that M is 8, if N divides
-                        // it
-    float clip, decay;  // clip 0: never
-    int no_master = 0;  // BF16 builds: updates are rounded by chance; a setup of its own, as the
-                        // outcome is another
-
-    // The expected outcome. Its numbers are on the owner alone, the tables of tensors on all ranks.
-    int owner = 0;
-    zero_tensor *tensors = NULL;
-    baseline b = {};
-    double *losses = NULL;                 // one per micro-batch, in the order of (step, j)
-    double *norms = NULL;                  // one per step
-    floatX *params = NULL, *grads = NULL;  // the plain buffers that it was computed on, in device memory
-    int has_hashes = 0;
-    uint64_t hashes[2] = {};  // of the first case by bits, for the others to equal
-} Setup;
 
 typedef struct Case {
     int stage, transport, recompute;
@@ -99,158 +73,18 @@ typedef struct Trainer {
     zero_accounting memory;
     GPT2 model;
     GPT2Units units;
-    double *losses, *norms;  // of this rank: one per micro-step, one per step
-    enum {
-        CLEAN,
-        ADD_NAN,
-        FLIP_BIT
-    } tampering;       // with unit 1's gradients at their next release on the last
-                       // rank
-    floatX *tampered;  // where
-    float *visited;    // a state's elements that this rank owns, 0 elsewhere
+    double *losses, *norms;                       // of this rank: one per micro-step, one per step
+    enum { CLEAN, ADD_NAN, FLIP_BIT } tampering;  // with unit 1's gradients at their next release, on the last rank
+    floatX *tampered;                             // where
+    float *visited;                               // a state's elements that this rank owns, 0 elsewhere
     unsigned long long num_visited;
 } Trainer;
 
-static int rank, ranks;
 static enum Breakage breakage;
-static cudaStream_t stream;
-// all ranks; those of a group; of the other groups
+// all ranks; those of a shard group; those that hold the same shard
 static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];
 
-// ----------------------------------------------------------------------------
-// What the test cannot go on without
-
-static void must(int ok, const char *what, const char *words) { REQUIRE(ok, "%s: %s", what, words); }
-
-template <class T> static T *new_zeroed(size_t count) {
-    T *p = (T *)calloc(count + 1, sizeof(T));
-    must(p != NULL, "calloc", "out of host memory");
-    return p;
-}
-
-// ----------------------------------------------------------------------------
-// What both sides are given: tokens, initial weights, hyperparameters
-
-static int *new_tokens(const Setup *s, size_t step, size_t j) {
-    int *tokens = new_zeroed<int>(s->B * s->T + 1);
-    baseline_tokens(tokens, s->B * s->T + 1, s->config.vocab_size, step, j);
-    return tokens;
-}
-
-// Elements of a tensor, in the signature of zero_fill_fn.
-static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
-    const Setup *s = (const Setup *)setup;
-    const char *name = s->tensors[t].name;
-    const float mean = strncmp(name, "ln", 2) == 0 && name[strlen(name) - 1] == 'w';
-    // rows of wte that no token has
-    const size_t end = t == 0 ? s->config.vocab_size * s->config.channels : s->tensors[t].numel;
-    for (size_t i = 0; i < count; i++) {
-        const float noise = (float)(baseline_mix(baseline_mix(t) + begin + i) >> 40) / 16777216.0f - 0.5f;
-        out[i] = begin + i < end ? mean + 0.1f * noise : 0.0f;
-    }
-    return 0;
-}
-
-static zero_hyperparameters hyperparameters(const Setup *s, size_t step, double norm) {
-    const float lr = 3e-3f / (float)(1 + step % 5),
-                scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
-    return { lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1 };
-}
-
-static size_t micro_steps(const Setup *s, size_t steps) {
-    size_t n = 0;
-    for (size_t k = 0; k < steps; k++) n += s->G[k % 4];
-    return n;
-}
-
-static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
-    int *tokens = new_tokens(s, step, j);
-    gpt2_forward(model, tokens, tokens + 1, s->B, s->T, 1);
-    const double loss = gpt2_loss(model);
-    gpt2_backward(model);
-    free(tokens);
-    return loss;
-}
-
-static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh,
-                       zero_accounting *memory) {
-    char err[256] = "";
-    must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0,
-         "gpt2_create", err);
-}
-
-// ----------------------------------------------------------------------------
-// The expected outcome: one process, plain buffers
-
-static size_t first_element(const Setup *s, size_t unit) {
-    size_t t = 0;
-    while (s->tensors[t].unit != unit) t++;
-    return s->b.offset[t];
-}
-
-static void *plain_params(void *ctx, size_t unit) { return ((Setup *)ctx)->params + first_element((Setup *)ctx, unit); }
-static void *plain_grads(void *ctx, size_t unit) { return ((Setup *)ctx)->grads + first_element((Setup *)ctx, unit); }
-static void plain_release(void *, size_t) {}
-
-static void train_plainly(Setup *s) {
-    const size_t bytes = s->b.numel * sizeof(floatX);
-    const zero_mesh alone = { 1, 1, 1, 0, 0, 0, 1, 1, 0, 0 };
-    const GPT2Units units = { s, plain_params, plain_release, plain_grads, plain_release };
-    zero_accounting memory = {};
-    GPT2 model = {};
-    cudaCheck(cudaMalloc((void **)&s->params, bytes));
-    cudaCheck(cudaMalloc((void **)&s->grads, bytes));
-    make_model(&model, s, 0, &units, &alone, &memory);
-    char *params = new_zeroed<char>(bytes);  // on the host
-    for (size_t t = 0; t < s->b.num_tensors; t++) fill(s, t, 0, s->tensors[t].numel, s->b.w + s->b.offset[t]);
-    for (size_t i = 0; i < s->b.numel && s->no_master; i++) s->b.w[i] = baseline_rounded(s->b.w[i], FLOATX);
-    s->b.no_master = s->no_master;
-    s->b.seed = SEED;
-    double *loss = s->losses;
-    for (size_t step = 0; step < s->steps; step++) {
-        const size_t G = s->G[step % 4], M = G * (size_t)ranks;
-        void **micro = new_zeroed<void *>(M);
-        baseline_store(&s->b, params, FLOATX);
-        cudaCheck(cudaMemcpy(s->params, params, bytes, cudaMemcpyHostToDevice));
-        for (size_t j = 0; j < M; j++) {
-            micro[j] = new_zeroed<char>(bytes);
-            cudaCheck(cudaMemsetAsync(s->grads, 0, bytes, stream));
-            *loss++ = micro_batch(&model, s, step, j);
-            cudaCheck(cudaStreamSynchronize(stream));
-            cudaCheck(cudaMemcpy(micro[j], s->grads, bytes, cudaMemcpyDeviceToHost));
-        }
-        baseline_sum(&s->b, micro, FLOATX, G, (size_t)ranks);
-        s->norms[step] = baseline_norm(&s->b, M);
-        const zero_hyperparameters a = hyperparameters(s, step, s->norms[step]);
-        baseline_adamw(&s->b, &a, M);
-        for (size_t j = 0; j < M; j++) free(micro[j]);
-        free(micro);
-    }
-    free(params);
-    gpt2_destroy(&model);
-    cudaCheck(cudaFree(s->params));
-    cudaCheck(cudaFree(s->grads));
-}
-
-static void expect(Setup *s, int owner) {
-    const size_t num_tensors = gpt2_num_tensors(&s->config);
-    s->owner = owner;
-    s->tensors = new_zeroed<zero_tensor>(num_tensors);
-    gpt2_tensors(&s->config, s->tensors);
-    must(baseline_create(&s->b, s->tensors, num_tensors) == 0, "baseline_create", "out of host memory");
-    s->losses = new_zeroed<double>(micro_steps(s, s->steps) * (size_t)ranks);
-    s->norms = new_zeroed<double>(s->steps);
-    if (rank == owner) train_plainly(s);
-}
-
-static void forget(Setup *s) {
-    baseline_destroy(&s->b);
-    free(s->tensors);
-    free(s->losses);
-    free(s->norms);
-}
-
-// ----------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // The sharded side: the model on an engine
 
 static void engine_must(const Trainer *t, int ok, const char *call) { must(ok, call, zero_error(t->z)); }
@@ -307,12 +141,11 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.settings.reduction = c->disturbance == LIBRARY ? ZERO_REDUCE_LIBRARY : ZERO_REDUCE_EXACT;
     config.tensors = s->tensors;
     config.num_tensors = s->b.num_tensors;
-    // of ranks that shard; else all ranks are one
     const int groups = stage > 0 && config.settings.reduction == ZERO_REDUCE_EXACT;
     config.shard_comm = groups ? shards[c->transport] : comms[c->transport];
     config.replicate_comm = groups ? replicas[c->transport] : NULL;
     config.accounting = &t->memory;
-    config.settings.delay_seed = c->disturbance == DEBUG ? 1 + (uint64_t)c->stage : 0;
+    config.settings.delay_seed = c->disturbance == DELAYS ? 1 + (uint64_t)c->stage : 0;
     config.stream = stream;
     size_t order[64];
     must(gpt2_unit_order(&s->config, NULL) <= 64, "order of units", "too many layers for this test");
@@ -331,7 +164,8 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
 static void trainer_destroy(Trainer *t) {
     gpt2_destroy(&t->model);
     zero_destroy(t->z);
-    CHECK(t->memory.total_live == 0, "%zu bytes of device memory are still booked after the end", t->memory.total_live);
+    CHECK(t->memory.total_live == 0, "%zu bytes of device memory are still accounted after the end",
+          t->memory.total_live);
     free(t->losses);
     free(t->norms);
 }
@@ -356,7 +190,7 @@ static void trainer_step(Trainer *t, size_t step) {
 
 // A step whose gradient holds one NaN, on one rank, in one micro-step: all ranks see it in the norm, and nothing comes
 // of it.
-static void step_in_vain(Trainer *t, size_t step) {
+static void discarded_step(Trainer *t, size_t step) {
     const size_t G = t->s->G[step % 4];
     uint64_t before[2], after[2];
     double norm = 0;
@@ -382,7 +216,7 @@ static void look(Trainer *t, size_t step) {
     free(tokens);
 }
 
-// ----------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // The comparison
 
 static int collect(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
@@ -419,7 +253,7 @@ static void compare_state(Trainer *t, enum zero_state state, const char *name, c
     free(all);
 }
 
-// All between the tensors, after the last one, and the rows of wte beyond the vocabulary.
+// What lies between the tensors and after the last one, and the rows of wte beyond the vocabulary, must be zero.
 static void check_padding(Trainer *t) {
     const zero_layout *l = zero_get_layout(t->z);
     for (size_t u = 0; u < l->num_units; u++) {
@@ -472,7 +306,7 @@ static void compare_losses(const Trainer *t, double tolerance, double ends[2]) {
     free(norms);
 }
 
-// Everything, once training is over. Returns the hash of the optimizer's state.
+// Compares everything once training is over. Returns the hash of the optimizer state.
 static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
     Setup *s = t->s;
     uint64_t hashes[2] = { 0, 0 };
@@ -491,7 +325,7 @@ static uint64_t compare(Trainer *t, int by_bits, double ends[2]) {
     return hashes[1];
 }
 
-// ----------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // The cases
 
 static void train_and_compare(Setup *s, Case c) {
@@ -500,7 +334,7 @@ static void train_and_compare(Setup *s, Case c) {
     for (int i = 0; i < twins; i++) trainer_create(&trainers[i], s, (c.stage + i) % STAGES, &c);
     for (size_t step = 0; step < s->steps; step++) {
         const size_t G = s->G[step % 4];
-        if (c.disturbance == NAN_GRADIENT && step % 2) step_in_vain(&trainers[0], step);
+        if (c.disturbance == NAN_GRADIENT && step % 2) discarded_step(&trainers[0], step);
         for (size_t g = 0; g < G; g++) {
             if (c.disturbance == LOOK_BETWEEN) look(&trainers[0], step);
             for (int i = 0; i < twins; i++) {
@@ -514,8 +348,8 @@ static void train_and_compare(Setup *s, Case c) {
     double ends[2] = {};
     uint64_t hash = 0;
     for (int i = 0; i < twins; i++) {
-        if (breakage == BREAK_REPLICA) {  // all of them: in stage 3 they meet to fetch parameters, and the copy
-                                          // is no replica
+        if (breakage ==
+            BREAK_REPLICA) {  // collective: in stage 3 acquiring is an all-gather, and its buffer is no replica
             void *params = sharded_params(&trainers[i], 0);
             if (rank == ranks - 1) tamper((floatX *)params, 0);
             sharded_release_params(&trainers[i], 0);
@@ -561,7 +395,7 @@ static void run_emulated(void) {
         for (int d = NOTHING; d <= NAN_GRADIENT; d++)
             run_case(&small, { stage, (stage + d) % TRANSPORTS, stage % 3, (enum Disturbance)d });
     }
-    forget(&small);
+    destroy_setup(&small);
 }
 
 static void run_all(uint64_t seed) {
@@ -607,7 +441,41 @@ static void run_all(uint64_t seed) {
                   recompute = (int)draw(&seed, 3);
         run_case(&setups[i], { stage, transport, recompute, (enum Disturbance)draw(&seed, LIBRARY) });
     }
-    for (int i = 0; i < num_setups; i++) forget(&setups[i]);
+    for (int i = 0; i < num_setups; i++) destroy_setup(&setups[i]);
+}
+
+// Creates one of each kind. Without a GPU for each rank NCCL's are NULL.
+static void create_transports(zero_accounting *memory) {
+    zero_bootstrap *boot;
+    must(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "");
+    for (int i = 0; i < TRANSPORTS; i++) {
+        const int nccl = i == NCCL || i == NCCL_TWO_GROUPS;
+        if (nccl && !nccl_runs_here()) continue;
+        zero_comm_nccl_config nccl_config = {};
+        nccl_config.timeout_s = 60;
+        zero_comm_mpi_config config = {};
+        config.timeout_s = 60;
+        config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
+        config.staged = i == STAGED;
+        config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
+        // Groups sum the same tree only if their number and size are powers of two.
+        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2
+                           : i == FOUR_GROUPS                      ? 4
+                                                                   : 1,
+                  power = (ranks & (ranks - 1)) == 0;
+        zero_mesh mesh;
+        char err[512];
+        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err,
+                                  sizeof err);
+        if (rc == ZERO_OK && nccl)
+            rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, memory, &comms[i], &shards[i], &replicas[i], err,
+                                      sizeof err);
+        else if (rc == ZERO_OK)
+            rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, memory, &comms[i], &shards[i], &replicas[i], err,
+                                     sizeof err);
+        must(rc == ZERO_OK, TRANSPORT_NAMES[i], err);
+    }
+    zero_bootstrap_destroy(boot);
 }
 
 int main(int argc, char **argv) {
@@ -633,36 +501,7 @@ int main(int argc, char **argv) {
         printf("%d ranks, %s, seed of the random cases %llu\n", ranks, FLOATX == ZERO_F32 ? "FP32" : "BF16", seed);
     cudaCheck(cudaStreamCreate(&stream));
     zero_accounting memory = {};
-    zero_bootstrap *boot;
-    must(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "");
-    for (int i = 0; i < TRANSPORTS; i++) {
-        const int nccl = i == NCCL || i == NCCL_TWO_GROUPS;
-        if (nccl && !nccl_runs_here()) continue;
-        zero_comm_nccl_config nccl_config = {};
-        nccl_config.timeout_s = 60;
-        zero_comm_mpi_config config = {};
-        config.timeout_s = 60;
-        config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
-        config.staged = i == STAGED;
-        config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
-        // Groups are the same tree of sums only if all numbers are powers of two.
-        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2
-                           : i == FOUR_GROUPS                      ? 4
-                                                                   : 1,
-                  power = (ranks & (ranks - 1)) == 0;
-        zero_mesh mesh;
-        char err[512];
-        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err,
-                                  sizeof err);
-        if (rc == ZERO_OK && nccl)
-            rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, &memory, &comms[i], &shards[i], &replicas[i], err,
-                                      sizeof err);
-        else if (rc == ZERO_OK)
-            rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, &memory, &comms[i], &shards[i], &replicas[i], err,
-                                     sizeof err);
-        must(rc == ZERO_OK, TRANSPORT_NAMES[i], err);
-    }
-    zero_bootstrap_destroy(boot);
+    create_transports(&memory);
     if (EMULATED)
         run_emulated();
     else

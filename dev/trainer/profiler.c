@@ -51,6 +51,35 @@ size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master) {
     return master == ZERO_MASTER_SPLIT ? grad_m_v + 2 * (2 + 2) : grad_m_v + 2 * 4 + 2;
 }
 
+// The engine (zero/). The gradients of a micro-batch are zeroed, sent by all-to-all, and added in fp32; a partial sum
+// of earlier micro-batches is merged once for each micro-batch but one. Then follow the norm, the update, and the new
+// parameters.
+static void add_engine(const ProfileRun *r, Rows *rows) {
+    const size_t L = r->config.num_layers, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
+    ProfileWork *w;
+    const double numel = (double)r->numel, shard = numel / (double)r->ranks;
+    const size_t units = L + 1;
+    const double merges = (double)(G - 1);
+    const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
+    add(rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
+    w = add(rows, library ? "reduce" : "all-to-all", G * units, 0);
+    w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
+    if (!library)
+        add(rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
+    add(rows, "norm", 1, 4 * shard);
+    if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
+    add(rows, "AdamW", units, 0)->bytes = (stage == 0 ? numel : shard) *
+                                          (double)profile_adamw_bytes(r->settings.dtype, r->settings.master);
+    if (stage == 1 || stage == 2) {
+        add(rows, "all-gather", units, 0)->wire = r->param_bytes;
+        add(rows, "all-gather: wait", 0, 0);
+    }
+    if (stage == 3 && r->ranks > 1) {
+        add(rows, "unshard", 0, 0)->wire = r->param_bytes;
+        add(rows, "unshard: wait", 0, 0);
+    }
+}
+
 size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     Rows rows = { work, 0 };
     const size_t R = r->B * r->T, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
@@ -110,29 +139,7 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
         add_product(&rows, "dweight", R, in, out, calls, b, 0);
     }
 
-    // The engine (zero/): gradients of a micro-batch are zeroed, sent to their owners, and added in fp32; a partial sum is
-    // merged once for each micro-batch but one in the end. Then the norm, the update, and new parameters.
-    const double numel = (double)r->numel, shard = numel / (double)r->ranks;
-    const size_t units = L + 1;
-    const double merges = (double)(G - 1);
-    const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
-    add(&rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
-    w = add(&rows, library ? "reduce" : "all-to-all", G * units, 0);
-    w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
-    if (!library)
-        add(&rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
-    add(&rows, "norm", 1, 4 * shard);
-    if (stage == 0 && r->ranks > 1) add(&rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
-    add(&rows, "AdamW", units, 0)->bytes = (stage == 0 ? numel : shard) *
-                                           (double)profile_adamw_bytes(r->settings.dtype, r->settings.master);
-    if (stage == 1 || stage == 2) {
-        add(&rows, "all-gather", units, 0)->wire = r->param_bytes;
-        add(&rows, "all-gather: wait", 0, 0);
-    }
-    if (stage == 3 && r->ranks > 1) {
-        add(&rows, "unshard", 0, 0)->wire = r->param_bytes;
-        add(&rows, "unshard: wait", 0, 0);
-    }
+    add_engine(r, &rows);
     return rows.n;
 }
 
