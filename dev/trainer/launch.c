@@ -1,19 +1,20 @@
-// Three ways to start, by llm.c's flags:
+// Three ways to start, with llm.c's flags:
 //
-//     -pi mpi     mpirun, or srun --mpi=pmix: MPI knows rank, ranks, and who shares a host
-//     -pi tcp     anything that starts processes: -pn and -pr say who this is, -ps where rank 0 listens
+//     -pi mpi     mpirun, or srun --mpi=pmix: MPI knows rank, ranks, and which ranks share a host
+//     -pi tcp     anything that starts processes: -pn and -pr give number and rank, -ps is where rank 0 listens
 //     -pi fs      the same, with a shared directory (-pf) instead of a server
 //
-// With tcp and fs nothing of MPI is called, not even MPI_Init: under a scheduler that was built for another MPI it
+// With tcp and fs no MPI function is called, not even MPI_Init: under a scheduler that was built for another MPI it
 // would end the process, or make each one a rank 0 of its own. So the command line is read first, and MPI is started
-// only if it is wanted; where the command line is wrong, it is searched for -pi alone, so that with mpirun the ranks
-// can agree on who complains.
+// only if needed. A command line that cannot be parsed is searched for -pi alone, so that with mpirun the ranks can
+// agree on which of them reports the error.
 //
-// Ranks of one host: -pg, as in llm.c, or those that have the same host name and the same boot. (The name alone is not
-// enough, nor the boot: containers of one machine have the same boot, and may each have GPUs of their own.)
+// Ranks of one host are those in a row of -pg, as in llm.c, or those with the same host name and the same boot. (The
+// name alone is not enough, nor is the boot: containers of one machine have the same boot, and may each have GPUs of
+// their own.)
 //
-// A run's name, by which two runs at one port or in one directory are told apart, is that of Slurm's job and step,
-// where there are any.
+// Two runs at one port or in one directory are distinguished by a run's name: that of Slurm's job and step, where there
+// are any.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@
 
 static Launch here = { 0, 1, 0, 1, 0 };
 static zero_bootstrap *bootstrap;
-static int leaving;  // a meeting has failed: the ranks are no longer in step
+static int leaving;  // a collective has failed: the ranks are no longer in step
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
@@ -159,7 +160,7 @@ int launch_together(double seconds, char *missing, size_t missing_bytes) {
         return 1;
     }
     if (bootstrap != NULL && zero_bootstrap_error(bootstrap)[0] == '\0') {
-        // A rank that is in another all-gather has another size there; so it learns of this, and does not take it for
+        // A rank in another all-gather has another size there; so it notices, and does not mistake this one for
         // its own.
         static const char word[7] = "meeting";
         char *all = malloc(sizeof word * (size_t)here.ranks);

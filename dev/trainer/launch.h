@@ -1,7 +1,7 @@
 // How this process was started, and how it ends together with the others. See launch.c.
 //
-// Everything about that is kept here, for the whole process: who this rank is, how the ranks found each other (-pi),
-// whether there is MPI at all. Nothing here prints, and only launch_abort exits.
+// State of the whole process: its rank, how the ranks found each other (-pi), whether MPI is used. Nothing here prints,
+// and only launch_abort exits.
 #ifndef DEV_LAUNCH_H
 #define DEV_LAUNCH_H
 
@@ -17,7 +17,7 @@ extern "C" {
 typedef struct {
     int rank, ranks;
     int local_rank, local_ranks;  // on this host; once launch_connect has found them
-    int mpi;                      // 1: MPI is there. 0: -pi tcp or fs, and nothing of MPI may be called
+    int mpi;                      // 1: MPI is used. 0: -pi tcp or fs, and no MPI function may be called
 } Launch;
 
 // Before launch_begin: rank 0 of 1.
@@ -32,19 +32,19 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv);
 // message.
 int launch_connect(const Options *o, char *err, size_t err_bytes);
 
-// For a transport that has ids to hand around: what launch_connect made, or with MPI a new one. All ranks. It stays
-// ours. NULL: a message in err.
+// Returns the bootstrap by which a transport exchanges its ids: that of launch_connect, or with MPI a new one. This
+// module keeps ownership. NULL: a message in err. All ranks.
 zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes);
 
-// For a rank that has to give up: 1 if all ranks come here within so many seconds. 0: missing says who does not, where
-// that is known, else "".
+// Called by a rank that has failed. Returns 1 if all ranks call it within so many seconds. Else 0, and missing names
+// the ranks that have not, where that is known (else "").
 int launch_together(double seconds, char *missing, size_t missing_bytes);
 
-// Ends the process, and with MPI all others too. Without MPI they notice by their time-outs, unless whoever started
-// them sees to it.
+// Ends the process, and with MPI all others too. Without MPI they notice by their time-outs, unless the launcher ends
+// them.
 __attribute__((noreturn)) void launch_abort(void);
 
-// The good end, of all ranks.
+// Ends a successful run. All ranks.
 void launch_end(void);
 
 #ifdef __cplusplus

@@ -1,12 +1,12 @@
 // The lines are llm.c's, character by character where tools read them: its scripts cut the loss out of the step line by
-// columns and split main.log at spaces and colons. Where a number is not known (the peak of a GPU that is not in the
-// table, or of a CPU) the line says "n/a" rather than a made-up percentage.
+// columns and split main.log at spaces and colons. Where a number is unknown (the peak of a CPU, or of a GPU that is
+// not in the table) the line has "n/a" instead.
 //
-// The z-score tells whether a step is unlike the 128 before it: training can be told to skip such updates (-sl, -sg).
-// It is computed from the window itself, in double, each time: 128 additions are nothing beside a step, and running
-// sums would lose the variance of a loss that changes slowly to cancellation.
+// The z-score shows how unusual a step is compared with the 128 before it; training can skip the updates of outliers
+// (-sl, -sg). It is computed from the window itself, in double, each time: 128 additions cost nothing beside a step,
+// and running sums would lose the variance of a slowly changing loss to cancellation.
 //
-// Learning rates are a function of the step alone, so a run that is continued has the rate it would have had.
+// Learning rates are a function of the step alone, so a resumed run has the rate that it would have had.
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-// What a training run says and computes about itself: the learning rate of a step, how unusual its loss and norm are,
-// how well the GPU is used, the line that is printed and the lines of main.log. See trainlog.c.
+// What a training run computes and prints about itself: the learning rate of a step, how unusual its loss and norm are,
+// how well the GPU is used, the step line and the lines of main.log. See log.c.
 //
 // Nothing here communicates, prints or exits. Only rank 0 opens a log; on the other ranks, and without -o, the
 // functions of a log do nothing.
@@ -26,7 +26,7 @@ typedef struct {
 
 double schedule_lr(const Schedule *s, size_t step);
 
-// A window of the last values, to tell outliers.
+// A window of the last values, to find outliers.
 #define OUTLIER_WINDOW 128
 
 typedef struct {

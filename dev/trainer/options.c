@@ -1,15 +1,15 @@
-// One table says everything about a flag: its names, its type and range, where its value goes, its default (as a user
-// would write it, so that it is parsed by the same code and shown by --help), the help, and whether it does something
-// yet. A flag of llm.c that is not there yet is in the table too: its "off" values are accepted, so that llm.c's
-// scripts run as they are, and any other is refused with a remedy. None is ever ignored in silence.
+// One table holds everything about a flag: its names, its type and range, where its value goes, its default (as a user
+// would write it, so that the same code parses it and --help shows it), the help, and whether it is implemented. A flag
+// of llm.c that is not implemented is in the table too: its "off" values are accepted, so that llm.c's scripts run
+// unchanged, and any other value is refused with a remedy. No flag is ever ignored silently.
 //
-// llm.c's flags are one dash and one or two letters: -n and -nk are two flags, not -n with the value "k". That is what
-// getopt_long_only parses. It also accepts any unambiguous beginning of a name, so that "-max" would mean --max-steps
-// until the day a --max-something is added. Beginnings are refused: the word that was parsed is compared with the name
-// that getopt found.
+// llm.c's flags are one dash and one or two letters: -n and -nk are two flags, not -n with the value "k".
+// getopt_long_only parses these, but it also accepts any unambiguous prefix of a name, so that "-max" would mean
+// --max-steps until the day a --max-something is added. Prefixes are refused: the word that was parsed is compared with
+// the name that getopt found.
 //
-// Numbers are parsed strictly: the whole word, in range, finite. The last of several equal flags counts, as in llm.c.
-// After all flags are read come the rules that concern more than one, or the build.
+// Numbers are parsed strictly: the whole word, in range, finite. If a flag is given several times the last one counts,
+// as in llm.c. After all flags are read, the rules that involve several flags, or the build, are checked.
 #include <assert.h>
 #include <errno.h>
 #include <getopt.h>
@@ -349,7 +349,7 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
     }
     longs[2 * NUM_FLAGS] = (struct option){ "help", no_argument, NULL, HELP };
 
-    optind = 0;  // glibc: start anew, also after a call that ended half-way
+    optind = 0;  // glibc: start again, also after a call that ended half-way
     opterr = 0;
     int next = 1;
     while (next < argc) {

@@ -1,13 +1,12 @@
-// The planner asks zero/cost.c, which is also what a run prints beside its measurements; so what is said here before a
-// run is what the run says of itself, to the byte. It does so for all stages side by side, and for other numbers of
-// ranks to find the smallest that fits.
+// The planner asks zero/cost.c, whose formulas a run also prints beside its measurements; so a plan and its run agree
+// to the byte. It does so for all stages side by side, and for other numbers of ranks to find the smallest that fits.
 //
 // That search relies on memory per rank falling with the number of ranks N, which is true up to the padding (64 N
-// elements a unit): first powers of two, then bisection between the last that did not fit and the first that did. The
-// answer fits, and one rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be
-// whole, so only N that divide it count, and all of them are tried.
+// elements per unit): first powers of two, then bisection between the last that did not fit and the first that did. The
+// answer fits, and one rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be a
+// whole number, so only N that divide it count, and all of them are tried.
 //
-// Time is an estimate from three given numbers, with no model of latency: computing takes FLOPs / (N x peak x
+// Time is an estimate from three given numbers, without a model of latency: computing takes FLOPs / (N x peak x
 // efficiency), receiving takes bytes / bandwidth. A step takes at least the larger of the two (if one hides the other
 // entirely), at most their sum.
 #include <string.h>

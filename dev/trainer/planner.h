@@ -1,7 +1,7 @@
-// Will it fit, and how long will it take? See plan.c.
+// Will it fit, and how long will it take? See planner.c.
 //
-// A plan is a pure function of its input: no ranks, no device, no model memory. Bytes are those of rank 0; other ranks
-// differ only in the optimizer's tiles (a few bytes of "transport").
+// A plan is a pure function of its input: it needs no ranks, no device and no memory for a model. Bytes are those of
+// rank 0; other ranks differ only in the number of optimizer chunks (a few bytes of "transport").
 #ifndef DEV_PLAN_H
 #define DEV_PLAN_H
 

@@ -1,13 +1,13 @@
-// Where a step's time goes, beside the time that it would take at best (--profile).
+// Where a step's time goes, beside the least time that it could take (--profile).
 //
-// Two parts that know nothing of each other until the table is printed. The clock: pairs of CUDA events around each
-// piece of work that the host queues, added up by name. The formulas: what each kind of work of a GPT-2 step has to
-// move and to compute, from the sizes of the run alone; divided by what the device can do, that is the floor of its
-// time.
+// There are two parts, independent of each other until the table is printed. The clock: pairs of CUDA events around
+// each piece of work that the host queues, added up by name. The formulas: the bytes and operations that each kind of
+// work of a GPT-2 step needs, from the sizes of the run alone; divided by what the device can do, they give the floor
+// of its time.
 //
-// A time is what passes on the stream between the two events. It is that of the work if the stream is busy; a stream
-// that waits, for the host or for another stream, waits inside it too. Work on different streams overlaps, so the times
-// may sum to more than the step. Without a profile (NULL) begin and end are one comparison.
+// A time is what passes on the stream between the two events. It is that of the work if the stream is busy; if the
+// stream waits in between, for the host or for another stream, the wait is included. Work on different streams
+// overlaps, so the times may sum to more than the step. Without a profile (NULL) begin and end cost one comparison.
 #ifndef DEV_PROFILE_H
 #define DEV_PROFILE_H
 
@@ -74,7 +74,7 @@ typedef struct Profile Profile;
 Profile *profile_create(void);  // NULL: out of memory
 void profile_destroy(Profile *p);
 
-// Begins must have their ends, and may nest. name: "residual_kernel" counts as "residual", "f_kernel<64>" as "f".
+// Each begin needs an end; pairs may nest. name: "residual_kernel" counts as "residual", "f_kernel<64>" as "f".
 // Errors of CUDA are kept for profile_end_step.
 void profile_begin_work(Profile *p, const char *name, cudaStream_t stream);
 void profile_end_work(Profile *p);
