@@ -1,16 +1,22 @@
 #!/bin/sh
-# Installs what the build needs and this machine lacks, on Debian and its relatives (apt). When nothing is missing it changes nothing and takes
-# a fraction of a second, so `make` calls it every time.
+# Installs what the build needs and this machine lacks, on Debian, Ubuntu and their relatives (apt). `make` runs it every
+# time: when nothing is missing it changes nothing and takes a fraction of a second.
 #
-# What counts is whether a program with the headers and libraries can be compiled and linked, not which packages a machine says it has: a
-# library that was built by hand is as good. Without a compiler, MPI and xxHash nothing can be built, so that is an error; what only the tests,
-# the benchmarks and the default text need is tried for once (build/setup-tried says so) and otherwise reported in a line.
-# CUDA is not installed: where nvcc is found it is used, and without it everything runs on the CPU.
+#     scripts/setup.sh                    what the build, the tests and the benchmarks need
+#     scripts/setup.sh clang-format-14    that too, for `make format` and `make check-format`
+#
+# A thing is there if a program with its headers and libraries compiles and links, not if a package is installed: a
+# library that was built by hand is as good. Without a compiler, MPI and xxHash nothing can be built, so that is an
+# error. What only a benchmark and the default text need is tried once (build/setup-tried) and otherwise reported in
+# one line. CUDA is not installed: where there is an nvcc it is used, and without one everything runs on the CPU.
+#
+# Prints one line for each set of packages; apt's own output goes to build/setup.log, and its end is printed if it fails.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
 NEEDED="build-essential openmpi-bin libopenmpi-dev libxxhash-dev"
 TRIED=build/setup-tried
+LOG=build/setup.log
 
 have() {
     command -v "$1" > /dev/null 2>&1
@@ -49,28 +55,36 @@ can_install() {
     have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
 }
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then
-        env DEBIAN_FRONTEND=noninteractive "$@"
-    else
-        sudo env DEBIAN_FRONTEND=noninteractive "$@"
-    fi
+# apt ARGUMENTS...: apt-get as root, its output in the log
+apt() {
+    mkdir -p build
+    sudo=$([ "$(id -u)" = 0 ] || echo sudo)
+    echo "== apt-get $*" >> $LOG
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" >> $LOG 2>&1 < /dev/null && return
+    echo "setup: apt-get $1 failed; the end of $LOG:" >&2
+    tail -n 15 $LOG | sed 's/^/  | /' >&2
+    return 1
 }
 
 install() {
-    echo "setup: installing $*"
-    as_root apt-get install -y -q --no-install-recommends "$@"
+    [ -n "${updated-}" ] || apt update || echo "setup: continuing with the package lists that are there" >&2
+    updated=yes
+    echo "setup: installing $* (log: $LOG)"
+    apt install --no-install-recommends "$@"
 }
+
+# A program that was asked for by name must be there in the end.
+if [ $# != 0 ] && ! have "$1"; then
+    { can_install && install "$1" && have "$1"; } || { echo "setup: there is no $1, and it could not be installed" >&2; exit 1; }
+fi
 
 if have_all || { have_needed && [ -e $TRIED ]; }; then
     exit 0
 fi
 
-if can_install; then
-    as_root apt-get update -q || echo "setup: apt-get update failed; going on with the lists that are there" >&2
-    # shellcheck disable=SC2086
-    have_needed || install $NEEDED
-    # One by one: one that cannot be had must not keep the others out.
+# shellcheck disable=SC2086
+if can_install && { have_needed || install $NEEDED; }; then
+    # One by one: a package that is not available must not keep the others out.
     can_build cblas.h -lopenblas || install libopenblas-openmp-dev
     have bible || install bible-kjv
 fi
@@ -78,9 +92,9 @@ fi
 if ! have_needed; then
     {
         if have apt-get; then
-            can_install || echo "setup: installing needs root: run scripts/setup.sh as root, or install sudo."
+            can_install || echo "setup: installing needs root: run scripts/setup.sh as root, or install sudo"
         else
-            echo "setup: there is no apt-get here: please install with the system's own package manager."
+            echo "setup: there is no apt-get here: use the system's own package manager"
         fi
         echo "setup: this is missing:"
         have_compilers || echo "  - gcc and g++ (C11 and C++17, with OpenMP) and GNU make"
@@ -90,7 +104,7 @@ if ! have_needed; then
     exit 1
 fi
 
-can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): all but the benchmark that compares with it can be built" >&2
-have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be made of what prose is here" >&2
+can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): bench_matmul cannot be built" >&2
+have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be other prose that is found here" >&2
 mkdir -p build
 touch $TRIED
