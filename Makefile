@@ -1,20 +1,21 @@
-# Makefile of zero.c: one source, three kinds of machine.
+# Makefile of zero.c: one source for a GPU, a CPU and an emulated GPU.
 #
 #   make                    builds ./train_gpt2_zero and a text to train on
 #   make run                trains: 8 ranks, ZeRO stage 2, real text (make run NP=4 ARGS="-x 100")
-#   make test               every test, both precisions
-#   make help               everything else
+#   make test               runs every test in both precisions
+#   make help               lists everything else
 #
 # The same .cu files are compiled by nvcc (DEVICE=cuda), or by g++ with dev/device/cpu first on the include path, where
-# cuda_runtime.h is a CUDA runtime for the CPU: DEVICE=cpu runs at the speed of hand-written loops; DEVICE=emulated runs warps and
-# blocks as a GPU does, slowly, under AddressSanitizer and UBSan (emulated-tsan: under ThreadSanitizer). PRECISION is FP32 or BF16. What is not asked for is chosen by the
-# machine, and the first line of the build says what was chosen and why. Each pair (device, precision) has a directory of its own,
-# build/<device>-<precision>, so switching costs nothing and mixes nothing; ./train_gpt2_zero is a link to the one asked for last.
+# cuda_runtime.h is a CUDA runtime for the CPU. DEVICE=cpu is fast; DEVICE=emulated runs warps and blocks as a GPU does,
+# slowly, under AddressSanitizer and UBSan (emulated-tsan: under ThreadSanitizer). PRECISION is FP32 or BF16. What is
+# not given is chosen for this machine, and the first line of the build says what was chosen and why. Each
+# configuration has its own directory, build/<device>-<precision>, so switching between them rebuilds nothing;
+# ./train_gpt2_zero links to the one that was built last.
 #
-# There are two libraries, and each program is one source file linked with them: libzero.a is the module, zero/, as another program
-# would take it; libdev.a is what stands around it here. A library gives a program only what it calls, so a test of the layout
-# needs no MPI at run time. Everything depends on `setup` in order only: on a fresh machine it installs what is missing
-# first, elsewhere it takes a fraction of a second (SETUP=true leaves it out).
+# libzero.a is the module, zero/, as another program would link it; libdev.a is everything around it. Each program is
+# one source file linked with both. A library adds only what a program calls, so a test of the layout needs no MPI at
+# run time. All objects have an order-only dependency on `setup`, which installs what is missing on a fresh machine and
+# takes a fraction of a second elsewhere (SETUP=true skips it).
 
 NP        ?= 8
 PRECISION ?=
@@ -36,7 +37,7 @@ endif
 .SUFFIXES:
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which device, which precision, and why
+# Device and precision
 
 NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_HOME := $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
@@ -63,60 +64,95 @@ endif
 ifeq ($(DEVICE)$(NVCC),cuda)
     $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or use DEVICE=cpu)
 endif
-ifeq ($(DEVICE)$(wildcard $(addsuffix /cuda_runtime.h,$(CUDA_HOME)/include $(subst :, ,$(CPATH)))),cuda)
-    $(error DEVICE=cuda, but there is no include/cuda_runtime.h in CUDA_HOME=$(CUDA_HOME): set CUDA_HOME to where the toolkit is, or leave it out)
+ifeq ($(filter address undefined thread,$(or $(SANITIZE),address)),)
+    $(error SANITIZE=$(SANITIZE): use address, undefined or thread)
+endif
+ifneq ($(and $(SANITIZE),$(filter-out cpu,$(DEVICE))),)
+    $(error SANITIZE=$(SANITIZE) is for DEVICE=cpu; DEVICE=emulated and emulated-tsan have sanitizers already)
 endif
 
-comma := ,
-# USE_CUDNN=1: attention by cuDNN (dev/device/attention.h).
-CUDNN := $(filter-out 0,$(USE_CUDNN))
-ifneq ($(CUDNN),)
-    CUDNN_H := $(firstword $(wildcard $(addsuffix /cudnn.h,$(or $(CUDNN_HOME:%=%/include),$(CUDA_HOME)/include /usr/include /usr/include/$(shell uname -m)-linux-gnu))))
-    ifneq ($(DEVICE),cuda)
-        $(error USE_CUDNN=1 is for DEVICE=cuda, and this is DEVICE=$(DEVICE) ($(WHY)): add DEVICE=cuda, or leave it out)
+# NVIDIA's libraries: scripts/find_nvidia.sh sets CUDA_MAJOR, CUDNN_INCLUDE, CUDNN_LIBRARY and so on. cuDNN does the
+# attention of BF16 builds where it is found (dev/device/attention.h); USE_CUDNN=0 leaves it out, USE_CUDNN=1 insists.
+override CUDNN :=
+ifeq ($(DEVICE),cuda)
+    HOMES := CUDA_HOME="$(CUDA_HOME)" CUDNN_HOME="$(CUDNN_HOME)" NCCL_HOME="$(NCCL_HOME)"
+    $(foreach line,$(shell $(HOMES) scripts/find_nvidia.sh $(NVCC)),$(eval $(subst =, := ,$(line))))
+    ifeq ($(and $(CUDART_LIBRARY),$(CUBLASLT_LIBRARY)),)
+        $(error DEVICE=cuda, but $(if $(CUDART_LIBRARY),cublasLt.h and libcublasLt,cuda_runtime.h and libcudart) of $\
+            CUDA $(CUDA_MAJOR) were not found beside $(NVCC): set CUDA_HOME to where the toolkit is, or use DEVICE=cpu)
     endif
-    ifneq ($(PRECISION),BF16)
-        $(error USE_CUDNN=1 is for PRECISION=BF16: cuDNN has no flash attention in FP32; leave it out, or use BF16)
+    GET_CUDNN := pip install nvidia-cudnn-cu$(CUDA_MAJOR) or NVIDIA's package cudnn9-cuda-$(CUDA_MAJOR)
+    ifeq ($(PRECISION),FP32)
+        WHY_NO_CUDNN := cuDNN has none in FP32
+    else ifeq ($(USE_CUDNN),0)
+        WHY_NO_CUDNN := USE_CUDNN=0
+    else ifneq ($(CUDNN_LIBRARY),)
+        override CUDNN := $(CUDNN_LIBRARY)
+    else ifneq ($(CUDNN_HOME),)
+        $(error there are no include/cudnn.h and libcudnn.so.9 in CUDNN_HOME=$(CUDNN_HOME): unset it, or USE_CUDNN=0)
+    else
+        WHY_NO_CUDNN := no cuDNN 9 for CUDA $(CUDA_MAJOR) found: $(GET_CUDNN)
     endif
-    ifeq ($(CUDNN_H),)
-        $(error USE_CUDNN=1, but there is no cudnn.h$(CUDNN_HOME:%= in %/include): install NVIDIA's package cudnn9-cuda-$(or $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p'),13) (Debian, Ubuntu), set CUDNN_HOME to where include/cudnn.h is, or leave USE_CUDNN out)
+    ifneq ($(and $(NCCL_HOME),$(if $(NCCL_LIBRARY),,missing)),)
+        $(error there are no include/nccl.h and libnccl.so.2 in NCCL_HOME=$(NCCL_HOME): unset it, or NCCL=0)
     endif
+    GPU_LIBRARIES = ; attention: $(or $(CUDNN),own kernels ($(WHY_NO_CUDNN))); NCCL: $(if $(filter \
+        0,$(NCCL)),NCCL=0,$(or $(NCCL_LIBRARY),not found (pip install nvidia-nccl-cu$(CUDA_MAJOR) or $\
+        NVIDIA's packages libnccl2 and libnccl-dev)))
+else
+    WHY_NO_CUDNN := this is DEVICE=$(DEVICE)
+endif
+ifneq ($(and $(filter-out 0,$(USE_CUDNN)),$(if $(CUDNN),,missing)),)
+    $(error USE_CUDNN=1 needs DEVICE=cuda, PRECISION=BF16 and cuDNN: $(WHY_NO_CUDNN))
 endif
 
-BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)
+override DEBUG := $(filter-out 0,$(DEBUG))
+BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)$(if $\
+    $(DEBUG),-debug)$(SANITIZE:%=-%)
 
-ifneq ($(filter-out help setup data clean test test-long fuzz cuda,$(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
-    $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(if $(CUDNN),$(comma) attention by cuDNN))
+ifneq ($(filter-out help setup data clean test test-long fuzz cuda format check-format, $\
+      $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
+    $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(GPU_LIBRARIES))
 endif
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Compilers. `mpicc` is asked in the recipe, not here: setup may have to install it first.
+# Compilers and flags. `mpicc` is asked in the recipe, not here: setup may have to install it first.
 
 MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
-DEFINES    = -I. -Idev -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
-WARNINGS   = -Wall -Wextra -Werror
-HOST_FAST  = -O3 $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
+DEFINES    = -I. -Idev -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) \
+             $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
+WARNINGS   = -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
+DEBUGGING  = -g -fno-omit-frame-pointer
+OPTIMIZE   = $(if $(DEBUG),-O0 $(DEBUGGING),-O3) $(SANITIZE:%=$(DEBUGGING) -fsanitize=% -fno-sanitize-recover=all)
+HOST_FAST  = $(OPTIMIZE) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
 EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
 
 ifeq ($(DEVICE),cuda)
-    # The architecture of the GPU that is here; without one, those of A100 and H100, and code that later ones can translate.
+    # For the GPUs found here; without one, for A100 and H100, with PTX that later GPUs can translate.
     FOUND     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u)
     CUDA_ARCH ?= $(or $(filter-out 0,$(FOUND)),80 90)
     GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $(PTX)
     PTX        = -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
-    INCLUDE    = $(DEFINES) -isystem $(CUDA_HOME)/include
-    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS)
-    HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp     # of what nvcc makes for g++, that warning is wrong
-    COMPILE_CU = $(NVCC) -std=c++17 -O3 $(GENCODE) --Werror all-warnings $(HOST) $(DEFINES) $(MPI_CFLAGS)
-    LIBS       = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart
-    ifneq ($(CUDNN),)
-        INCLUDE  = $(DEFINES) -isystem $(dir $(CUDNN_H)) -isystem $(CUDA_HOME)/include      # CUDA_HOME may have another cuDNN
-        LIBS    := $(CUDNN_HOME:%=-L%/lib64 -L%/lib -Wl,-rpath,%/lib64 -Wl,-rpath,%/lib) $(LIBS) -Wl,--push-state,--as-needed -lcudnn -Wl,--pop-state
-    endif
-    NO_FMA_CU  = -fmad=false
+    # The system's own directories need no flag, and as -isystem they would break C++.
+    INCLUDES   = $(filter-out $(addprefix $(SYSROOT),/usr/include /usr/include/% /usr/local/include), \
+                     $(if $(CUDNN),$(CUDNN_INCLUDE)) $(NCCL_INCLUDE) $(CUDART_INCLUDE) $(CUBLASLT_INCLUDE))
+    RUN_PATH   = $(filter-out $(addprefix $(SYSROOT),/usr/lib/ /usr/lib64/ /usr/lib/%-linux-gnu/), \
+                     $(dir $(CUDNN) $(NCCL_LIBRARY) $(CUDART_LIBRARY) $(CUBLASLT_LIBRARY)))
+    INCLUDE    = $(DEFINES) $(addprefix -isystem ,$(INCLUDES))
+    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
+    # -Wmaybe-uninitialized is wrong about what nvcc generates for g++.
+    HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp
+    COMPILE_CU = $(NVCC) -std=c++17 $(if $(DEBUG),-O0 -g -G,-O3) $(GENCODE) $(if $(filter-out 0,$(WERROR)),--Werror \
+                     all-warnings) $(HOST) $(INCLUDE) $(MPI_CFLAGS) $(CPPFLAGS) $(NVCCFLAGS)
+    # Libraries by file name, since pip's packages have no plain .so. Loaded at run time by name, so the run path has
+    # to lead to them: NCCL, what cuDNN consists of, and NVRTC, which cuDNN only finds if the program has loaded it.
+    NVRTC      = $(wildcard $(CUDNN:%=$(dir $(CUDART_LIBRARY))libnvrtc.so.$(CUDA_MAJOR)))
+    LIBS       = $(CUBLASLT_LIBRARY) $(CUDART_LIBRARY) $(RUN_PATH:%/=-Wl,-rpath,%) \
+                     -Wl,--push-state,--as-needed $(CUDNN) -Wl,--no-as-needed $(NVRTC) -Wl,--pop-state
+    override NO_FMA_CU = -fmad=false -Xcompiler -ffp-contract=off
     DEVICE_DIR = dev/device/cuda
 else
     FLAGS_cpu           = $(HOST_FAST)
@@ -124,14 +160,26 @@ else
     FLAGS_emulated-tsan = $(EMULATED) $(TSAN)
     FLAGS      = $(FLAGS_$(DEVICE))
     INCLUDE    = -Idev/device/cpu $(DEFINES)
-    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
-    COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS)
-    NO_FMA_CU  = -ffp-contract=off
+    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
+    COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
+    override NO_FMA_CU = -ffp-contract=off
     DEVICE_DIR = dev/device/cpu
-    LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's calls are looked up at run time, in the program itself
+    LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's functions are looked up in the program itself
 endif
-LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp
+LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp $(LDFLAGS)
 LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
+
+# The module and the baseline that it is compared with promise bits: a * b + c is two roundings, in this order. EXTRA,
+# CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
+$(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
+$(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: override LAST = $(NO_FMA_CU)
+# ThreadSanitizer cannot instrument the switch from one fiber to another.
+build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: \
+    override LAST = -fno-sanitize=thread
+UNSAFE := -Ofast fast-math fast_math unsafe-math associative-math reciprocal-math finite-math fmad=true ftz=true \
+          prec-div=false prec-sqrt=false
+$(foreach f,$(UNSAFE),$(if $(findstring $f,$(COMPILE_C) $(COMPILE_CU) $(EXTRA)), \
+    $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits: leave it out)))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
@@ -150,16 +198,19 @@ DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/traine
                 $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
-# Objects are made anew when the commands that make them change, not only when the sources do.
-$(BUILD)/commands: FORCE
+# Objects are rebuilt when the commands change too, or the compiler, or what MARCH=native stands for on this CPU: all
+# macros that the compiler predefines are part of this file.
+COMMANDS = $(COMPILE_C) $(EXTRA) / $(COMPILE_CU) $(EXTRA)
+$(BUILD)/commands: FORCE | setup
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(COMPILE_C) / $(COMPILE_CU))' | cmp -s - $@ || \
-	    printf '%s\n' '$(subst ','\'',$(COMPILE_C) / $(COMPILE_CU))' > $@
+	@{ printf '%s\n' '$(subst ','\'',$(COMMANDS))'; \
+	    $(COMPILE_C) $(filter -m%,$(CXXFLAGS)) $(EXTRA) -dM -E -x c /dev/null; } > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 define COMPILE
 @mkdir -p $(@D)
 @echo "  compile $<"
-$(Q)$(1) -MMD -MP $(EXTRA) -c $< -o $@
+$(Q)$(1) -MMD -MP $(EXTRA) -c $< -o $@ $(LAST)
 endef
 $(BUILD)/%.o: %.c $(BUILD)/commands | setup
 	$(call COMPILE,$(COMPILE_C))
@@ -168,18 +219,18 @@ $(BUILD)/%.o: %.cu $(BUILD)/commands | setup
 $(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
 	$(call COMPILE,$(COMPILE_CU))
 
-# Machine code of one architecture (GENCODE=-arch=sm_90) for dev/test/cuda/check_cuda.sh. Beside it: the PTX it was made from, and, in .log, the
-# registers and memory that each kernel takes.
+# For dev/test/cuda/check_cuda.sh: machine code of one architecture (GENCODE=-arch=sm_90). Beside it: the PTX that it
+# was made from, and, in .log, the registers and memory that each kernel takes.
 $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 	@mkdir -p $(@D)
 	@echo "  compile $< $(GENCODE)"
-	$(Q)$(COMPILE_CU) $(EXTRA) -cubin -keep -keep-dir $(@D) -Xptxas -v $< -o $@ > $(basename $@).log 2>&1 || { cat $(basename $@).log; exit 1; }
+	$(Q)$(COMPILE_CU) $(EXTRA) -cubin -keep -keep-dir $(@D) -Xptxas -v $< -o $@ $(LAST) > $(basename $@).log 2>&1 || \
+	    { cat $(basename $@).log; exit 1; }
 
-# The optimizer and the sums over ranks, and the baseline they are compared with, promise bits: a * b + c is two roundings there.
-$(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: EXTRA = $(NO_FMA_CU)
-$(BUILD)/dev/test/harness/baseline.o: EXTRA = -ffp-contract=off
-# ThreadSanitizer cannot instrument the switch from one fiber to another.
-build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: EXTRA = -fno-sanitize=thread
+# Runs before main, on the simplest CPU: are the instructions here that the other objects were compiled for?
+$(BUILD)/check_cpu.o: dev/device/check_cpu.c $(BUILD)/commands | setup
+	@sed -n 's/^#define __\([A-Z0-9_]*\)__ 1$$/#define BUILT_WITH_\1 1/p' $(BUILD)/commands > $(@:.o=.h)
+	$(Q)$(CC) -std=c11 -O1 $(WARNINGS) -include $(@:.o=.h) -c $< -o $@
 
 $(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
@@ -187,9 +238,9 @@ $(BUILD)/libzero.a $(BUILD)/libdev.a:
 	$(Q)rm -f $@ && ar qcs $@ $^
 
 define PROGRAM
-$(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/libzero.a $(BUILD)/libdev.a
+$(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/check_cpu.o $(BUILD)/libzero.a $(BUILD)/libdev.a
 	@echo "  link    $$@"
-	$$(Q)$$(LINK) $$< -o $$@ -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
+	$$(Q)$$(LINK) $$< $(BUILD)/check_cpu.o -o $$@ -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 

@@ -320,7 +320,7 @@ fi
 # Build, and test
 
 builds=("$bf16")
-build "build BF16" PRECISION=BF16 "${tests_bf16[@]/#/$bf16/}"
+build "build BF16" PRECISION=BF16 USE_CUDNN=0 "${tests_bf16[@]/#/$bf16/}"
 build "build FP32" PRECISION=FP32 "${tests_fp32[@]/#/$fp32/}"
 if why=$(make -n SETUP=true DEVICE=$device PRECISION=BF16 USE_CUDNN=1 setup 2>&1); then
     build "build BF16 with cuDNN" PRECISION=BF16 USE_CUDNN=1 $bf16-cudnn/{train_gpt2_zero,test_model}

@@ -88,6 +88,9 @@ run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp3
 run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero
 run 0 300 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
+run 0 120 "NVIDIA's libraries are found" dev/test/cli/test_find_nvidia.sh
+run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh
+run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
 
 # The host never touches device memory, which a GPU would not allow (dev/device/cpu/protect.cpp; a number above 1 looks
 # less often, for speed).

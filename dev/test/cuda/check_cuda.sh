@@ -56,7 +56,7 @@ must_say() {
     fi
 }
 
-compile() { make SETUP=true DEVICE=cuda --no-print-directory "$@"; }
+compile() { make SETUP=true DEVICE=cuda WERROR=1 USE_CUDNN=0 --no-print-directory "$@"; }
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Headers in which a result may not be dropped: links to all of CUDA's, and copies of those with the types of results.

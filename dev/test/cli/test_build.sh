@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# The promises of the Makefile: flags from outside cannot make the module round differently; objects made for another CPU are rebuilt; a program says
+# when the CPU lacks its instructions; WERROR, DEBUG and SANITIZE do what they say.
+#
+#     dev/test/cli/test_build.sh
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset EXTRA CFLAGS CXXFLAGS CPPFLAGS NVCCFLAGS LDFLAGS MARCH WERROR DEBUG SANITIZE MAKEFLAGS MAKELEVEL
+passed=0
+failed=0
+
+# report NAME WRONG [LOG]: a case; WRONG is empty, or says what is wrong
+report() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok    $1"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $1: $2"
+        [ -z "${3-}" ] || tail -n 10 "$3" | cut -c -300 | sed 's/^/    | /'
+    fi
+}
+
+cpu=(SETUP=true DEVICE=cpu PRECISION=FP32 --no-print-directory)
+build() { make "${cpu[@]}" BUILD="$work/build" "$@" > "$work/log" 2>&1; }
+# command_of OBJECT [VARIABLE=VALUE...]: the command that compiles it
+command_of() { make "${cpu[@]}" BUILD="$work/none" -n V=1 "${@:2}" "$work/none/$1" 2> /dev/null | grep -e "-o $work/none/$1"; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# a * b + c stays two roundings
+
+for object in zero/kernels.o zero/state.o dev/test/harness/baseline.o; do
+    [ -e "${object%.o}.c" ] || [ -e "${object%.o}.cu" ] || report "$object" "there is no such source"
+    wrong=
+    for flags in EXTRA=-g CFLAGS=-g CXXFLAGS=-g "EXTRA=-ffp-contract=fast" LAST= NO_FMA_CU= HOST_FAST=-O2; do
+        [[ $(command_of $object "$flags") == *" -ffp-contract=off" ]] || wrong="$wrong $flags"
+        [[ $(export "${flags?}" && command_of $object) == *" -ffp-contract=off" ]] || wrong="$wrong $flags (environment)"
+    done
+    report "$object: nothing comes after -ffp-contract=off" "$wrong"
+done
+
+fused='\b(vfn?m(add|sub)|fn?m(add|sub)|fml[as])'
+march=$([ "$(uname -m)" = x86_64 ] && echo x86-64-v3 || echo native)
+for object in zero/kernels.o dev/test/harness/baseline.o; do
+    flags=(MARCH="$march" EXTRA="-g -ffp-contract=fast" CXXFLAGS=-std=gnu++17 CFLAGS=-std=gnu11)
+    build "${flags[@]}" "$work/build/$object"
+    n=$(objdump -d "$work/build/$object" | grep -cE "$fused")
+    report "$object: no fused multiply-add in the machine code" "$([ "$n" = 0 ] || echo "$n")" "$work/log"
+    mkdir -p "$work/none/${object%/*}"
+    eval "$(command_of $object "${flags[@]}" | sed 's/-ffp-contract=off$//')"
+    n=$(objdump -d "$work/none/$object" | grep -cE "$fused")
+    report "$object: there would be, without the flag" "$([ "$n" != 0 ] || echo "none: this test sees nothing")"
+done
+
+for flags in EXTRA=-ffast-math CFLAGS=-Ofast CXXFLAGS=-funsafe-math-optimizations "CXX=g++ -ffast-math"; do
+    build -n "$flags" all
+    report "$flags is refused" "$(grep -q "promises the same bits" "$work/log" || echo "it is not")" "$work/log"
+done
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The CPU
+
+object=$work/build/dev/data/random.o
+build "$object"
+build "$object"
+report "nothing changed: nothing is rebuilt" "$(grep compile "$work/log")"
+build "$object" EXTRA=-g
+report "other flags: rebuilt" "$(grep -q compile "$work/log" || echo "it is not")"
+build "$object"
+mkdir "$work/bin"
+# shellcheck disable=SC2016
+printf '#!/bin/sh\nfor a; do shift; [ "$a" != -march=native ] || a=-march=%s; set -- "$@" "$a"; done\nexec %s "$@"\n' \
+    "$([ "$(uname -m)" = x86_64 ] && echo x86-64 || echo armv8-a)" "$(command -v gcc)" > "$work/bin/gcc"
+chmod +x "$work/bin/gcc"
+PATH="$work/bin:$PATH" build "$object"
+report "another CPU: rebuilt" "$(grep -q compile "$work/log" || echo "it is not")"
+
+# check NAME STATUS WORDS ARGUMENTS...: a program with check_cpu.o built by make with ARGUMENTS
+check() {
+    build "${@:4}" "$work/build/check_cpu.o"
+    echo 'int main(void) { return 0; }' | gcc -x c - -x none "$work/build/check_cpu.o" -o "$work/program" 2>> "$work/log"
+    "$work/program" > "$work/out" 2>&1
+    local status=$?
+    report "$1" "$([ $status = "$2" ] && grep -qxE -- "$3" <<< "$(cat "$work/out")" || echo "exit status $status, $(cat "$work/out")")" "$work/log"
+}
+check "this CPU's instructions: runs" 0 ""
+if [ "$(uname -m)" = x86_64 ]; then
+    other=$(for f in xop avx512f; do grep -q " $f " /proc/cpuinfo || echo $f; done | head -n 1)
+    check "-m$other, not on this CPU: says so" 1 "error: this program was built for a CPU with.* $other.*make clean.*" EXTRA="-m$other"
+    check "-m$other for C++ only" 1 "error: this program was built for a CPU with.* $other.*" CXXFLAGS="-m$other"
+fi
+build -n V=1 "$work/build/tokenize_bytes"
+report "programs are linked with it" "$(grep -q " $work/build/check_cpu.o -o $work/build/tokenize_bytes" "$work/log" || echo "they are not")"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kinds of builds
+
+# compiles NAME OBJECT WANTED UNWANTED ARGUMENTS...: the command that compiles OBJECT in build/cpu-fp32 has WANTED, but not UNWANTED
+compiles() {
+    make "${cpu[@]}" -n -B V=1 "${@:5}" "$2" > "$work/log" 2>&1
+    local line
+    line=$(grep -e "-o $2" "$work/log")
+    report "$1" "$([[ " $line " == *" $3 "* && " $line " != *" $4 "* ]] || echo "no \"$3\", or \"$4\" in: $line")" "$work/log"
+}
+compiles "warnings are no errors" build/cpu-fp32/zero/zero.o -Wall -Werror
+compiles "with WERROR=1 they are" build/cpu-fp32/zero/zero.o -Werror -w WERROR=1
+compiles "DEBUG=1" build/cpu-fp32-debug/zero/zero.o "-O0 -g" -O3 DEBUG=1
+for sanitizer in address undefined thread; do
+    compiles "SANITIZE=$sanitizer" build/cpu-fp32-$sanitizer/zero/zero.o "-fsanitize=$sanitizer" -O0 SANITIZE=$sanitizer
+    compiles "SANITIZE=$sanitizer links with it" build/cpu-fp32-$sanitizer/test_layout "-fsanitize=$sanitizer" -O0 SANITIZE=$sanitizer
+done
+
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

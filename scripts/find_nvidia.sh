@@ -1,0 +1,69 @@
+#!/bin/sh
+# Finds NVIDIA's libraries: in the CUDA toolkit, in the system's packages, in conda environments, and in pip's packages (site-packages/nvidia,
+# where there is a libcudnn.so.9 but no plain libcudnn.so). The Makefile links the file itself and adds its directory to the run path.
+#
+#     scripts/find_nvidia.sh NVCC
+#
+# Prints CUDA_MAJOR=13, then for each of CUDART, CUBLASLT, CUDNN and NCCL, if found:
+#
+#     CUDNN_INCLUDE=/usr/include/x86_64-linux-gnu
+#     CUDNN_LIBRARY=/usr/lib/x86_64-linux-gnu/libcudnn.so.9
+#
+# Header and library come from the same place: the first that has both. The order is CUDA_HOME, the directory of NVCC, parents of CPATH's include
+# directories, CONDA_PREFIX, /usr/local, /usr, and python3's packages made for this major version of CUDA. If CUDNN_HOME or NCCL_HOME is set, that
+# library is looked for only there. SYSROOT=DIR replaces / in /usr (for tests).
+set -u
+nvcc=$1
+machine=$(uname -m)
+triple=$machine-linux-gnu
+target=$machine-linux
+[ "$machine" != aarch64 ] || target=sbsa-linux
+major=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+real=$(readlink -f "$nvcc")
+sites=$(python3 -c 'import sys; print(*sys.path[1:], sep="\n")' 2> /dev/null)
+
+# search NAME HEADER LIBRARY ROOT...: prints the first ROOT that has both
+search() {
+    name=$1 header=$2 library=$3
+    shift 3
+    for root in "$@"; do
+        for include in "$root/include" "$root/include/$triple" "$root/targets/$target/include"; do
+            [ -e "$include/$header" ] || continue
+            for lib in "$root/lib64" "$root/lib" "$root/lib/$triple" "$root/targets/$target/lib"; do
+                if [ -e "$lib/$library" ]; then
+                    echo "${name}_INCLUDE=$include"
+                    echo "${name}_LIBRARY=$lib/$library"
+                    return
+                fi
+            done
+        done
+    done
+}
+
+# pip_roots PACKAGE: nvidia/PACKAGE is made for the CUDA in its package's name, nvidia/cu13 for CUDA 13
+pip_roots() {
+    for site in $sites; do
+        for info in "$site/nvidia_$1_cu$major"-*.dist-info; do
+            [ ! -e "$info" ] || echo "$site/nvidia/$1"
+        done
+        echo "$site/nvidia/cu$major"
+    done
+}
+
+# find NAME PACKAGE HEADER LIBRARY
+find() {
+    eval "home=\${$1_HOME:-}"
+    if [ -n "$home" ]; then
+        search "$1" "$3" "$4" "$home"
+        return
+    fi
+    # shellcheck disable=SC2046,SC2086
+    search "$1" "$3" "$4" ${CUDA_HOME:-} "${nvcc%/bin/nvcc}" "${real%/bin/nvcc}" \
+        $(echo "${CPATH:-}" | tr : '\n' | sed -n 's,/include/*$,,p') ${CONDA_PREFIX:-} "${SYSROOT:-}/usr/local" "${SYSROOT:-}/usr" $(pip_roots "$2")
+}
+
+echo "CUDA_MAJOR=$major"
+find CUDART cuda_runtime cuda_runtime.h "libcudart.so.$major"
+find CUBLASLT cublas cublasLt.h "libcublasLt.so.$major"
+find CUDNN cudnn cudnn.h libcudnn.so.9
+find NCCL nccl nccl.h libnccl.so.2
