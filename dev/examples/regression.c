@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     const int stage = argc > 1 ? atoi(argv[1]) : 2;
 
-    // [2] The ranks, the books of memory, the engine; and the initial weights.
+    // [2] The ranks, the memory accounting, the engine; and the initial weights.
     zero *z = NULL;
     zero_comm *comm = NULL;
     zero_accounting memory = { 0 };

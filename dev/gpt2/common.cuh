@@ -34,7 +34,7 @@ __attribute__((format(printf, 3, 4), noreturn)) static void fatal(const char *fi
     launch_abort();
 }
 
-// Who may know more about a device that has failed, and then ends the job; NULL: nobody.
+// Optional hook for a better diagnosis of a device that has failed; it ends the job.
 static void (*device_has_failed)(void);
 
 static void check_cuda(cudaError_t e, const char *what, const char *file, int line) {

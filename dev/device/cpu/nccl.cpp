@@ -140,7 +140,7 @@ static void join_group(ncclComm *m) {
     group->comms.push_back(m);
 }
 
-// The thread writes the state of the communicators last: whoever reads it finds all that was done.
+// The thread writes the state of the communicators last: a reader of it finds everything done.
 static ncclResult_t run_group(group_job *g, bool on_thread) {
     ncclResult_t r = ncclSuccess;
     if (on_thread) usleep(20 + static_cast<unsigned>(getpid()) * 37 % 100);

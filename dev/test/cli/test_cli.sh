@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The trainer as its user meets it: mistakes must be told in words that help, and what is promised must be seen in the output and
-# in the files.
+# The trainer as its user meets it: mistakes must be reported with messages that help, and what is promised must be seen
+# in the output and in the files.
 #
 #     dev/test/cli/test_cli.sh TRAINER
 #

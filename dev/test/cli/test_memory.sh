@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Are the books of memory the whole truth? GPT-2 124M is trained for a step, and the process's own peak, as Linux counts it, is compared with
-# the sum of the formulas: at most 5% off. What is not in the books is also far less than one copy of the parameters, so that in stage 3
-# no rank ever holds one: not while it draws them, not in a step, a validation or a sample.
+# Is the memory accounting complete? GPT-2 124M is trained for a step, and the process's own peak, as Linux counts it,
+# is compared with the sum of the formulas: at most 5% off. Memory that is not accounted is also far less than one copy
+# of the parameters, so in stage 3 no rank ever holds one: not while it draws them, not in a step, a validation or a
+# sample.
 #
 #     dev/test/cli/test_memory.sh FP32_TRAINER BF16_TRAINER
 set -u

@@ -125,7 +125,7 @@ for arch in $archs; do
             source=${source#./}
             [ "$source" = test_gpt2_zero.cu ] || kernels="$kernels $build/${source%.cu}"
         done
-        # Always anew: the rules for these files know no headers.
+        # Always rebuilt: the rules for these files do not track headers.
         # shellcheck disable=SC2086
         rm -f ${kernels// /.cubin }.cubin
         # shellcheck disable=SC2086

@@ -1,10 +1,10 @@
-// What can be known of cuDNN's attention without a GPU: that cuDNN has engines for the two graphs of
-// dev/device/cuda/attention_cudnn.c, and makes plans of them, kernels compiled, on the devices and for the shapes that
-// we train; and that the scratch that the books have is enough. The devices are described as cuDNN wants it, in JSON,
-// and the driver pretends (pretend_driver.c). Whether the results are right, and the same in every run, a GPU must say:
-// test_model compares them with double, test_gpt2_zero bit by bit.
+// What can be known about cuDNN's attention without a GPU: that cuDNN has engines for the two graphs of
+// dev/device/cuda/attention_cudnn.c and makes plans of them, kernels compiled, for the devices and shapes that we
+// train; and that the scratch that is accounted suffices. The devices are described to cuDNN in JSON, and the driver
+// pretends (pretend_driver.c). Whether the results are right, and the same in every run, only a GPU can show:
+// test_model compares them with double precision, test_gpt2_zero bit by bit.
 //
-// Built with USE_CUDNN=1 only; .ci/run runs it where there are nvcc and cuDNN.
+// Built with USE_CUDNN=1 only; .ci/run runs it where nvcc and cuDNN are installed.
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -16,7 +16,7 @@ typedef struct baseline {
     const zero_tensor *tensors;  // the caller's, must outlive this
     size_t *offset;              // [num_tensors]
     float *w, *m, *v, *g;        // [numel] master weights, moments, sum of the gradients
-    int no_master;               // w is what a bf16 parameter holds; updates are rounded by chance, of this seed
+    int no_master;               // w is what a bf16 parameter holds; updates are rounded stochastically, with seed
     uint64_t seed;
 } baseline;
 

@@ -36,7 +36,7 @@ int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Co
     return PMPI_Irecv(buf, count, type, from, tag, comm, request);
 }
 
-static size_t other_transport;  // bytes in the books of a transport that is not the engine's
+static size_t other_transport;  // accounted bytes of a transport that is not the engine's
 
 static void reports_agree(const zero *z, const char *when) {
     zero_row rows[16];
@@ -82,8 +82,8 @@ static void padding_is_zero(zero *z) {
     }
 }
 
-// prefetch is also what the size of stage 3's pool depends on. In debug mode ranks dawdle, and what is given back turns
-// into NaN.
+// The size of stage 3's pool depends on prefetch, too. With a delay_seed random delays are injected, and released
+// buffers are filled with NaN.
 static const struct {
     const char *name;
     int stage, prefetch;
@@ -206,7 +206,7 @@ static void looking_leaves_no_trace(zero *z) {
             CHECK(zero_grad_norm(z, &norm) == ZERO_OK, "norm: %s", zero_error(z));
             CHECK(!look || s != 1 || forward(z) == ZERO_OK, "forward: %s", zero_error(z));
             CHECK(zero_step(z, &a) == ZERO_OK, "step: %s", zero_error(z));
-            if (s != 1) reports_agree(z, "after a look");  // what a look has fetched ahead is not the step's
+            if (s != 1) reports_agree(z, "after a look");  // what a look has prefetched is not the step's
         }
         CHECK(zero_hash(z, &hash[look][0], &hash[look][1]) == ZERO_OK, "hash: %s", zero_error(z));
     }
@@ -279,7 +279,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
     zero_comm_destroy(replicas);
     if (shards != data) zero_comm_destroy(shards);
     zero_comm_destroy(data);
-    CHECK(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
+    CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
     memset(&memory, 0, sizeof memory);
     data_rank = rank;
     data_ranks = ranks;
@@ -292,8 +292,8 @@ static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float
     return 0;
 }
 
-// Parameters may be acquired in another order than was announced, so that what was fetched ahead is not used; units may
-// be empty, the first one too.
+// Parameters may be acquired in another order than was announced, so that what was prefetched is not used; units may be
+// empty, the first one too.
 static void any_order_works(zero_comm *c, int prefetch) {
     enum { MANY = 13 };
     zero_tensor many[MANY];
@@ -386,7 +386,7 @@ static void stop(struct run *r) {
     if (!r->z) return;
     zero_destroy(r->z);
     zero_comm_destroy(r->c);
-    CHECK(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
+    CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
     r->z = NULL;
 }
 

@@ -181,7 +181,7 @@ static void encoder_kernel_is_wrong(void) {
     }
 }
 
-// The padding columns hold NaN: whoever reads one shows it.
+// The padding columns hold NaN: reading one becomes visible.
 static void classifier_kernel_is_wrong(void) {
     static const struct {
         size_t R, V, Vp;
@@ -271,7 +271,7 @@ static void attention_kernel_is_wrong(void) {
         const size_t B = s.B, T = s.T, NH = s.NH, C = NH * s.HS, R = B * T;
         if (R * C > MAX_WORK / 6) continue;
         const std::string where = shape_name("B %zu, T %zu, %zu heads of %zu", B, T, NH, s.HS);
-        if constexpr (ATTENTION_CUDNN) {  // which is free to refuse large heads, in words
+        if constexpr (ATTENTION_CUDNN) {  // which may refuse large heads, with a message
             if (s.HS > 128 && attention_cudnn_prepare(B, T, NH, s.HS, 1)) {
                 CHECK(strstr(attention_cudnn_error(), "USE_CUDNN") != NULL, "%s: %s", where.c_str(),
                       attention_cudnn_error());

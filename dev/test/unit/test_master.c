@@ -10,7 +10,7 @@ static void all_words(void) {
     unsigned long long lost = 0, far = 0, no_nan = 0;
 #pragma omp parallel for reduction(+ : lost, far, no_nan)
     for (uint32_t high = 0; high < 0x10000; high++) {
-        uint32_t l = 0, f = 0, n = 0;  // in words of 32 bits and without branches this is a loop of vectors
+        uint32_t l = 0, f = 0, n = 0;  // with 32-bit words and no branches, the compiler vectorises this loop
         for (uint32_t low = 0; low < 0x10000; low++) {
             const uint32_t word = high << 16 | low, param = zero_master_round(word),
                            back = zero_master_join(param, low);
@@ -50,7 +50,7 @@ static void chances(void) {
         wrong += zero_master_round_stochastic(0, random) != 0 ||
                  zero_master_round_stochastic(0x80000000, random) != 0x8000;
     }
-    CASE("infinity, NaN or zero becomes something else by chance") CHECK(wrong == 0, "%llu times", wrong);
+    CASE("infinity, NaN or zero is changed by stochastic rounding") CHECK(wrong == 0, "%llu times", wrong);
 }
 
 // From the test vectors of the authors' library, Random123 (kat_vectors, philox4x32 10).

@@ -138,7 +138,7 @@ static Harness *harness_create(const GPT2Config *c, size_t B, size_t T, int reco
 static void harness_destroy(Harness *h) {
     gpt2_destroy(&h->model);
     for (int i = 0; i < ZERO_MEM_CATEGORIES; i++) {
-        CHECK(h->memory.live[i] == 0, "%zu bytes of %s are still booked", h->memory.live[i],
+        CHECK(h->memory.live[i] == 0, "%zu bytes of %s are still accounted", h->memory.live[i],
               zero_memory_category_name((zero_memory_category)i));
     }
     zero_layout_destroy(&h->layout);

@@ -463,7 +463,7 @@ static void remove_dir(void) {
 
 static void test_main_log(void) {
     TrainLog l;
-    for (int run = 0; run < 2; run++) {  // the second begins anew
+    for (int run = 0; run < 2; run++) {  // the second starts from nothing
         CHECK_EQ(trainlog_open(&l, dir, err, sizeof err), 0);
         CHECK_EQ(trainlog_val(&l, 0, 5.30214, err, sizeof err), 0);
         CHECK_EQ(trainlog_train(&l, 0, 5.27001, 3e-4, 2.345, err, sizeof err), 0);

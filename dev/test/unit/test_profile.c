@@ -53,7 +53,7 @@ static void test_products_are_6_flops_per_weight_and_token(void) {
 }
 
 // FlashAttention's paper counts 4 T^2 C FLOPs a sequence forward (halved: causal), and 2.5 times that backward; two
-// kernels that each compute the scores and dp anew have 7 products, not 5.
+// kernels that each recompute the scores and dp have 7 products, not 5.
 static void test_attention_is_half_of_a_square(void) {
     const ProfileRun run = gpt2();
     const double half = 4.0 * 1024 * 1024 * 768 / 2 * 4 * 12 * 2;  // B L G
