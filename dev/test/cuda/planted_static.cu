@@ -1,7 +1,7 @@
 // Faults for the static checks of the CUDA build (dev/test/cuda/check_cuda.sh), which must find each of them. Compiled
 // by that script alone, never run.
 //
-// A kernel's name says what is wrong with it. What must not even compile is left out unless its macro is defined.
+// The name of a kernel states its fault. Code that must not even compile is left out unless its macro is defined.
 #include "zero/device.cuh"
 
 __global__ void __launch_bounds__(256) nothing_wrong(float *__restrict__ out, const bf16 *__restrict__ in, size_t n) {

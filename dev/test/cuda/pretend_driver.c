@@ -1,6 +1,6 @@
-// A CUDA driver for machines without one, for test_cudnn_plan alone: it runs nothing. It says that the kernels of a
-// plan were loaded, so that cuDNN, which loads them as the last step of making a plan, gets that far. All else of the
-// driver answers 34, cudaErrorStubLibrary, as the toolkit's own stub does: the Makefile adds that.
+// A CUDA driver for machines without one, for test_cudnn_plan alone: it runs nothing. It reports that the kernels of a
+// plan were loaded, so that cuDNN, which loads them as the last step of making a plan, completes it. All other
+// functions of the driver return 34, cudaErrorStubLibrary, like the toolkit's own stub; the Makefile adds them.
 static char something[64];
 
 int cuDriverGetVersion(int *version);

@@ -1,11 +1,11 @@
-// Kernels with faults planted on purpose: the proof that the emulated GPU finds what it is there to find.
+// Kernels with faults planted on purpose, to prove that the emulated GPU finds such faults.
 //
 //     planted_faults FAULT clean|faulty
 //
-// runs one kernel, as it should be or with its fault, and prints a hash of its output. test_planted_faults.sh runs
-// every one in both versions and several schedules, built with sanitizers. A fault counts as found when the program
-// stops with the expected words, when the hash is not the clean version's, or when it depends on the schedule, as that
-// script says for each.
+// runs one kernel, correct or with its fault, and prints a hash of its output. test_planted_faults.sh runs each of them
+// in both versions and several schedules, built with sanitizers. A fault counts as found if the program stops with the
+// expected message, if the hash differs from the clean version's, or if it depends on the schedule, as that script
+// states for each fault.
 #include "zero/device.cuh"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-// What kernels may rely on: zero/device.cuh, and the part of CUDA that dev/device/cpu imitates, against plain loops on
-// the host.
+// What kernels may rely on: zero/device.cuh, and the part of CUDA that dev/device/cpu imitates, compared with plain
+// loops on the host.
 //
 // The same file runs on all three devices. On a GPU it tests device.cuh; on the CPU, in both builds, it tests that
-// dev/device/cpu does what a GPU does.
+// dev/device/cpu behaves like a GPU.
 #include "test/harness/harness.h"
 #include "zero/device.cuh"
 

@@ -1,9 +1,9 @@
-// baseline.c: one training step without sharding, as plainly as it can be written (baseline.h).
+// baseline.c: one training step without sharding, written as plainly as possible (baseline.h).
 //
-// Gradients are added in a balanced binary tree over the micro-batches. As a recursion: the sum of n terms is the sum
-// of the first k plus the sum of the others, k the largest power of two below n. The engine never has all terms at
-// hand; it adds the ranks of one micro-step level by level, and keeps sums of earlier micro-steps like a binary
-// counter. That both are the same tree is what the test is about.
+// Gradients are added in a balanced binary tree over the micro-batches, by recursion: the sum of n terms is the sum of
+// the first k plus the sum of the others, k the largest power of two below n. The engine never has all terms at once;
+// it adds the ranks of one micro-step level by level, and keeps sums of earlier micro-steps like a binary counter. The
+// test is that both are the same tree.
 //
 // The norm adds the squares of 64 elements at a time, in eight lanes, and the sums of these blocks exactly. The engine
 // has a wide integer for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose

@@ -1,7 +1,8 @@
-// baseline.h: what sharded training has to equal, to the bit: the arithmetic of a step in one process, in plain loops.
+// baseline.h: the arithmetic of a training step in one process, in plain loops. Sharded training has to equal it, bit
+// for bit.
 //
 // Nothing of zero/ runs here. The parameters are one array in which tensor t begins at offset[t], a multiple of 64
-// elements, with zeros between the tensors: what zero/layout.h says for one rank, computed here a second time.
+// elements, with zeros between the tensors: the rules of zero/layout.h for one rank, implemented a second time.
 #ifndef BASELINE_H
 #define BASELINE_H
 #include <stddef.h>

@@ -1,9 +1,10 @@
 // The expected outcome of a training run, for test_gpt2_zero.cu: one process trains on plain buffers, without any of
 // zero/.
 //
-// A *setup* is a model, a batch and a schedule of steps. Its *owner* rank runs the model on one micro-batch of the step
-// after the other, and test/harness/baseline.c adds, measures and updates in plain loops. What follows from (step, j)
-// and from (tensor, element) alone, tokens and initial weights, is the same for both sides and is here too.
+// A *setup* is a model, a batch and a schedule of steps. Its *owner* rank runs the model on the micro-batches of a step
+// one after the other, and test/harness/baseline.c sums, takes the norm and updates in plain loops. Everything that is
+// a function of (step, j) or of (tensor, element) alone, tokens and initial weights, is the same for both sides and is
+// here too.
 #ifndef GPT2_BASELINE_CUH
 #define GPT2_BASELINE_CUH
 

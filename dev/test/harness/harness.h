@@ -13,12 +13,12 @@
 //     --case WORD    run only the cases whose name contains WORD; it is a failure if there are none
 //     --list         print the names of the cases and run none
 //
-// and prints, for each case, `run` before it (so that the log of a crash or a hang ends with its name) and `ok` or `FAIL`
-// after it, then `N passed, N failed`. Cases are named after the fault that they prevent. A case passes if it has checked
-// something and no check has failed; a failed check prints where, and the case goes on: one run shows all that is wrong.
-// REQUIRE is for what a case cannot go on without; it ends the program.
+// and prints, for each case, `run` before it (so that the log of a crash or a hang ends with its name) and `ok` or
+// `FAIL` after it, then `N passed, N failed`. Cases are named after the fault that they prevent. A case passes if it
+// has checked something and no check has failed. A failed check prints where, and the case continues, so one run shows
+// all faults. REQUIRE is for conditions without which a case cannot continue; it ends the program.
 //
-// What is outside of CASE and RUN (setting up, freeing) runs whichever cases were selected, so a case must not rely on an
+// Code outside of CASE and RUN (setting up, freeing) runs whichever cases were selected, so a case must not rely on an
 // earlier one; a check that fails there makes the next case fail. A case must not be left by return, break or goto.
 #ifndef HARNESS_H
 #define HARNESS_H

@@ -1,10 +1,10 @@
 // numerics.h: for tests of kernels: comparisons that print what they compared, and arrays on the host and the device.
 //
-// After each case, numeric_start makes the harness print a line for each group of comparisons in it: how many there were,
-// the worst error, and what was allowed.
+// After each case, numeric_start makes the harness print a line for each group of comparisons in it: how many there
+// were, the worst error, and the allowed error.
 //
 // "Norm" errors are |got - want| / |want| over a tensor; "max" errors are the largest difference over the largest
-// element wanted. Host tensors are in double, in which float and bf16 are exact.
+// expected element. Host tensors are in double, in which float and bf16 are exact.
 #ifndef NUMERICS_H
 #define NUMERICS_H
 #include "test/harness/harness.h"

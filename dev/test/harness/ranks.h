@@ -1,6 +1,6 @@
-// ranks.h: test programs that mpirun starts. All ranks run the same cases together; a case passes if no check fails on any
-// rank, and rank 0 prints. A rank that does not come to the end of a case within TEST_TIMEOUT seconds (120) is named, and
-// the job ends.
+// ranks.h: test programs that mpirun starts. All ranks run the same cases together; a case passes if no check fails on
+// any rank, and rank 0 prints. A rank that does not finish a case within TEST_TIMEOUT seconds (120) is named, and the job
+// ends.
 //
 // Also: copies to and from device memory, which the host cannot touch on a GPU (CUDA_ON_CPU_PROTECT=1 enforces it on a
 // CPU).
@@ -21,8 +21,8 @@ void test_start_ranks(int *argc, char **argv);
 void device_write(void *to, const void *from, size_t bytes);
 void device_read(void *to, const void *from, size_t bytes);
 
-// NCCL needs a GPU for each rank (its stand-in on the CPU does not). Where there are too few, prints so, once, and returns
-// 0.
+// Returns 1 if NCCL can run: it needs a GPU for each rank (its stand-in on the CPU does not). Else prints so, once, and
+// returns 0.
 int nccl_runs_here(void);
 
 #ifdef __cplusplus

@@ -1,10 +1,9 @@
 // reference.c: GPT-2's forward and backward in double precision.
 //
-// This is what the kernels must agree with, so it is written to be checked by eye: each function is its definition, as
-// loops, with nothing fused, nothing blocked and nothing saved from the forward for the backward. It is slow, and made
-// for models of a few thousand parameters. The backward is by hand; test_model.cu checks it in turn against finite
-// differences of the forward, which needs no knowledge of calculus, so that an error would have to be made twice to
-// pass.
+// The kernels must agree with it, so it is written to be checked by eye: each function is its definition, as loops,
+// with nothing fused, nothing blocked and nothing saved from the forward for the backward. It is slow, and made for
+// models of a few thousand parameters. The backward is derived by hand; test_model.cu checks it against finite
+// differences of the forward, which need no derivation, so an error would have to be made twice to pass.
 //
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; in each layer x += attproj(attention(qkv(ln1(x))))
 // and then x += fcproj(gelu(fc(ln2(x)))); logits = lnf(x) wte^T, the head being the token embedding itself.

@@ -1,11 +1,11 @@
 // reference.h: GPT-2 in double precision, from the definitions, for tests to compare with.
 //
 // Each operation of the model is a function of its own, forward and backward, so that kernels can be compared one by
-// one; at the end they are put together as the whole model. Arrays are row-major, without gaps. B: sequences, T:
+// one; at the end they are combined into the whole model. Arrays are row-major, without gaps. B: sequences, T:
 // positions of a sequence, R = B * T rows, C: channels, NH: heads, V: vocabulary, Vp: V with padding.
 //
 // "d" before a name: the gradient of the loss with respect to it. Backward functions *add* to all gradients that they
-// compute; NULL for one that is not wanted. They recompute what they need from the inputs of the forward.
+// compute; NULL for one that is not needed. They recompute what they need from the inputs of the forward.
 //
 // Nothing here fails: the arguments are the test's own, and memory is asserted. Plain C11, no dependency.
 #ifndef REFERENCE_H

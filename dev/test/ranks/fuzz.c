@@ -1,19 +1,19 @@
-// fuzz.c: do options break each other? Random configurations of the trainer against plain ones, bit for bit, for as
-// long as one likes.
+// fuzz.c: do options break each other? Compares random configurations of the trainer with plain ones, bit for bit, for
+// a given time.
 //
 //     make fuzz SECONDS=600               another seed each time; it is printed
 //     make fuzz SECONDS=600 SEED=7        the same configurations again
 //
 // A configuration is a choice from each row of the table below. It is run as a user would run it, under mpirun, and so
-// is its *baseline*: the same training in stage 0, without debug mode and other complications, on one rank (N a power
-// of two: the bits must not depend on N) or on as many (other N). All that both print about the training must be equal:
-// losses and norms of each step, validation losses, the text that was sampled, and the hash of parameters and optimizer
-// state. No measured byte may differ from its formula. A baseline is good for several configurations that train the
-// same in other ways.
+// is its *baseline*: the same training in stage 0, without --inject-delays and other complications, on one rank (N a
+// power of two: the bits must not depend on N) or on as many (other N). Everything that both print about the training
+// must be equal: losses and norms of each step, validation losses, the sampled text, and the hash of parameters and
+// optimizer state. No measured byte may differ from its formula. One baseline serves several configurations that train
+// the same in other ways.
 //
-// What fails is made smaller: each choice is replaced by an earlier one of its row, the simplest first, as long as it
-// still fails. The two commands that are left are printed. --break trains with another seed than the baseline: the
-// check of the check, it must fail.
+// A failing configuration is made smaller: each choice is replaced by an earlier one of its row, the simplest first, as
+// long as it still fails. The two commands that are left are printed. --break trains with another seed than the
+// baseline, which must fail: it tests the fuzzer.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

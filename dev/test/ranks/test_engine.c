@@ -1,11 +1,11 @@
 // test_engine.c: the engine by itself, with made-up tensors and gradients: what its caller may rely on, in every stage,
-// precision and way of moving bytes. (That its numbers are those of unsharded training is test_gpt2_zero's business.)
-// Run under mpirun.
+// precision and way of moving bytes. (test_gpt2_zero checks that its numbers equal those of unsharded training.) Run
+// under mpirun.
 //
-// The transport says how many bytes a rank has received, and so does the formula. A third count is independent of both:
-// MPI_Isend and MPI_Irecv are those of this file, which add up the bytes and pass the call on (MPI's profiling
-// interface). Where all goes by messages, what the other ranks have sent to a rank, and what it has asked for, must be
-// what the transport says.
+// Received bytes are counted by the transport, and predicted by the formula. A third count is independent of both: this
+// file defines MPI_Isend and MPI_Irecv, which add up the bytes and pass the call on (MPI's profiling interface). Where
+// everything goes by messages, the transport's count must equal what the other ranks have sent to a rank, and what it
+// has posted.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

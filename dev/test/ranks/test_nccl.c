@@ -3,8 +3,8 @@
 // case is named after the fault that it prevents. Run under mpirun.
 //
 // Data is moved by streams only, as in a real run: from pinned memory that is different in each round, to memory that
-// is looked at in the end. In the last part each wait of one stream for another is left out in turn, and values must be
-// wrong: else the wait would be superfluous, or this test blind.
+// is checked at the end. In the last part each wait of one stream for another is skipped in turn, and values must be
+// wrong: otherwise the wait would be superfluous, or this test blind.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

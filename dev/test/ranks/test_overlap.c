@@ -1,11 +1,11 @@
 // test_overlap.c: what may run beside what, with a transport that has a stream of its own (NCCL). Run under mpirun.
 //
 // The CPU's CUDA runtime leaves work in the queue of its stream until the host waits for it (CUDA_ON_CPU_STREAMS=0),
-// and tells what it runs. So a whole step is queued without a wait, and then the host waits for one stream first, for
-// the other after it. If it waits for the caller's stream, communication runs as late as the events allow; if it waits
-// for the transport's, as early. Two things that come in one order in the first run and in the other in the second have
-// nothing that makes either wait for the other: on a GPU they overlap. And what must not overlap comes in its one order
-// in both. The rows below are the overlap that the engine is for.
+// and reports what it runs. So a whole step is queued without a wait; then the host waits for one stream first, for the
+// other after it. If it waits for the caller's stream, communication runs as late as the events allow; if it waits for
+// the transport's, as early. Two operations that come in one order in the first run and in the other order in the
+// second do not depend on each other: on a GPU they overlap. Operations that must not overlap come in the same order in
+// both. The rows below list the overlap that the engine is designed for.
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"

@@ -1,10 +1,10 @@
 // model_kernels.cuh: the part of test_model.cu that compares the model's kernels one by one with the reference.
 //
-// Sizes are chosen for what can go wrong: a single row, one less and one more than a tile or a chunk, channels that are
+// Sizes are chosen for their edge cases: a single row, one less and one more than a tile or a chunk, channels that are
 // not a multiple of a warp's packs, enough rows for chunks of more than the smallest size. Outputs are NaN before a
-// kernel writes them, or have a value where it says that it adds to them. Errors are relative to the largest element
-// wanted: 1e-5 in fp32, which leaves room for a sum of some hundred terms, and in bf16 half an ulp at the largest
-// element, 2^-8 with a margin for what is rounded twice.
+// kernel writes them, or have a value if it is documented to add to them. Errors are relative to the largest expected
+// element: 1e-5 in fp32, which leaves room for a sum of some hundred terms, and in bf16 half an ulp at the largest
+// element, 2^-8 with a margin for values that are rounded twice.
 #ifndef MODEL_KERNELS_CUH
 #define MODEL_KERNELS_CUH
 

@@ -1,8 +1,8 @@
-// Tests of dev/data: loader, tokenizer, the tools that make data. Each is named after the fault that it prevents.
+// Tests of dev/data: loader, tokenizer, and the tools that make data. Each is named after the fault that it prevents.
 //
 // The golden order of a shuffle comes from llm.c. Beyond it the loader is compared with a walk through the files as
-// llm.c with one process does it, written here a second time, step by step, without any of the loader's arithmetic.
-// Files are made in a fresh temporary directory. Run it from the root of the repository (prepare_text.sh is found from
+// llm.c with one process does it, implemented here a second time, step by step, without any of the loader's arithmetic.
+// Files are made in a fresh temporary directory. Run it from the root of the repository (it runs prepare_text.sh from
 // there).
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-// test_harness.c: does the harness notice what it is for? The program starts itself with a planted fault, alone or under
-// mpirun, and looks at the exit status and the output.
+// test_harness.c: does the harness notice faults? The program starts itself with a planted fault, alone or under
+// mpirun, and checks the exit status and the output.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // test_kernels.cu: the module's kernels (zero/kernels.h), fp32 and bf16 in one program.
 //
 // They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops
-// here that add in the order which the header states, to the bit. The model's kernels are test_model.cu's.
+// here that add in the order which the header specifies, to the bit. The model's kernels are tested in test_model.cu.
 #include "test/harness/numerics.h"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"

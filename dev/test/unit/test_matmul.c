@@ -1,4 +1,4 @@
-// matmul() against a plain triple loop in double, for every use, type, option and awkward size; and the promise that
+// Compares matmul() with a plain triple loop in double, for every use, type, option and awkward size; and tests that
 // its bits do not depend on the number of threads, on where the buffers lie, or on how many rows are computed at once
 // (the last on the CPU only). The buffers come from cudaMalloc, so the same file tests the GPU's implementation.
 //

@@ -1,13 +1,13 @@
 // test_model.cu: the model of train_gpt2_zero.cu against GPT-2's definition in double precision (reference.h).
 //
-// Three layers of trust. The reference's gradients are compared with finite differences of its loss. Each kernel is
+// There are three layers. The reference's gradients are compared with finite differences of its loss. Each kernel is
 // compared with the reference's function of the same name, at sizes that are not multiples of anything. Then the whole
-// model is compared, loss and every gradient, and asked for what no reference can say: the same bits for any number of
-// threads and for any recomputation, no trace of an earlier forward, nothing in rows that had no part.
+// model is compared, loss and every gradient, and checked for what no reference can show: the same bits for any number
+// of threads and any recomputation, no trace of an earlier forward, nothing in rows that took no part.
 //
 // The model gets its units from `Harness`, which is stricter than the engine: a unit's parameters exist only while they
-// are acquired, in a new buffer every time, and what lies between the tensors is NaN; a gradient must be acquired once
-// and leave its padding zero. Under AddressSanitizer a use after release is found too.
+// are acquired, in a new buffer every time, with NaN between the tensors; a gradient must be acquired once and its
+// padding must stay zero. AddressSanitizer also finds a use after release.
 #define TESTING
 #include "train_gpt2_zero.cu"
 

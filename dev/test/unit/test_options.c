@@ -1,6 +1,6 @@
 // The command line, the log and the model files: what a user meets first when something is wrong. Most of this is a
-// table of command lines that must be refused, each with a word that its message must contain: the flag, the value or
-// the remedy. A refusal that does not say what to do instead is a bug, and so is a flag that is taken for another.
+// table of command lines that must be refused, each with a word that the message must contain: the flag, the value or
+// the remedy. A refusal without a remedy is a bug, and so is a flag that is mistaken for another.
 #include <errno.h>
 #include <math.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-// The formulas of --profile against numbers of other origin, and its clock. That a run does what the formulas say is
-// the business of test_profile.sh.
+// Compares the formulas of --profile with numbers from other sources, and tests its clock. That a run does what the
+// formulas predict is tested by test_profile.sh.
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
