@@ -1,24 +1,29 @@
-// GPT-2, trained from scratch in one readable file, with its parameters, gradients and optimizer state sharded over the
-// ranks (zero/).
+// GPT-2, trained with its parameters, gradients and optimizer state sharded over the ranks (ZeRO): the model's forward
+// and backward, the training loop, and main.
 //
-// The first part is the model: kernels, configuration, tensors, forward, backward. It knows nothing about ranks or
-// stages. Where its parameters are, and where its gradients go, it asks a GPT2Units (the engine, or plain buffers in a
-// test), one unit at a time:
-//     unit 0         the embeddings wte (which is also the head) and wpe, and the final layernorm
-//     unit 1 + l     the twelve tensors of layer l
-// A unit is acquired just before it is used and released just after, so that a sharded run never has to hold more than
-// a few.
+// The model knows nothing about ranks or stages. It asks a GPT2Units for its parameters and for buffers for its
+// gradients, one *unit* at a time; in the trainer that is the engine (zero/zero.h), in tests plain buffers. Unit 0 is
+// the embeddings wte (also the head) and wpe with the final layernorm; unit 1 + l is layer l. A unit is acquired just
+// before it is used and released just after, so stage 3 never holds more than a few of them. For two layers (P:
+// parameters held, G: gradients held):
 //
-// The same source runs on a GPU and on a CPU (zero/device.cuh says how). Kernels work on packs of 8 elements, compute
-// in fp32 and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial sums are
-// always fp32.
+//                          forward                             backward
+//              encoder  layer 0  layer 1  head     head  layer 1  layer 0  encoder
+//     unit 0      P                        P        PG      G        G        G    > reduce-scatter
+//     unit 1               P                                         PG  > reduce-scatter
+//     unit 2                        P                       PG  > reduce-scatter
 //
-// Everything is deterministic. There are no floating-point atomics; a sum over rows is cut into chunks by the shape of
-// the problem, never by the number of threads, and chunks are added in ascending order. So the same input gives the
-// same bits in every run, and recomputing an activation in the backward, to save memory, changes nothing.
+// Kernels are in dev/gpt2/*.cuh, the list of tensors in dev/gpt2/tensors.h, the rest of the trainer in dev/trainer/.
+// The same source runs on a GPU and on a CPU (zero/device.cuh explains how). Kernels work on packs of 8 elements,
+// compute in fp32 and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial
+// sums are always fp32.
+//
+// Everything is deterministic: no floating-point atomics; a sum over rows is cut into chunks by the shape of the
+// problem, never by the number of threads, and chunks are added in ascending order. The same input gives the same bits
+// in every run, and recomputing an activation in the backward changes nothing.
 //
 // Names: B sequences of T tokens, R = B * T rows; C channels, NH heads of size HS; L layers; V words, Vp with padding.
-// All arrays are row-major. A "d" before a name means the gradient of the loss with respect to it.
+// Arrays are row-major. A "d" before a name means the gradient of the loss with respect to it.
 #define OMPI_SKIP_MPICXX 1  // only the C interface of Open MPI: the C++ one does not compile without warnings
 #include <mpi.h>
 
@@ -43,9 +48,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The model.
 
-// Where the model gets its units from. All pointers are device memory, laid out as zero_layout says: tensor t at
-// element tensor_offset[t] of its unit. A gradient buffer is zero when acquired. The functions never fail: the provider
-// ends the job itself.
+// Where the model gets its units from. Pointers are device memory in the layout of zero_layout: tensor t at element
+// tensor_offset[t] of its unit. A gradient buffer is zero when acquired. The functions do not return errors: the
+// provider ends the job itself.
 typedef struct GPT2Units {
     void *ctx;
     void *(*acquire_params)(void *ctx, size_t unit);
@@ -54,15 +59,14 @@ typedef struct GPT2Units {
     void (*release_grads)(void *ctx, size_t unit);
 } GPT2Units;
 
-// All in one allocation. X: floatX, or, to ask about another build, its type. What exists per layer begins with layer
-// 0's; strides are those of the largest R.
+// The activations, in one allocation. X: floatX, or the type of another build whose size is wanted. Arrays with a layer
+// index are strided for the largest R.
 template <class X> struct ActivationsOf {
     X *residual;              // [L + 1, R, C]: the input of each layer, and the output of the last
-    X *normed;                // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, of lnf; one slot for all
-                              // if recomputed
+    X *normed;                // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, and of lnf; one if recomputed
     X *qkv, *atty;            // [L, R, 3C], [L, R, C]
     X *attended;              // [L, R, C]: residual stream after the attention
-    X *fch, *fch_gelu;        // [L, R, 4C], before and after GELU; one slot of the second if recomputed
+    X *fch, *fch_gelu;        // [L, R, 4C], before and after GELU; one of the second if recomputed
     X *logits;                // [R, Vp], then their gradients
     float *mean, *rstd;       // [2 L + 1, R], as normed
     float *lse;               // [L, B, NH, T]
@@ -70,7 +74,7 @@ template <class X> struct ActivationsOf {
     X *dresidual;             // [R, C]
     X *dnarrow;               // [R, C]: the gradient of a layernorm's output, or of atty
     X *dwide;                 // [R, 4C]: the gradient of fch_gelu and fch, or of qkv
-    char *attention_scratch;  // attention's own, see there
+    char *attention_scratch;  // see gpt2/attention.cuh
     float *partial;           // [max_chunks(R), 4C]: sums over rows
     int *inputs, *targets;    // [R]
     TokenRows rows;           // of inputs, for the encoder's backward
@@ -82,8 +86,7 @@ typedef struct GPT2 {
     size_t B, T;          // of the last forward
     size_t max_B, max_T;  // of gpt2_create
     int recompute;
-    int gelu_fusion;  // GELU is done by the matrix product: 0 never (gpt2_create's choice), 1 forward, 2
-                      // and backward
+    int gelu_fusion;  // GELU in the matrix product: 0 never (set by gpt2_create), 1 forward, 2 also backward
     GPT2Units units;
     zero_mesh mesh;
     zero_accounting *memory;
@@ -92,12 +95,12 @@ typedef struct GPT2 {
     size_t embedding_offset[GPT2_EMBEDDING_TENSORS];  // of the tensors in unit 0, in elements
     size_t layer_offset[GPT2_LAYER_TENSORS];          // of the tensors in a layer's unit
     Activations acts;
-    void *arena;  // where acts point to
+    void *arena;  // the memory of acts
     size_t arena_bytes;
-    floatX *logits;        // [B * T, Vp], device; after a forward with train they are gradients
+    floatX *logits;        // [B * T, Vp], device; after a forward with train, their gradients
     float *host_losses;    // [R], pinned
-    int *host_tokens;      // [5 R + 1], pinned: inputs, targets, TokenRows, on their way to the device
-    cudaEvent_t uploaded;  // they have arrived
+    int *host_tokens;      // [5 R + 1], pinned: inputs, targets, TokenRows, staged for the device
+    cudaEvent_t uploaded;  // the staged tokens have arrived
     int *host_counts;      // [V + 1]
     size_t distinct;       // tokens in the last inputs
 } GPT2;
@@ -139,7 +142,7 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
     return used;
 }
 
-// What gpt2_create books under ZERO_MEM_ACTIVATIONS, in a build of that precision.
+// Bytes that gpt2_create accounts under ZERO_MEM_ACTIVATIONS, in a build of this precision.
 size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute,
                              enum zero_dtype precision = FLOATX) {
     ActivationsOf<bf16> half;
@@ -148,7 +151,7 @@ size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recomp
     return place_activations(&single, c, B, T, recompute, NULL);
 }
 
-// Frees what gpt2_create took; a GPT2 that is all zeros, or from a gpt2_create that failed, is fine.
+// Frees what gpt2_create allocated. A GPT2 that is all zeros, or whose gpt2_create failed, is fine.
 void gpt2_destroy(GPT2 *m) {
     if (m->arena) zero_accounting_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
     if (m->uploaded) cudaCheck(cudaEventDestroy(m->uploaded));
@@ -158,7 +161,7 @@ void gpt2_destroy(GPT2 *m) {
     memset(m, 0, sizeof *m);
 }
 
-// Offsets of the tensors in their units do not depend on the number of ranks, so a layout for one rank knows them.
+// The offset of a tensor in its unit does not depend on the number of ranks, so a layout for one rank is enough.
 static int find_offsets(GPT2 *m, char *err, size_t err_bytes) {
     const size_t n = gpt2_num_tensors(&m->config);
     const char *why = "out of host memory";
@@ -174,7 +177,7 @@ static int find_offsets(GPT2 *m, char *err, size_t err_bytes) {
     return 0;
 }
 
-// Host memory that copies to and from the device need not wait for; NULL if there is none.
+// Returns pinned host memory, to and from which copies are asynchronous; NULL if there is none.
 static void *pinned(size_t bytes) {
     void *p = NULL;
     if (cudaMallocHost(&p, bytes) == cudaSuccess) return p;
@@ -182,10 +185,10 @@ static void *pinned(size_t bytes) {
     return NULL;
 }
 
-// For up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the backward, 2
-// layernorms too; the results are the same bits. (On a GPU with gelu_fusion they are not: its forward takes the GELU of
-// a sum that is not yet rounded.) units and mesh are copied; memory must outlive the model. All work is queued on
-// stream. Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
+// Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
+// backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
+// GELU of a sum that is not yet rounded.) units and mesh are copied; memory must outlive the model. All work is queued
+// on stream. Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units,
                 const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err, size_t err_bytes) {
     const size_t R = B * T;
@@ -232,7 +235,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward.
 
-// Where layer l's activations are.
+// The activations of layer l.
 typedef struct LayerActivations {
     floatX *residual, *ln1, *qkv, *atty, *attended, *ln2, *fch, *fch_gelu, *out;
     float *ln1_mean, *ln1_rstd, *lse, *ln2_mean, *ln2_rstd;
@@ -290,13 +293,13 @@ static void upload(const GPT2 *m, int *to, const int *from, size_t n) {
     cudaCheck(cudaMemcpyAsync(to, from, n * sizeof(int), cudaMemcpyHostToDevice, m->stream));
 }
 
-// By way of pinned memory, so that the host need not wait for the device.
+// Copies by way of pinned memory, so that the host does not wait for the device.
 static void upload_tokens(const GPT2 *m, int *to, const int *tokens, int *staging) {
     memcpy(staging, tokens, m->B * m->T * sizeof(int));
     upload(m, to, staging, m->B * m->T);
 }
 
-// Sorts the rows by their token, by counting, so that the encoder's backward has one writer for each row of dwte.
+// Sorts the rows by token (counting sort), so that each row of dwte has one writer in the encoder's backward.
 static void upload_token_rows(GPT2 *m, const int *inputs) {
     const size_t V = m->config.vocab_size;
     const int R = (int)(m->B * m->T);
@@ -318,7 +321,7 @@ static void upload_token_rows(GPT2 *m, const int *inputs) {
     upload(m, m->acts.rows.position, position, R);
 }
 
-// A bias of a row-parallel product is added by one of the tensor-parallel ranks, before the sum.
+// With tensor parallelism, the bias of a row-parallel product is added by one rank only, before the sum over ranks.
 static const floatX *bias_once(const GPT2 *m, const floatX *bias) { return m->mesh.tensor_rank == 0 ? bias : NULL; }
 
 static void layer_forward(GPT2 *m, size_t l) {
@@ -347,10 +350,10 @@ static void layer_forward(GPT2 *m, size_t l) {
     release_params(m, 1 + l);
 }
 
-// inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of gpt2_create. All ranks that share
-// the units must call. targets NULL: inference; the logits of all positions are left in m->logits. Else the losses are
-// computed, for gpt2_loss; and if train, the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward
-// may follow.
+// Queues a forward pass. inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of
+// gpt2_create. targets NULL: inference; leaves the logits of all positions in m->logits. Else computes the losses, for
+// gpt2_loss; with train the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow. All
+// ranks that share the units must call it.
 void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
     const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = B * T;
     const Activations *a = &m->acts;
@@ -363,7 +366,7 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
     m->T = T;
-    cudaCheck(cudaEventSynchronize(m->uploaded));  // the last micro-batch's have left: it has begun
+    cudaCheck(cudaEventSynchronize(m->uploaded));  // the staging buffer is free: the last micro-batch has begun
     upload_tokens(m, a->inputs, inputs, m->host_tokens);
     if (targets) upload_tokens(m, a->targets, targets, m->host_tokens + R);
     if (train) upload_token_rows(m, inputs);
@@ -398,7 +401,7 @@ void gpt2_copy_losses(const GPT2 *m, float *to) {
     cudaCheck(cudaMemcpyAsync(to, m->acts.losses, m->B * m->T * sizeof(float), cudaMemcpyDeviceToHost, m->stream));
 }
 
-// Of n fp32 losses, added in double, in order.
+// The mean of n fp32 losses, added in double, in order.
 double gpt2_mean_loss(const float *losses, size_t n) {
     double sum = 0;
     for (size_t r = 0; r < n; r++) sum += losses[r];
@@ -413,7 +416,7 @@ double gpt2_loss(GPT2 *m) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward. dresidual is the gradient of the residual stream, on its way from the head to the embeddings.
+// Backward. dresidual is the gradient of the residual stream, from the head back to the embeddings.
 
 static void layer_backward(GPT2 *m, size_t l) {
     const size_t B = m->B, T = m->T, C = m->config.channels, NH = m->config.num_heads, R = B * T;
@@ -450,8 +453,8 @@ static void layer_backward(GPT2 *m, size_t l) {
     release_params(m, 1 + l);
 }
 
-// The gradients of the last forward, which had train set, to the units' gradient buffers. wte is used at both ends, so
-// the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call.
+// Queues the backward of the last forward, which had train set: writes the gradients of all units. wte is used at both
+// ends, so the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call it.
 void gpt2_backward(GPT2 *m) {
     const size_t B = m->B, T = m->T, C = m->config.channels, R = B * T;
     const size_t *offset = m->embedding_offset;

@@ -1,5 +1,10 @@
 // Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory.
 //
+//              keys ->
+//     queries  # / . .       a block owns a row of tiles (forward, dq) or a column of them (dk, dv);
+//        |     # # / .       / cut by causality, . empty: skipped
+//        v     # # # /
+//
 // A block owns `rows` rows of one head (queries; in the backward of keys and values, keys) and walks along the other
 // side, `cols` of them at a time. Both sides of a tile are copied to shared memory as fp32. All products then have one
 // form, product(): a row-major matrix times a row-major matrix, with an item of MICRO x PACK of the result per thread.
@@ -12,26 +17,24 @@
 #include "device/attention.h"  // attention by cuDNN, in builds that ask for it
 #include "gpt2/common.cuh"
 
-// As many blocks at a time on a multiprocessor as launch bounds say fit into its shared memory.
+// The launch bounds name as many resident blocks as fit into a multiprocessor's shared memory.
 #define ATTENTION_THREADS 128
-constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU wants 8 sums in flight, a GPU more threads
-constexpr int GAP = WARP == 1 ? 0 : 4;         // floats between the rows of a tile, so that threads on several rows use
-                                               // several banks
-constexpr int TEAMS = WARP == 1 ? 1 : 2;       // where there are two products to do, half of a GPU's block does one,
-                                               // half the other
-constexpr size_t ATTENTION_SHARED = 99 << 10;  // bytes that every GPU from sm_80 on gives to a block
+constexpr int MICRO = WARP == 1 ? 8 : 4;       // a CPU needs 8 sums in flight, a GPU more threads
+constexpr int GAP = WARP == 1 ? 0 : 4;         // floats between the rows of a tile, to avoid bank conflicts
+constexpr int TEAMS = WARP == 1 ? 1 : 2;       // of two products, half of a GPU's block computes one, half the other
+constexpr size_t ATTENTION_SHARED = 99 << 10;  // bytes that a block may use on every GPU since sm_80
 
 typedef struct Attention {
     int B, T, NH, HS, rows, cols;
     size_t shared_bytes;
 } Attention;
 
-// What a kernel has in shared memory.
+// The arrays that a kernel keeps in shared memory, by shape.
 typedef struct AttentionTiles {
-    size_t rows, cols, turned;  // tiles of rows x HS, of cols x HS, of HS x cols
+    size_t rows, cols, turned;  // tiles of rows x HS, cols x HS, and (transposed) HS x cols
     size_t scores;              // of rows x cols
-    size_t vectors;             // of rows or of cols, whichever are more
-    size_t sums;                // of rows x HS, which only a CPU has there
+    size_t vectors;             // of max(rows, cols)
+    size_t sums;                // of rows x HS; in registers on a GPU
 } AttentionTiles;
 
 static size_t attention_shared(const Attention *a, const AttentionTiles *t) {
@@ -78,7 +81,7 @@ DEV void product(fvec acc[MICRO], const float *a, int lda, const float *b, int l
     UNROLL for (int i = 0; i < MICRO; i++) acc[i] = sum[i];
 }
 
-// Where the sums of an item are: on a CPU, whose thread has all items, in memory.
+// Where the sums of an item are: in registers; on a CPU, whose only thread has all items, in memory.
 DEV fvec *sums_of(int item, float *memory, fvec registers[MICRO]) {
     if constexpr (WARP == 1)
         return reinterpret_cast<fvec *>(memory) + item * MICRO;
@@ -86,7 +89,7 @@ DEV fvec *sums_of(int item, float *memory, fvec registers[MICRO]) {
         return registers;
 }
 
-// The step of a loop over the items of sums. A compiler sees that a GPU's thread has one at most.
+// The step of a loop over the items of sums; shows the compiler that a GPU's thread has at most one.
 DEV int one_each(int items) { return WARP == 1 ? 1 : items; }
 
 DEV void clear_sums(float *memory, fvec registers[MICRO], int items) {
@@ -96,9 +99,9 @@ DEV void clear_sums(float *memory, fvec registers[MICRO], int items) {
     }
 }
 
-// Copies a tile of n x HS, times scale: to `tile` as it is, to `turned` as HS x n; either may be NULL. Rows from
-// `valid` on are zeros. Neighbouring threads have neighbouring rows, so they write to different banks either way; a CPU
-// reads row by row.
+// Copies a tile of n x HS, times scale, to `tile`, and transposed to `turned`; either may be NULL. Rows `valid` and up
+// are zeros. Neighbouring threads take neighbouring rows, so both writes are free of bank conflicts; a CPU reads row by
+// row.
 DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride, int n, int valid, int HS,
                    float scale) {
     const int inner = WARP == 1 ? HS / PACK : n, outer = WARP == 1 ? n : HS / PACK;
@@ -119,7 +122,7 @@ DEV void load_tile(float *tile, float *turned, const floatX *from, size_t stride
     }
 }
 
-// Of the keys k0 ... k0 + cols - 1, how many the MICRO queries from q on have to look at, in whole packs.
+// How many of the keys k0, ..., k0 + cols - 1 are visible to the MICRO queries from q on, in whole packs.
 DEV int visible_keys(int q, int k0, int cols) {
     const int n = (q + MICRO - k0 + PACK - 1) / PACK * PACK;
     return n < 0 ? 0 : min(n, cols);
@@ -134,9 +137,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 3)
     const int items = rows / MICRO * packs, score_packs = cols / PACK;
     DYNAMIC_SHARED(float, q);
     float *v = q + rows * wide, *k = v + cols * wide, *p = k + HS * tall;
-    float *top = p + rows * tall, *sum = top + rows;  // of each row so far: the largest score, the sum of
-                                                      // exp(score - top)
-    float *shrink = sum + rows;                       // what the sums so far are worth under the new top
+    float *top = p + rows * tall, *sum = top + rows;  // of each row so far: largest score, sum of exp(score - top)
+    float *shrink = sum + rows;                       // exp(old top - new top): scales the sums so far
     float *o = shrink + rows;
     fvec o_item[MICRO];
     const int head = blockIdx.x % (a.B * a.NH), h = head % a.NH;
@@ -212,7 +214,7 @@ static void check_attention(int status, const char *file, int line) {
 }
 #define attentionCheck(call) check_attention((call), __FILE__, __LINE__)
 
-// Bytes of scratch of the two functions below, in a build whose floatX is X: delta[B, NH, T], or what cuDNN wants.
+// Scratch bytes of the two functions below, in a build whose floatX is X: delta[B, NH, T], or cuDNN's workspace.
 template <class X> static size_t attention_scratch(size_t B, size_t T, size_t NH) {
     if constexpr (ATTENTION_CUDNN && sizeof(X) == sizeof(bf16))
         return attention_cudnn_scratch(B, T, NH);
@@ -236,8 +238,8 @@ static void attention_forward(floatX *out, float *lse, void *scratch, const floa
 
 static const AttentionTiles DQ_TILES = { 2, 1, 2, 2, 2, 1 };
 
-// dq, by rows of queries; also delta[B, NH, T] = dout . out, which the other kernel needs. Two products have scores'
-// shape: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
+// Computes dq, by rows of queries, and delta[B, NH, T] = dout . out, which the next kernel reads. Two products have the
+// shape of scores: s = q k^T and dp = dout v^T. Then ds = exp(s - lse) (dp - delta) scale, and dq = ds k.
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_dq_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta, const floatX *__restrict__ dout,
                         const floatX *__restrict__ out, const floatX *__restrict__ qkv, const float *__restrict__ lse,
@@ -318,13 +320,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     }
 }
 
-// Of the queries q0 ... q0 + cols - 1, the first that sees one of the MICRO keys from k on, rounded down to whole
+// The first of the queries q0, ..., q0 + cols - 1 that sees one of the MICRO keys from k on, rounded down to whole
 // packs.
 DEV int first_query(int k, int q0) { return k < q0 ? 0 : (k - q0) / PACK * PACK; }
 
 static const AttentionTiles DKV_TILES = { 2, 2, 2, 2, 2, 2 };
 
-// dk and dv, by rows of keys, in the same way; everything is transposed: p and ds are rows (keys) x cols (queries).
+// Computes dk and dv, by rows of keys, in the same way but transposed: p and ds are rows (keys) x cols (queries).
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_dkv_kernel(floatX *__restrict__ dqkv, const float *__restrict__ delta, const floatX *__restrict__ dout,
                          const floatX *__restrict__ qkv, const float *__restrict__ lse, Attention a, float scale) {

@@ -1,4 +1,4 @@
-// Classifier: softmax, cross-entropy and its gradient; a block per row.
+// Classifier: softmax, cross-entropy and its gradient, fused; a block per row.
 #ifndef GPT2_CLASSIFIER_CUH
 #define GPT2_CLASSIFIER_CUH
 
@@ -8,7 +8,7 @@
 
 #define CLASSIFIER_THREADS 1024
 
-// The columns from V on are padding and count as -infinity.
+// Columns V and up are padding and count as -infinity.
 DEV fvec ld_logits(const floatX *row, int c, int V) {
     fvec x = ld(row + c);
     if (c + PACK > V) {
@@ -17,10 +17,10 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
     return x;
 }
 
-// One sweep over the row finds the largest logit and the sum of exp at once ("online softmax"); if train, a second one
-// writes the gradient over the logits. In the first each lane of a thread's packs has its own top and sum of exp(x -
-// top), which a new top shrinks by exp(old top - new top): once for every few packs, which a GPU loads together. NaN
-// and +infinity make the loss NaN.
+// One sweep over the row computes the largest logit and the sum of exp ("online softmax"); with train, a second sweep
+// overwrites the logits with their gradient. In the first, each lane of a thread's packs keeps its own top and sum of
+// exp(x - top); a new top scales the sum by exp(old top - new top), once for every few packs, which a GPU loads
+// together. NaN and +infinity make the loss NaN.
 __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets,
                       float dloss, int V, int Vp, int train) {
@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     floatX *x = logits + row * Vp;
     const int target = targets[row];
     const float target_logit = ld_one(x + target);
-    fvec tops = splat(-FLT_MAX), sums = splat(0);  // not -infinity: its difference to a padding column would be
-                                                   // NaN
+    fvec tops = splat(-FLT_MAX), sums = splat(0);  // -infinity minus a padding column would be NaN
     for (int first = threadIdx.x * PACK; first < V; first += TOGETHER * blockDim.x * PACK) {
         fvec v[TOGETHER], higher = tops;
         UNROLL for (int i = 0; i < TOGETHER; i++) {
@@ -56,7 +55,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     }
 }
 
-// losses[R] = -log softmax(logits)[target]; if train, the logits[R, Vp] become dloss times the gradient of their loss.
+// losses[R] = -log softmax(logits)[target]; with train, logits[R, Vp] become dloss times the gradient of the loss.
 static void classifier(floatX *logits, float *losses, const int *targets, float dloss, size_t R, size_t V, size_t Vp,
                        int train, cudaStream_t stream) {
     LAUNCH(R, CLASSIFIER_THREADS, 0, stream, classifier_kernel, logits, losses, targets, dloss, (int)V, (int)Vp, train);

@@ -1,4 +1,4 @@
-// Errors that nobody can handle, and launches.
+// What all kernels share: the type of parameters and activations (floatX), checks that end the job, and LAUNCH.
 #ifndef GPT2_COMMON_CUH
 #define GPT2_COMMON_CUH
 
@@ -22,7 +22,7 @@ static const enum zero_dtype FLOATX = ZERO_F32;
 DEV float ld_one(const floatX *p) { return *p; }
 #endif
 
-// Says what happened and ends all ranks.
+// Prints a message and ends all ranks.
 __attribute__((format(printf, 3, 4), noreturn)) static void fatal(const char *file, int line, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -34,7 +34,7 @@ __attribute__((format(printf, 3, 4), noreturn)) static void fatal(const char *fi
     launch_abort();
 }
 
-// Optional hook for a better diagnosis of a device that has failed; it ends the job.
+// Called before the job ends for a failed CUDA call; may end it with a better diagnosis. NULL: none.
 static void (*device_has_failed)(void);
 
 static void check_cuda(cudaError_t e, const char *what, const char *file, int line) {
@@ -62,10 +62,10 @@ static cudaLaunchConfig_t launch_config(size_t blocks, int threads, size_t share
     return c;
 }
 
-static Profile *profile;  // not NULL in the steps that --profile is about
+static Profile *profile;  // not NULL in the steps that --profile measures
 
-// A macro, so that a failure shows the launch as it is written, and its line. Above 48 KB a GPU wants to be asked
-// first.
+// Launches a kernel, and times it under its name. A macro, so that a failure shows the line of the launch. A GPU must
+// be asked before it gives a block more than 48 KB of shared memory.
 #define LAUNCH(blocks, threads, shared_bytes, stream, kernel, ...)                               \
     do {                                                                                         \
         const cudaLaunchConfig_t launch_ = launch_config(blocks, threads, shared_bytes, stream); \

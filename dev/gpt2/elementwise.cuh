@@ -1,4 +1,4 @@
-// Elementwise: residual, GELU. A block owns a contiguous range.
+// Elementwise kernels: residual, GELU forward and backward. A block owns a contiguous range.
 #ifndef GPT2_ELEMENTWISE_CUH
 #define GPT2_ELEMENTWISE_CUH
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
         st(dinout + i, ld(dinout + i) * gelu_derivative(ld(inp + i)));
 }
 
-// In place: dinout is the gradient of GELU's output before, of its input inp after.
+// In place: on entry dinout is the gradient of GELU's output, on return of its input inp.
 static void gelu_backward(floatX *dinout, const floatX *inp, size_t n, cudaStream_t stream) {
     LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, gelu_backward_kernel, dinout, inp, n);
 }

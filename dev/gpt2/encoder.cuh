@@ -1,4 +1,4 @@
-// Encoder: token and position embeddings.
+// Encoder: token and position embeddings, forward and backward.
 #ifndef GPT2_ENCODER_CUH
 #define GPT2_ENCODER_CUH
 
@@ -20,14 +20,14 @@ static void encoder_forward(floatX *out, const int *inputs, const floatX *wte, c
     LAUNCH(B * T, ENCODER_THREADS, 0, stream, encoder_forward_kernel, out, inputs, wte, wpe, (int)T, (int)C);
 }
 
-// The rows of each distinct token, in ascending order: token[i] occurs in rows position[start[i]] ...
-// position[start[i+1] - 1].
+// The rows of each distinct token, in ascending order: token[i] occurs in rows position[start[i]], ...,
+// position[start[i + 1] - 1]. For inputs 7 3 7: token 3 7, start 0 1 3, position 1 0 2.
 typedef struct TokenRows {
     int *token, *start, *position;  // [R], [R + 1], [R]
 } TokenRows;
 
-// A block per distinct token: no two blocks write the same row of dwte. (8 blocks at a time on a multiprocessor are
-// enough: to fit more, the compiler would spill.)
+// A block per distinct token, so no two blocks write the same row of dwte. (8 resident blocks on a multiprocessor are
+// enough; for more, the compiler would spill registers.)
 __global__ void __launch_bounds__(ENCODER_THREADS, 8)
     wte_backward_kernel(floatX *__restrict__ dwte, const floatX *__restrict__ dout, TokenRows rows, int C) {
     floatX *out = dwte + (size_t)rows.token[blockIdx.x] * C;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(ENCODER_THREADS, 8)
     }
 }
 
-// Adds to dwte, which already holds the gradient of the head. Rows of dwpe from T on keep their zeros.
+// Adds to dwte, which already holds the gradient of the head. Rows T and up of dwpe stay zero.
 static void encoder_backward(floatX *dwte, floatX *dwpe, const floatX *dout, TokenRows rows, size_t distinct, size_t B,
                              size_t T, size_t C, cudaStream_t stream) {
     LAUNCH(distinct, ENCODER_THREADS, 0, stream, wte_backward_kernel, dwte, dout, rows, (int)C);

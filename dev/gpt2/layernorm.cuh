@@ -1,4 +1,4 @@
-// Layernorm: a warp per row.
+// Layernorm forward (a warp per row) and backward (a block per chunk of rows).
 #ifndef GPT2_LAYERNORM_CUH
 #define GPT2_LAYERNORM_CUH
 
@@ -37,9 +37,8 @@ static void layernorm_forward(floatX *out, float *mean, float *rstd, const float
            weight, bias, rows, (int)C);
 }
 
-// A block per chunk of rows. As many rows at a time as the block has warps: each warp finds the two means of its row,
-// then the threads share out the columns, each adding the rows to its own part of the partial sums of dweight and
-// dbias.
+// Takes as many rows at a time as the block has warps: each warp computes the two means of its row; then each thread
+// adds the rows of its columns to the partial sums of dweight and dbias, and writes dinp.
 __global__ void __launch_bounds__(SUM_THREADS)
     layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
                               const floatX *__restrict__ inp, const floatX *__restrict__ weight,
@@ -77,12 +76,12 @@ __global__ void __launch_bounds__(SUM_THREADS)
                 st(dinp + row * C + c, ld(dinp + row * C + c) + (d * ld(weight + c) - a - n * b) * s);
             }
         }
-        __syncthreads();  // mean_d and mean_dn are written again
+        __syncthreads();  // before mean_d and mean_dn are overwritten
     }
 }
 
-// Adds to dinp, which is the gradient of the residual stream that goes around the layernorm. partial: max_chunks(rows)
-// * 2 C.
+// Adds to dinp, the gradient of the residual stream that bypasses the layernorm. partial: max_chunks(rows) * 2 C
+// floats.
 static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
                                const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
                                size_t rows, size_t C, cudaStream_t stream) {

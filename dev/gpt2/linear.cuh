@@ -1,5 +1,6 @@
-// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias. dev/device/matmul.h explains the three products. Two
-// of them may end in a GELU, which saves a pass over memory (-ge); without, a kernel of its own does it.
+// A linear layer: out[R, OC] = inp[R, C] weight[OC, C]^T + bias, forward and backward. dev/device/matmul.h explains the
+// three matrix products. With -ge, GELU is fused into two of them, which saves a pass over memory; without, it is a
+// kernel.
 #ifndef GPT2_LINEAR_CUH
 #define GPT2_LINEAR_CUH
 
@@ -14,7 +15,7 @@ static void check_matmul(int err, int fused, int line) {
     check_cuda((cudaError_t)err, "matmul", __FILE__, line);
 }
 
-// One of the products of a layer from C to OC channels, which `call` queues. use: its name in a profile.
+// Queues one of the products of a layer from C to OC channels by `call`. use: its name in a profile.
 #define PRODUCT(use, C, OC, fused, stream, call)            \
     do {                                                    \
         profile_begin_product(profile, use, C, OC, stream); \
@@ -39,9 +40,8 @@ static void linear_gelu_forward(floatX *out, floatX *pre_gelu, const floatX *inp
     }
 }
 
-// Gradients are written, not added: a unit's buffer is zero when it is acquired, and each tensor is written once. dbias
-// may be NULL. cuBLASLt could sum dbias in the product that makes dweight (BGRADB), but does not say in what order, nor
-// in what precision.
+// Gradients are written, not added: each tensor is written once. dbias may be NULL. cuBLASLt could sum dbias in the
+// product for dweight (BGRADB), but documents neither the order nor the precision of that sum.
 static void linear_backward_params(floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
                                    const floatX *inp, size_t R, size_t C, size_t OC, cudaStream_t stream) {
     if (dbias) bias_backward(dbias, partial, dout, R, OC, stream);
@@ -55,7 +55,7 @@ static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float 
     PRODUCT("dinput", C, OC, 0, stream, matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
 }
 
-// Of a layer whose input is a GELU's output, inp = gelu(pre_gelu): dpre_gelu is the gradient of the GELU's input.
+// The backward of a layer whose input is inp = gelu(pre_gelu); dpre_gelu is the gradient of pre_gelu.
 static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
                                  const floatX *inp, const floatX *pre_gelu, const floatX *weight, size_t R, size_t C,
                                  size_t OC, int fused, cudaStream_t stream) {

@@ -1,5 +1,11 @@
-// Sums over rows, in two steps: a block adds the rows of a chunk to an fp32 partial sum, then the partial sums are
-// added. The chunks depend on the number of rows alone.
+// Sums over rows (gradients of biases and of layernorm weights), deterministic in two steps:
+//
+//     rows [0, per_chunk) -> partial 0 |
+//     rows [per_chunk, 2 per_chunk) -> partial 1 | added in ascending order -> out
+//     ...                              |
+//
+// A block adds the rows of a chunk to an fp32 partial sum, then the partial sums are added. The cut into chunks depends
+// on the number of rows alone, never on the device.
 #ifndef GPT2_SUMS_CUH
 #define GPT2_SUMS_CUH
 
@@ -14,7 +20,7 @@ static size_t chunk_rows(size_t rows) {
     return n > MIN_CHUNK_ROWS ? n : MIN_CHUNK_ROWS;
 }
 
-// An upper bound of the number of chunks of up to `rows` rows.
+// An upper bound on the number of chunks for up to `rows` rows.
 static size_t max_chunks(size_t rows) {
     const size_t n = ceil_div(rows, MIN_CHUNK_ROWS);
     return n < MAX_CHUNKS ? n : MAX_CHUNKS;
@@ -31,7 +37,7 @@ __global__ void __launch_bounds__(32) add_partials_kernel(floatX *__restrict__ o
     }
 }
 
-// out[n] = the sum of partial[chunk * stride + ...] over the chunks.
+// out[n] = the sum over chunks of partial[chunk * stride + ...].
 static void add_partials(floatX *out, const float *partial, size_t chunks, size_t stride, size_t n,
                          cudaStream_t stream) {
     LAUNCH(ceil_div(n, 32 * PACK), 32, 0, stream, add_partials_kernel, out, partial, (int)chunks, stride, n);
@@ -42,7 +48,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
                         size_t n) {
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
     float *sum = partial + blockIdx.x * n;
-    for (size_t r = begin; r < end; r++) {  // a thread always has the same columns: nothing to wait for
+    for (size_t r = begin; r < end; r++) {  // a thread keeps its columns: no barrier
         for (size_t c = threadIdx.x * PACK; c < n; c += blockDim.x * PACK) {
             const fvec before = r == begin ? splat(0) : ld(sum + c);
             st(sum + c, before + ld(dout + r * n + c));
@@ -50,7 +56,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
     }
 }
 
-// dbias[n] = the column sums of dout[rows, n]. partial: max_chunks(rows) * n.
+// dbias[n] = column sums of dout[rows, n]. partial: max_chunks(rows) * n floats.
 static void bias_backward(floatX *dbias, float *partial, const floatX *dout, size_t rows, size_t n,
                           cudaStream_t stream) {
     const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
