@@ -39,7 +39,8 @@ endif
 # ----------------------------------------------------------------------------------------------------------------------
 # Device and precision
 
-NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+NVCC      := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) \
+                 $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_HOME := $(or $(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
 
 ifeq ($(DEVICE),)
@@ -62,7 +63,8 @@ ifeq ($(filter FP32 BF16,$(PRECISION)),)
     $(error PRECISION=$(PRECISION): use FP32 or BF16)
 endif
 ifeq ($(DEVICE)$(NVCC),cuda)
-    $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or use DEVICE=cpu)
+    $(error DEVICE=cuda, but there is no nvcc in PATH, $$CUDA_HOME/bin or /usr/local/cuda/bin: set CUDA_HOME, or $\
+        use DEVICE=cpu)
 endif
 ifeq ($(filter address undefined thread,$(or $(SANITIZE),address)),)
     $(error SANITIZE=$(SANITIZE): use address, undefined or thread)
@@ -71,36 +73,11 @@ ifneq ($(and $(SANITIZE),$(filter-out cpu,$(DEVICE))),)
     $(error SANITIZE=$(SANITIZE) is for DEVICE=cpu; DEVICE=emulated and emulated-tsan have sanitizers already)
 endif
 
-# NVIDIA's libraries: scripts/find_nvidia.sh sets CUDA_MAJOR, CUDNN_INCLUDE, CUDNN_LIBRARY and so on. cuDNN does the
-# attention of BF16 builds where it is found (dev/device/attention.h); USE_CUDNN=0 leaves it out, USE_CUDNN=1 insists.
+# With DEVICE=cuda: the libraries found, the compilers' flags, and CUDNN, the library, if cuDNN does the attention.
 override CUDNN :=
+WHY_NO_CUDNN := this is DEVICE=$(DEVICE)
 ifeq ($(DEVICE),cuda)
-    HOMES := CUDA_HOME="$(CUDA_HOME)" CUDNN_HOME="$(CUDNN_HOME)" NCCL_HOME="$(NCCL_HOME)"
-    $(foreach line,$(shell $(HOMES) scripts/find_nvidia.sh $(NVCC)),$(eval $(subst =, := ,$(line))))
-    ifeq ($(and $(CUDART_LIBRARY),$(CUBLASLT_LIBRARY)),)
-        $(error DEVICE=cuda, but $(if $(CUDART_LIBRARY),cublasLt.h and libcublasLt,cuda_runtime.h and libcudart) of $\
-            CUDA $(CUDA_MAJOR) were not found beside $(NVCC): set CUDA_HOME to where the toolkit is, or use DEVICE=cpu)
-    endif
-    GET_CUDNN := pip install nvidia-cudnn-cu$(CUDA_MAJOR) or NVIDIA's package cudnn9-cuda-$(CUDA_MAJOR)
-    ifeq ($(PRECISION),FP32)
-        WHY_NO_CUDNN := cuDNN has none in FP32
-    else ifeq ($(USE_CUDNN),0)
-        WHY_NO_CUDNN := USE_CUDNN=0
-    else ifneq ($(CUDNN_LIBRARY),)
-        override CUDNN := $(CUDNN_LIBRARY)
-    else ifneq ($(CUDNN_HOME),)
-        $(error there are no include/cudnn.h and libcudnn.so.9 in CUDNN_HOME=$(CUDNN_HOME): unset it, or USE_CUDNN=0)
-    else
-        WHY_NO_CUDNN := no cuDNN 9 for CUDA $(CUDA_MAJOR) found: $(GET_CUDNN)
-    endif
-    ifneq ($(and $(NCCL_HOME),$(if $(NCCL_LIBRARY),,missing)),)
-        $(error there are no include/nccl.h and libnccl.so.2 in NCCL_HOME=$(NCCL_HOME): unset it, or NCCL=0)
-    endif
-    GPU_LIBRARIES = ; attention: $(or $(CUDNN),own kernels ($(WHY_NO_CUDNN))); NCCL: $(if $(filter \
-        0,$(NCCL)),NCCL=0,$(or $(NCCL_LIBRARY),not found (pip install nvidia-nccl-cu$(CUDA_MAJOR) or $\
-        NVIDIA's packages libnccl2 and libnccl-dev)))
-else
-    WHY_NO_CUDNN := this is DEVICE=$(DEVICE)
+    include dev/device/cuda/cuda.mk
 endif
 ifneq ($(and $(filter-out 0,$(USE_CUDNN)),$(if $(CUDNN),,missing)),)
     $(error USE_CUDNN=1 needs DEVICE=cuda, PRECISION=BF16 and cuDNN: $(WHY_NO_CUDNN))
@@ -130,31 +107,7 @@ EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
 
-ifeq ($(DEVICE),cuda)
-    # For the GPUs found here; without one, for A100 and H100, with PTX that later GPUs can translate.
-    FOUND     := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u)
-    CUDA_ARCH ?= $(or $(filter-out 0,$(FOUND)),80 90)
-    GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $(PTX)
-    PTX        = -gencode arch=compute_$(lastword $(CUDA_ARCH)),code=compute_$(lastword $(CUDA_ARCH))
-    # The system's own directories need no flag, and as -isystem they would break C++.
-    INCLUDES   = $(filter-out $(addprefix $(SYSROOT),/usr/include /usr/include/% /usr/local/include), \
-                     $(if $(CUDNN),$(CUDNN_INCLUDE)) $(NCCL_INCLUDE) $(CUDART_INCLUDE) $(CUBLASLT_INCLUDE))
-    RUN_PATH   = $(filter-out $(addprefix $(SYSROOT),/usr/lib/ /usr/lib64/ /usr/lib/%-linux-gnu/), \
-                     $(dir $(CUDNN) $(NCCL_LIBRARY) $(CUDART_LIBRARY) $(CUBLASLT_LIBRARY)))
-    INCLUDE    = $(DEFINES) $(addprefix -isystem ,$(INCLUDES))
-    COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
-    # -Wmaybe-uninitialized is wrong about what nvcc generates for g++.
-    HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp
-    COMPILE_CU = $(NVCC) -std=c++17 $(if $(DEBUG),-O0 -g -G,-O3) $(GENCODE) $(if $(filter-out 0,$(WERROR)),--Werror \
-                     all-warnings) $(HOST) $(INCLUDE) $(MPI_CFLAGS) $(CPPFLAGS) $(NVCCFLAGS)
-    # Libraries by file name, since pip's packages have no plain .so. Loaded at run time by name, so the run path has
-    # to lead to them: NCCL, what cuDNN consists of, and NVRTC, which cuDNN only finds if the program has loaded it.
-    NVRTC      = $(wildcard $(CUDNN:%=$(dir $(CUDART_LIBRARY))libnvrtc.so.$(CUDA_MAJOR)))
-    LIBS       = $(CUBLASLT_LIBRARY) $(CUDART_LIBRARY) $(RUN_PATH:%/=-Wl,-rpath,%) \
-                     -Wl,--push-state,--as-needed $(CUDNN) -Wl,--no-as-needed $(NVRTC) -Wl,--pop-state
-    override NO_FMA_CU = -fmad=false -Xcompiler -ffp-contract=off
-    DEVICE_DIR = dev/device/cuda
-else
+ifneq ($(DEVICE),cuda)
     FLAGS_cpu           = $(HOST_FAST)
     FLAGS_emulated      = $(EMULATED) $(ASAN)
     FLAGS_emulated-tsan = $(EMULATED) $(TSAN)
@@ -171,6 +124,7 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 
 # The module and the baseline that it is compared with promise bits: a * b + c is two roundings, in this order. EXTRA,
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
+override LAST :=
 $(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
 $(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: override LAST = $(NO_FMA_CU)
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
@@ -179,23 +133,24 @@ build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/
 UNSAFE := -Ofast fast-math fast_math unsafe-math associative-math reciprocal-math finite-math fmad=true ftz=true \
           prec-div=false prec-sqrt=false
 $(foreach f,$(UNSAFE),$(if $(findstring $f,$(COMPILE_C) $(COMPILE_CU) $(EXTRA)), \
-    $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits: leave it out)))
+    $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits)))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
 
 strip_suffix = $(basename $(wildcard $(1)))
-TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu $(if $(filter emulated%,$(DEVICE)),dev/test/emulator/planted_faults.cu))
-TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),dev/test/ranks/test_overlap),$(TESTS))     # it reads the trace of the CPU's runtime
-TESTS    := $(filter-out $(if $(CUDNN),,dev/test/cuda/test_cudnn_plan),$(TESTS))
+TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu \
+                $(if $(filter emulated%,$(DEVICE)),dev/test/emulator/planted_faults.cu))
+# test_overlap reads the trace of the CPU's runtime.
+TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap) $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/ranks/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/comm/*.c zero/comm/*/*.c)
-DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c dev/test/harness/*.c \
-                $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
+DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
+                dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
 # Objects are rebuilt when the commands change too, or the compiler, or what MARCH=native stands for on this CPU: all
@@ -204,8 +159,8 @@ COMMANDS = $(COMPILE_C) $(EXTRA) / $(COMPILE_CU) $(EXTRA)
 $(BUILD)/commands: FORCE | setup
 	@mkdir -p $(@D)
 	@{ printf '%s\n' '$(subst ','\'',$(COMMANDS))'; \
-	    $(COMPILE_C) $(filter -m%,$(CXXFLAGS)) $(EXTRA) -dM -E -x c /dev/null; } > $@.new
-	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	    $(COMPILE_C) $(filter -m%,$(CXXFLAGS)) $(EXTRA) -dM -E -x c /dev/null; } > $@.$$$$; \
+	    cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 define COMPILE
 @mkdir -p $(@D)
@@ -227,7 +182,7 @@ $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 	$(Q)$(COMPILE_CU) $(EXTRA) -cubin -keep -keep-dir $(@D) -Xptxas -v $< -o $@ $(LAST) > $(basename $@).log 2>&1 || \
 	    { cat $(basename $@).log; exit 1; }
 
-# Runs before main, on the simplest CPU: are the instructions here that the other objects were compiled for?
+# Checks before main that this CPU has the instructions that the other objects were compiled for, so without -march.
 $(BUILD)/check_cpu.o: dev/device/check_cpu.c $(BUILD)/commands | setup
 	@sed -n 's/^#define __\([A-Z0-9_]*\)__ 1$$/#define BUILT_WITH_\1 1/p' $(BUILD)/commands > $(@:.o=.h)
 	$(Q)$(CC) -std=c11 -O1 $(WARNINGS) -include $(@:.o=.h) -c $< -o $@
@@ -240,17 +195,20 @@ $(BUILD)/libzero.a $(BUILD)/libdev.a:
 define PROGRAM
 $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/check_cpu.o $(BUILD)/libzero.a $(BUILD)/libdev.a
 	@echo "  link    $$@"
-	$$(Q)$$(LINK) $$< $(BUILD)/check_cpu.o -o $$@ -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
+	$$(Q)$$(LINK) $$< $(BUILD)/check_cpu.o -o $$@ \
+	    -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
-# Plans of cuDNN need a driver, though no GPU: one that pretends. What it does not have, it has as in the toolkit's own empty libcuda.so.
+# cuDNN makes plans only with a driver, though without a GPU: test_cudnn_plan gets a stand-in. Functions that it lacks
+# fail as in the toolkit's own empty libcuda.so.
 PRETEND = $(BUILD)/pretend/libcuda.so.1
+STUB    = s/.* [TW] \(cu[A-Z].*\)/__attribute__((weak)) int \1(void) { return 34; }/p
 $(PRETEND): dev/test/cuda/pretend_driver.c $(BUILD)/commands
 	@mkdir -p $(@D)
-	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | sed -n 's/.* [TW] \(cu[A-Z].*\)/__attribute__((weak)) int \1(void) { return 34; }/p' > $(@D)/rest.c
+	$(Q)nm -D --defined-only $(CUDA_HOME)/lib64/stubs/libcuda.so | sed -n '$(STUB)' > $(@D)/rest.c
 	$(Q)$(CC) -shared -fPIC $(WARNINGS) -Wl,-soname,libcuda.so.1 $< $(@D)/rest.c -o $@
 $(BUILD)/test_cudnn_plan: | $(PRETEND)
 $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,'$$ORIGIN/pretend' $(PRETEND)
@@ -263,7 +221,8 @@ $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,
 
 TEXT = dev/data/text/default.txt
 
-.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples cuda clean FORCE
+.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples cuda \
+        format check-format clean FORCE
 FORCE:
 
 setup:
@@ -292,8 +251,9 @@ test-long: setup $(TEXT)
 	+@bash dev/test/run_tests.sh --long "$(TEST)" "$(CASE)"
 
 fuzz: $(TEXT)
-	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero build/$(DEVICE)-fp32/fuzz
-	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 build/$(DEVICE)-bf16/train_gpt2_zero
+	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero \
+	    build/$(DEVICE)-fp32/fuzz
+	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 USE_CUDNN=0 build/$(DEVICE)-bf16/train_gpt2_zero
 	@build/$(DEVICE)-fp32/fuzz --build build/$(DEVICE) --seconds $(SECONDS) $(SEED:%=--seed %)
 
 bench: $(call BINARIES,$(BENCHES)) $(BUILD)/train_gpt2_zero $(TEXT)
@@ -303,22 +263,40 @@ cuda:
 	$(Q)$(MAKE) DEVICE=cuda PRECISION=FP32 CUDA_ARCH="80 90" all
 	$(Q)$(MAKE) DEVICE=cuda PRECISION=BF16 CUDA_ARCH="80 90" all
 
+format:
+	@dev/test/check_style.sh --fix
+
+check-format:
+	@dev/test/check_style.sh
+
 clean:
 	rm -rf build
 	rm -f train_gpt2_zero test_gpt2_zero
 
+define HELP
+make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTION=VALUE...]
+
+  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text
+  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero
+  run              train: NP=8 ranks, ZeRO stage 2; ARGS="..." are options of the trainer, RUN_DIR=$(RUN_DIR)
+  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select
+  test-long        what takes too long for that: half an hour of fuzzing and sanitizers
+  fuzz             random configurations against plain ones, bit for bit: SECONDS=60; SEED=... repeats
+  bench            the benchmarks                         examples   dev/examples
+  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU
+  all              every program, nothing is run          data       the default text
+  setup            install what is missing                clean      remove build/ and the links
+  format           clang-format 14 on all sources         check-format   that, and the limits of lines and functions
+
+  MARCH=native     the CPU to build for                   V=1        print the commands
+  DEBUG=1          -O0 -g                                 WERROR=1   warnings are errors
+  SANITIZE=...     address, undefined or thread, with DEVICE=cpu
+  USE_CUDNN=0|1    attention without (with) cuDNN         NCCL=0     without the NCCL transport
+  CUDA_HOME, CUDNN_HOME, NCCL_HOME                        where these are, if not in a usual place
+  CFLAGS, CXXFLAGS, NVCCFLAGS, CPPFLAGS, LDFLAGS, EXTRA   added to the compilers' flags (EXTRA: to all)
+
+Here: DEVICE=$(DEVICE) ($(WHY)), PRECISION=$(PRECISION) ($(WHY_PRECISION)), MARCH=$(MARCH), NVCC=$(or $(NVCC),none)
+endef
 help:
-	@echo "make [goal] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [USE_CUDNN=1] [NCCL=0] [V=1: show the commands]"
-	@echo
-	@echo "  train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text"
-	@echo "  test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero"
-	@echo "  run              train: NP=8 ranks, ZeRO stage 2; ARGS=\"...\" adds options of the trainer, RUN_DIR=$(RUN_DIR)"
-	@echo "  test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select"
-	@echo "  test-long        what takes too long for that: half an hour of fuzzing and sanitizers"
-	@echo "  fuzz             random configurations against plain ones, bit for bit: SECONDS=60, SEED=... for the same ones again"
-	@echo "  bench            the benchmarks        examples  dev/examples      all   every program, nothing run"
-	@echo "  cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU"
-	@echo "  setup            install what is missing (scripts/setup.sh)        data  the default text"
-	@echo "  clean            remove build/ and the links"
-	@echo
-	@echo "Here: DEVICE=$(DEVICE) ($(WHY)), PRECISION=$(PRECISION) ($(WHY_PRECISION)), MARCH=$(MARCH), NVCC=$(or $(NVCC),none)"
+	$(info $(HELP))
+	@:

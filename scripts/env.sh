@@ -1,23 +1,24 @@
-# Source this before mpirun (`. scripts/env.sh`; sh, bash and zsh): it lets Open MPI start the ranks of a test on a laptop or in a container,
-# and shares the cores among them. A variable that is set already is left alone. `make run` and the tests use it; a
-# cluster whose administrators have set up MPI does not need it.
+# Source this before mpirun (`. scripts/env.sh`, in sh, bash or zsh): it lets Open MPI start the ranks on a laptop or in
+# a container, and divides the cores among them. A variable that is set already keeps its value. `make run` and the
+# tests use it; a cluster whose administrators have set up MPI does not need it.
 #
-# NP: ranks on this machine (default 8). Open MPI 4 reads OMPI_MCA_*, Open MPI 5 PRTE_MCA_* for the same things.
+# NP: ranks on this machine (default 8). Open MPI 4 reads OMPI_MCA_*, Open MPI 5 PRTE_MCA_* for the same settings.
 
-# Root is what one is in a container.
+# In a container one is usually root.
 export OMPI_ALLOW_RUN_AS_ROOT="${OMPI_ALLOW_RUN_AS_ROOT-1}"
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="${OMPI_ALLOW_RUN_AS_ROOT_CONFIRM-1}"
 export PRTE_ALLOW_RUN_AS_ROOT="${PRTE_ALLOW_RUN_AS_ROOT-1}"
 export PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="${PRTE_ALLOW_RUN_AS_ROOT_CONFIRM-1}"
 
-# More ranks than cores, and none of them bound to a core: binding would put all OpenMP threads of a rank on it.
+# Allow more ranks than cores, and bind no rank to a core: its OpenMP threads would all share that core.
 export OMPI_MCA_rmaps_base_oversubscribe="${OMPI_MCA_rmaps_base_oversubscribe-1}"
 export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy-none}"
 export PRTE_MCA_rmaps_default_mapping_policy="${PRTE_MCA_rmaps_default_mapping_policy-:oversubscribe}"
 export PRTE_MCA_hwloc_default_binding_policy="${PRTE_MCA_hwloc_default_binding_policy-none}"
 
-# Containers often forbid one process to read another's memory; Open MPI would try, and complain at every message. (Ranks on one host
-# exchange what is large through shared memory of our own anyway.) The other: no word about fast networks that are not there.
+# Containers often forbid a process to read another's memory; Open MPI would try, and complain at every message. (Ranks
+# on one host exchange large buffers through shared memory of our own anyway.) The second variable silences warnings
+# about fast networks that are not there.
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 export OMPI_MCA_btl_base_warn_component_unused="${OMPI_MCA_btl_base_warn_component_unused-0}"
 
@@ -26,10 +27,11 @@ if ! command -v ssh > /dev/null 2>&1 && ! command -v rsh > /dev/null 2>&1; then
     export OMPI_MCA_plm_rsh_agent="${OMPI_MCA_plm_rsh_agent-}"
 fi
 
-# A rank that waits for a message lets others run: without this Open MPI spins where it sees a core for each rank, though others may want it too.
+# A rank that waits for a message yields its core. By default Open MPI spins if there is a core for each rank, although
+# other processes may need it.
 export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle-1}"
 
-# The cores, divided among the ranks.
+# OpenMP threads of a rank: its share of the cores.
 if [ -z "${OMP_NUM_THREADS-}" ]; then
     OMP_NUM_THREADS=$(( $(nproc 2> /dev/null || echo 1) / ${NP:-8} ))
     [ "$OMP_NUM_THREADS" -ge 1 ] || OMP_NUM_THREADS=1

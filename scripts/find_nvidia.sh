@@ -1,17 +1,17 @@
 #!/bin/sh
-# Finds NVIDIA's libraries: in the CUDA toolkit, in the system's packages, in conda environments, and in pip's packages (site-packages/nvidia,
-# where there is a libcudnn.so.9 but no plain libcudnn.so). The Makefile links the file itself and adds its directory to the run path.
+# Finds NVIDIA's libraries: in the CUDA toolkit, in the system's packages, in conda environments, and in pip's packages
+# (site-packages/nvidia, with a libcudnn.so.9 but no plain libcudnn.so).
 #
 #     scripts/find_nvidia.sh NVCC
 #
-# Prints CUDA_MAJOR=13, then for each of CUDART, CUBLASLT, CUDNN and NCCL, if found:
+# Prints CUDA_MAJOR=13, then for each of CUDART, CUBLASLT, CUDNN and NCCL, if it is found:
 #
 #     CUDNN_INCLUDE=/usr/include/x86_64-linux-gnu
 #     CUDNN_LIBRARY=/usr/lib/x86_64-linux-gnu/libcudnn.so.9
 #
-# Header and library come from the same place: the first that has both. The order is CUDA_HOME, the directory of NVCC, parents of CPATH's include
-# directories, CONDA_PREFIX, /usr/local, /usr, and python3's packages made for this major version of CUDA. If CUDNN_HOME or NCCL_HOME is set, that
-# library is looked for only there. SYSROOT=DIR replaces / in /usr (for tests).
+# Header and library come from the first place that has both: CUDA_HOME, NVCC's toolkit, the parents of the directories
+# in CPATH, CONDA_PREFIX, /usr/local, /usr, and those of python3's packages that are made for this major version of
+# CUDA. If CUDNN_HOME or NCCL_HOME is set, that library is only searched there. SYSROOT=DIR stands for / (for tests).
 set -u
 nvcc=$1
 machine=$(uname -m)
@@ -59,7 +59,8 @@ find() {
     fi
     # shellcheck disable=SC2046,SC2086
     search "$1" "$3" "$4" ${CUDA_HOME:-} "${nvcc%/bin/nvcc}" "${real%/bin/nvcc}" \
-        $(echo "${CPATH:-}" | tr : '\n' | sed -n 's,/include/*$,,p') ${CONDA_PREFIX:-} "${SYSROOT:-}/usr/local" "${SYSROOT:-}/usr" $(pip_roots "$2")
+        $(echo "${CPATH:-}" | tr : '\n' | sed -n 's,/include/*$,,p') ${CONDA_PREFIX:-} \
+        "${SYSROOT:-}/usr/local" "${SYSROOT:-}/usr" $(pip_roots "$2")
 }
 
 echo "CUDA_MAJOR=$major"

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Installs what the build needs and this machine lacks, on Debian, Ubuntu and their relatives (apt). `make` runs it every
-# time: when nothing is missing it changes nothing and takes a fraction of a second.
+# Installs what the build needs and this machine lacks, on Debian, Ubuntu and their relatives (apt). `make` runs it
+# every time: when nothing is missing it changes nothing and takes a fraction of a second.
 #
 #     scripts/setup.sh                    what the build, the tests and the benchmarks need
 #     scripts/setup.sh clang-format-14    that too, for `make format` and `make check-format`
 #
-# A thing is there if a program with its headers and libraries compiles and links, not if a package is installed: a
-# library that was built by hand is as good. Without a compiler, MPI and xxHash nothing can be built, so that is an
-# error. What only a benchmark and the default text need is tried once (build/setup-tried) and otherwise reported in
-# one line. CUDA is not installed: where there is an nvcc it is used, and without one everything runs on the CPU.
+# A library counts as there if a program compiles and links with it, not if its package is installed: one that was built
+# by hand is as good. Without a compiler, MPI and xxHash nothing can be built, so that is an error. What only a
+# benchmark and the default text need is tried once (build/setup-tried); if it fails, one line says what is missing.
+# CUDA is not installed: where there is an nvcc it is used, and without one everything runs on the CPU.
 #
-# Prints one line for each set of packages; apt's own output goes to build/setup.log, and its end is printed if it fails.
+# Prints one line for each set of packages. apt's own output goes to build/setup.log; if apt fails, its end is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -75,7 +75,10 @@ install() {
 
 # A program that was asked for by name must be there in the end.
 if [ $# != 0 ] && ! have "$1"; then
-    { can_install && install "$1" && have "$1"; } || { echo "setup: there is no $1, and it could not be installed" >&2; exit 1; }
+    if ! can_install || ! install "$1" || ! have "$1"; then
+        echo "setup: there is no $1, and it could not be installed" >&2
+        exit 1
+    fi
 fi
 
 if have_all || { have_needed && [ -e $TRIED ]; }; then
@@ -105,6 +108,6 @@ if ! have_needed; then
 fi
 
 can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): bench_matmul cannot be built" >&2
-have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be other prose that is found here" >&2
+have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be other prose" >&2
 mkdir -p build
 touch $TRIED

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The promises of the Makefile: flags from outside cannot make the module round differently; objects made for another CPU are rebuilt; a program says
-# when the CPU lacks its instructions; WERROR, DEBUG and SANITIZE do what they say.
+# Tests what the Makefile promises: flags from outside cannot make the module round differently; objects made for
+# another CPU are rebuilt; a program reports that the CPU lacks its instructions; and WERROR, DEBUG and SANITIZE.
 #
 #     dev/test/cli/test_build.sh
 set -u
@@ -26,17 +26,20 @@ report() {
 cpu=(SETUP=true DEVICE=cpu PRECISION=FP32 --no-print-directory)
 build() { make "${cpu[@]}" BUILD="$work/build" "$@" > "$work/log" 2>&1; }
 # command_of OBJECT [VARIABLE=VALUE...]: the command that compiles it
-command_of() { make "${cpu[@]}" BUILD="$work/none" -n V=1 "${@:2}" "$work/none/$1" 2> /dev/null | grep -e "-o $work/none/$1"; }
+command_of() {
+    make "${cpu[@]}" BUILD="$work/none" -n V=1 "${@:2}" "$work/none/$1" 2> /dev/null | grep -e "-o $work/none/$1"
+}
 
 # ----------------------------------------------------------------------------------------------------------------------
 # a * b + c stays two roundings
 
+last=" -ffp-contract=off"
 for object in zero/kernels.o zero/state.o dev/test/harness/baseline.o; do
     [ -e "${object%.o}.c" ] || [ -e "${object%.o}.cu" ] || report "$object" "there is no such source"
     wrong=
     for flags in EXTRA=-g CFLAGS=-g CXXFLAGS=-g "EXTRA=-ffp-contract=fast" LAST= NO_FMA_CU= HOST_FAST=-O2; do
-        [[ $(command_of $object "$flags") == *" -ffp-contract=off" ]] || wrong="$wrong $flags"
-        [[ $(export "${flags?}" && command_of $object) == *" -ffp-contract=off" ]] || wrong="$wrong $flags (environment)"
+        [[ $(command_of $object "$flags") == *"$last" ]] || wrong="$wrong $flags"
+        [[ $(export "${flags?}" && command_of $object) == *"$last" ]] || wrong="$wrong $flags (environment)"
     done
     report "$object: nothing comes after -ffp-contract=off" "$wrong"
 done
@@ -77,39 +80,46 @@ chmod +x "$work/bin/gcc"
 PATH="$work/bin:$PATH" build "$object"
 report "another CPU: rebuilt" "$(grep -q compile "$work/log" || echo "it is not")"
 
-# check NAME STATUS WORDS ARGUMENTS...: a program with check_cpu.o built by make with ARGUMENTS
+# check NAME STATUS OUTPUT ARGUMENTS...: a program with the check_cpu.o that make builds with ARGUMENTS
+echo 'int main(void) { return 0; }' > "$work/main.c"
 check() {
+    local output status
     build "${@:4}" "$work/build/check_cpu.o"
-    echo 'int main(void) { return 0; }' | gcc -x c - -x none "$work/build/check_cpu.o" -o "$work/program" 2>> "$work/log"
-    "$work/program" > "$work/out" 2>&1
-    local status=$?
-    report "$1" "$([ $status = "$2" ] && grep -qxE -- "$3" <<< "$(cat "$work/out")" || echo "exit status $status, $(cat "$work/out")")" "$work/log"
+    gcc "$work/main.c" "$work/build/check_cpu.o" -o "$work/program" 2>> "$work/log"
+    output=$("$work/program" 2>&1)
+    status=$?
+    [ $status = "$2" ] && grep -qxE -- "$3" <<< "$output" && status=
+    report "$1" "${status:+exit status $status, $output}" "$work/log"
 }
 check "this CPU's instructions: runs" 0 ""
 if [ "$(uname -m)" = x86_64 ]; then
     other=$(for f in xop avx512f; do grep -q " $f " /proc/cpuinfo || echo $f; done | head -n 1)
-    check "-m$other, not on this CPU: says so" 1 "error: this program was built for a CPU with.* $other.*make clean.*" EXTRA="-m$other"
-    check "-m$other for C++ only" 1 "error: this program was built for a CPU with.* $other.*" CXXFLAGS="-m$other"
+    message="error: this program was built for a CPU with.* $other.*make clean.*"
+    check "-m$other, which this CPU lacks: a message" 1 "$message" EXTRA="-m$other"
+    check "-m$other for C++ only" 1 "$message" CXXFLAGS="-m$other"
 fi
 build -n V=1 "$work/build/tokenize_bytes"
-report "programs are linked with it" "$(grep -q " $work/build/check_cpu.o -o $work/build/tokenize_bytes" "$work/log" || echo "they are not")"
+linked=" $work/build/check_cpu.o -o $work/build/tokenize_bytes"
+report "programs are linked with it" "$(grep -q -e "$linked" "$work/log" || echo "they are not")"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Kinds of builds
 
-# compiles NAME OBJECT WANTED UNWANTED ARGUMENTS...: the command that compiles OBJECT in build/cpu-fp32 has WANTED, but not UNWANTED
+# compiles NAME FILE WANTED UNWANTED ARGUMENTS...: the command that makes FILE has the flags WANTED, but not UNWANTED
 compiles() {
     make "${cpu[@]}" -n -B V=1 "${@:5}" "$2" > "$work/log" 2>&1
     local line
     line=$(grep -e "-o $2" "$work/log")
-    report "$1" "$([[ " $line " == *" $3 "* && " $line " != *" $4 "* ]] || echo "no \"$3\", or \"$4\" in: $line")" "$work/log"
+    [[ " $line " == *" $3 "* && " $line " != *" $4 "* ]] && line=
+    report "$1" "${line:+without $3, or with $4: $line}" "$work/log"
 }
 compiles "warnings are no errors" build/cpu-fp32/zero/zero.o -Wall -Werror
 compiles "with WERROR=1 they are" build/cpu-fp32/zero/zero.o -Werror -w WERROR=1
 compiles "DEBUG=1" build/cpu-fp32-debug/zero/zero.o "-O0 -g" -O3 DEBUG=1
 for sanitizer in address undefined thread; do
-    compiles "SANITIZE=$sanitizer" build/cpu-fp32-$sanitizer/zero/zero.o "-fsanitize=$sanitizer" -O0 SANITIZE=$sanitizer
-    compiles "SANITIZE=$sanitizer links with it" build/cpu-fp32-$sanitizer/test_layout "-fsanitize=$sanitizer" -O0 SANITIZE=$sanitizer
+    for file in build/cpu-fp32-$sanitizer/{zero/zero.o,test_layout}; do
+        compiles "SANITIZE=$sanitizer, ${file##*/}" "$file" -fsanitize=$sanitizer -O0 SANITIZE=$sanitizer
+    done
 done
 
 echo "$passed passed, $failed failed"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Does the build find NVIDIA's libraries where people have them? Trees of empty files stand for machines; nvcc and python3 are stand-ins too.
+# Tests that the build finds NVIDIA's libraries where people have them. Trees of empty files stand for machines; nvcc
+# and python3 are stand-ins too.
 #
 #     dev/test/cli/test_find_nvidia.sh
 set -u
@@ -44,8 +45,8 @@ on_machine() {
     env PATH="$root/bin:$PATH" SYSROOT="$root" "$@" 2>&1
 }
 
-# finds NAME LIBRARY INCLUDE FILE [VARIABLE=VALUE...]: on the machine, the script finds LIBRARY's header in INCLUDE and the library FILE ("" twice:
-# nowhere)
+# finds NAME LIBRARY INCLUDE FILE [VARIABLE=VALUE...]: on the machine, the script finds LIBRARY's header in INCLUDE and
+# the library FILE; "" twice: nowhere
 finds() {
     local name=$1 want='' got
     [ -z "$3" ] || want="$2_INCLUDE=$root/$3 $2_LIBRARY=$root/$4"
@@ -53,6 +54,9 @@ finds() {
     report "$name" "$([ "${got% }" = "$want" ] || echo "found \"$got\", not \"$want\"")"
 }
 
+nvidia=site-packages/nvidia
+pip=(${nvidia}_cudnn_cu13-9.19.1.dist-info/RECORD $nvidia/cudnn/{include/cudnn.h,lib/libcudnn.so.9}
+    ${nvidia}_nccl_cu13-2.28.9.dist-info/RECORD $nvidia/nccl/{include/nccl.h,lib/libnccl.so.2})
 toolkit=(cuda/bin/nvcc cuda/include/{cuda_runtime,cublasLt}.h cuda/lib64/lib{cudart,cublasLt}.so.13)
 
 machine "${toolkit[@]}" cuda/include/cudnn.h cuda/lib64/libcudnn.so.9
@@ -61,7 +65,8 @@ finds "toolkit: cuDNN unpacked into it" CUDNN cuda/include cuda/lib64/libcudnn.s
 finds "toolkit: no NCCL anywhere" NCCL "" ""
 machine cuda/bin/nvcc "cuda/targets/$target/"{include/cublasLt.h,lib/libcublasLt.so.13}
 finds "toolkit: in targets" CUBLASLT "cuda/targets/$target/include" "cuda/targets/$target/lib/libcublasLt.so.13"
-machine "${toolkit[@]}" "usr/include/$triple/cudnn.h" "usr/lib/$triple/libcudnn.so.9" usr/include/nccl.h "usr/lib/$triple/libnccl.so.2"
+machine "${toolkit[@]}" "usr/include/$triple/cudnn.h" "usr/lib/$triple/libcudnn.so.9" usr/include/nccl.h \
+    "usr/lib/$triple/libnccl.so.2"
 finds "Debian packages: cuDNN" CUDNN "usr/include/$triple" "usr/lib/$triple/libcudnn.so.9"
 finds "Debian packages: NCCL" NCCL usr/include "usr/lib/$triple/libnccl.so.2"
 machine usr/bin/nvcc usr/include/cuda_runtime.h "usr/lib/$triple/libcudart.so.13"
@@ -72,17 +77,16 @@ machine "${toolkit[@]}" env/include/cudnn.h env/lib/libcudnn.so.9
 finds "conda" CUDNN env/include env/lib/libcudnn.so.9 CONDA_PREFIX="$root/env"
 finds "conda: another environment is active" CUDNN "" "" CONDA_PREFIX="$root/other"
 finds "a module's CPATH" CUDNN env/include env/lib/libcudnn.so.9 CPATH="/nowhere/include:$root/env/include/"
-machine "${toolkit[@]}" site-packages/nvidia_cudnn_cu13-9.19.1.dist-info/RECORD site-packages/nvidia/cudnn/{include/cudnn.h,lib/libcudnn.so.9} \
-    site-packages/nvidia_nccl_cu13-2.28.9.dist-info/RECORD site-packages/nvidia/nccl/{include/nccl.h,lib/libnccl.so.2}
-finds "pip: nvidia/cudnn" CUDNN site-packages/nvidia/cudnn/include site-packages/nvidia/cudnn/lib/libcudnn.so.9
-finds "pip: nvidia/nccl" NCCL site-packages/nvidia/nccl/include site-packages/nvidia/nccl/lib/libnccl.so.2
+machine "${toolkit[@]}" "${pip[@]}"
+finds "pip: nvidia/cudnn" CUDNN $nvidia/cudnn/include $nvidia/cudnn/lib/libcudnn.so.9
+finds "pip: nvidia/nccl" NCCL $nvidia/nccl/include $nvidia/nccl/lib/libnccl.so.2
 finds "CUDNN_HOME is the only place" CUDNN "" "" CUDNN_HOME="$root/cuda"
-machine site-packages/nvidia/cu13/{bin/nvcc,include/{cuda_runtime,cublasLt,cudnn}.h,lib/lib{cudart.so.13,cublasLt.so.13,cudnn.so.9}}
-finds "pip: nvidia/cu13" CUDNN site-packages/nvidia/cu13/include site-packages/nvidia/cu13/lib/libcudnn.so.9
-finds "pip: the toolkit in nvidia/cu13" CUDART site-packages/nvidia/cu13/include site-packages/nvidia/cu13/lib/libcudart.so.13
-machine cuda/bin/nvcc site-packages/nvidia/cu13/{include/cublasLt.h,lib/libcublasLt.so.13}
-finds "pip: nvidia/cu13, for a toolkit elsewhere" CUBLASLT site-packages/nvidia/cu13/include site-packages/nvidia/cu13/lib/libcublasLt.so.13
-machine "${toolkit[@]}" site-packages/nvidia_cudnn_cu12-9.19.1.dist-info/RECORD site-packages/nvidia/cudnn/{include/cudnn.h,lib/libcudnn.so.9}
+machine $nvidia/cu13/{bin/nvcc,include/{cuda_runtime,cublasLt,cudnn}.h,lib/lib{cudart.so.13,cublasLt.so.13,cudnn.so.9}}
+finds "pip: nvidia/cu13" CUDNN $nvidia/cu13/include $nvidia/cu13/lib/libcudnn.so.9
+finds "pip: the toolkit in nvidia/cu13" CUDART $nvidia/cu13/include $nvidia/cu13/lib/libcudart.so.13
+machine cuda/bin/nvcc $nvidia/cu13/{include/cublasLt.h,lib/libcublasLt.so.13}
+finds "pip: nvidia/cu13, for a toolkit elsewhere" CUBLASLT $nvidia/cu13/include $nvidia/cu13/lib/libcublasLt.so.13
+machine "${toolkit[@]}" "${pip[@]/cu13/cu12}"
 finds "pip: a package for CUDA 12 is not for CUDA 13" CUDNN "" ""
 machine "${toolkit[@]}" cuda/include/cudnn.h usr/include/cudnn.h usr/lib64/libcudnn.so.9
 finds "a header without its library is passed over" CUDNN usr/include usr/lib64/libcudnn.so.9
@@ -99,20 +103,22 @@ prints() {
 }
 
 machine "${toolkit[@]}"
-prints "BF16 without cuDNN: what to install" "^build/cuda-bf16: .*own kernels .*pip install nvidia-cudnn-cu13 .*nvidia-nccl-cu13" all
+prints "BF16 without cuDNN: what to install" \
+    "^build/cuda-bf16: .*own kernels .*pip install nvidia-cudnn-cu13 .*pip install nvidia-nccl-cu13" all
 prints "USE_CUDNN=1 without cuDNN is refused" "USE_CUDNN=1 needs .*pip install nvidia-cudnn-cu13" USE_CUDNN=1 all
 prints "a wrong CUDNN_HOME is refused" "libcudnn.so.9 in CUDNN_HOME=/nowhere" CUDNN_HOME=/nowhere all
 prints "a wrong NCCL_HOME is refused" "libnccl.so.2 in NCCL_HOME=/nowhere" NCCL_HOME=/nowhere all
 machine cuda/bin/nvcc cuda/include/cuda_runtime.h cuda/lib64/libcudart.so.13
 prints "a toolkit without cuBLAS is refused" "cublasLt.h and libcublasLt of CUDA 13 were not found" all
-machine "${toolkit[@]}" site-packages/nvidia_cudnn_cu13-9.19.1.dist-info/RECORD site-packages/nvidia/cudnn/{include/cudnn.h,lib/libcudnn.so.9} \
-    site-packages/nvidia_nccl_cu13-2.28.9.dist-info/RECORD site-packages/nvidia/nccl/{include/nccl.h,lib/libnccl.so.2}
-pip=$root/site-packages/nvidia
-prints "BF16 with cuDNN uses it" "^build/cuda-bf16-cudnn: .*attention: $pip/cudnn/lib/libcudnn.so.9; NCCL: $pip/nccl/lib/libnccl.so.2" all
-prints "cuDNN is linked by its file" "train_gpt2_zero.* $pip/cudnn/lib/libcudnn.so.9 " V=1 all
-prints "NCCL is on the run path" "train_gpt2_zero.* -Wl,-rpath,$pip/nccl/lib " V=1 all
-prints "the compiler gets their headers" "-isystem $pip/cudnn/include -isystem $pip/nccl/include .*-c zero/zero.c" V=1 all
-prints "NVCCFLAGS do not drop -fmad=false" "-c zero/kernels.cu .* -fmad=false -Xcompiler -ffp-contract=off$" V=1 NVCCFLAGS=-g EXTRA=-g all
+machine "${toolkit[@]}" "${pip[@]}"
+at=$root/$nvidia
+prints "BF16 with cuDNN uses it" \
+    "^build/cuda-bf16-cudnn: .*attention: $at/cudnn/lib/libcudnn.so.9; NCCL: $at/nccl/lib/libnccl.so.2" all
+prints "cuDNN is linked by its file" "train_gpt2_zero.* $at/cudnn/lib/libcudnn.so.9 " all
+prints "NCCL is on the run path" "train_gpt2_zero.* -Wl,-rpath,$at/nccl/lib " all
+prints "the compiler gets their headers" "-isystem $at/cudnn/include -isystem $at/nccl/include .*-c zero/zero.c" all
+prints "NVCCFLAGS do not drop -fmad=false" "-c zero/kernels.cu .* -fmad=false -Xcompiler -ffp-contract=off$" \
+    NVCCFLAGS=-g EXTRA=-g all
 prints "--use_fast_math is refused" "fast_math in the compiler's flags" NVCCFLAGS=--use_fast_math all
 prints "USE_CUDNN=0 leaves it out" "^build/cuda-bf16: .*own kernels \(USE_CUDNN=0\)" USE_CUDNN=0 all
 prints "FP32 has none" "^build/cuda-fp32: .*own kernels \(cuDNN has none in FP32\)" PRECISION=FP32 all
@@ -120,7 +126,8 @@ prints "USE_CUDNN=1 in FP32 is refused" "USE_CUDNN=1 needs .*: cuDNN has none in
 prints "USE_CUDNN=1 on a CPU is refused" "USE_CUDNN=1 needs .*: this is DEVICE=cpu" USE_CUDNN=1 DEVICE=cpu all
 prints "NCCL=0 leaves it out" "NCCL: NCCL=0" NCCL=0 all
 machine "${toolkit[@]}" usr/include/nccl.h "usr/lib/$triple/libnccl.so.2"
-prints "the system's directories are no flags" "_GNU_SOURCE [^/]*-isystem $root/cuda/include -isystem $root/cuda/include .*-c zero/zero.c" all
+cuda="-isystem $root/cuda/include"
+prints "the system's directories are no flags" "_GNU_SOURCE [^/]*$cuda $cuda .*-c zero/zero.c" all
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/setup.sh on machines that lack something: what it installs, what it prints, and what it does when that fails. gcc, apt-get and id are
-# stand-ins, and nothing else but the tools that the script needs is in PATH.
+# Tests scripts/setup.sh on machines that lack something: what it installs, what it prints, and what it does when that
+# fails. gcc, apt-get and id are stand-ins, and PATH has nothing else but the tools that the script needs.
 #
 #     dev/test/cli/test_setup.sh
 set -u
@@ -9,6 +9,18 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0
 failed=0
+
+# report NAME WRONG [LOG]: a case; WRONG is empty, or says what is wrong
+report() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok    $1"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $1: $2"
+        [ -z "${3-}" ] || head -n 30 "$3" | sed 's/^/    | /'
+    fi
+}
 
 # machine [PROGRAM...]: a new one in $root, with apt-get; the programs are there already
 machine() {
@@ -22,7 +34,12 @@ machine() {
     program apt-get 'echo "$*" >> "$ROOT/apt"
 seq -f "Get:%g http://deb.example/debian stable/main" 300
 case " $* " in *" ${UNAVAILABLE-none} "*) echo "E: Unable to locate package $UNAVAILABLE"; exit 100 ;; esac
-case $* in *build-essential*) add="make gcc g++ mpicc mpirun" ;; *openblas*) add=openblas ;; *bible*) add=bible ;; *clang*) add=clang-format-14 ;; esac
+case $* in
+*build-essential*) add="make gcc g++ mpicc mpirun" ;;
+*openblas*) add=openblas ;;
+*bible*) add=bible ;;
+*clang*) add=clang-format-14 ;;
+esac
 for p in ${add-}; do ln -s ../"$p" "$ROOT/bin/$p"; done'
     for tool in make g++ mpicc mpirun bible openblas clang-format-14; do printf '#!/bin/sh\n' > "$root/$tool"; done
     printf '#!/bin/sh\ncat > "$ROOT/source"\ncase $* in *openblas*) [ -e "$ROOT/bin/openblas" ] ;; esac\n' > "$root/gcc"
@@ -32,8 +49,8 @@ for p in ${add-}; do ln -s ../"$p" "$ROOT/bin/$p"; done'
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$root/bin/$1" && chmod +x "$root/bin/$1"; }
 everything=(make gcc g++ mpicc mpirun openblas bible)
 
-# setup NAME STATUS CALLS OUTPUT [VARIABLE=VALUE...] [clang-format-14]: it exits with STATUS after so many CALLS of apt-get, and prints OUTPUT (as
-# grep -E knows it, with a "/" between lines), which is at most 30 lines
+# setup NAME STATUS CALLS OUTPUT [VARIABLE=VALUE...] [clang-format-14]: it exits with STATUS after so many CALLS of
+# apt-get, and prints OUTPUT (as grep -E knows it, with a "/" between lines), which is at most 30 lines
 setup() {
     local name=$1 status=$2 calls=$3 output=$4 wrong='' got variables=()
     shift 4
@@ -44,33 +61,29 @@ setup() {
     [ $got = "$status" ] || wrong=", exit status $got, not $status"
     got=$(cat "$root/apt" 2> /dev/null | wc -l)
     [ "$got" = "$calls" ] || wrong="$wrong, $got calls of apt-get, not $calls"
-    tr '\n' '/' < "$root/log" | grep -qE -- "^$output/?$" || [ "$output$(cat "$root/log")" = "" ] || wrong="$wrong, does not print \"$output\""
+    grep -qE -- "^$output/?$" <<< "$(tr '\n' '/' < "$root/log")" || wrong="$wrong, does not print \"$output\""
     [ "$(wc -l < "$root/log")" -le 30 ] || wrong="$wrong, prints $(wc -l < "$root/log") lines"
-    if [ -z "$wrong" ]; then
-        passed=$((passed + 1))
-        echo "ok    $name"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $name: ${wrong#, }"
-        head -n 30 "$root/log" | sed 's/^/    | /'
-    fi
+    report "$name" "${wrong#, }" "$root/log"
 }
 line='setup: installing [^/]* \(log: build.setup.log\)'
 
 machine
 setup "a fresh machine: a line for each set of packages" 0 4 "$line/$line/$line"
 setup "it has everything then: nothing is printed, apt is not asked" 0 0 ""
-if grep -q "Get:300 " "$root/repo/build/setup.log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  no log"; fi
+report "apt's output is in the log" "$(grep -q "Get:300 " "$root/repo/build/setup.log" || echo "it is not")"
 
 machine
 setup "what is needed cannot be installed: the log's end, and what is missing" 1 2 \
-    "$line/setup: apt-get install failed; .*package openmpi-bin/.*this is missing:/.*gcc and .*Open MPI.*xxHash[^/]*" UNAVAILABLE=openmpi-bin
+    "$line/setup: apt-get install failed; .*package openmpi-bin/.*this is missing:/.*gcc and .*Open MPI.*xxHash[^/]*" \
+    UNAVAILABLE=openmpi-bin
 machine make gcc g++ mpicc mpirun bible
 setup "what is not needed cannot be installed: what cannot be built" 0 2 \
-    "$line/setup: apt-get install failed; .*/setup: no OpenBLAS[^/]*bench_matmul cannot be built" UNAVAILABLE=libopenblas-openmp-dev
+    "$line/setup: apt-get install failed; .*/setup: no OpenBLAS[^/]*bench_matmul cannot be built" \
+    UNAVAILABLE=libopenblas-openmp-dev
 setup "it is not tried again" 0 0 "" UNAVAILABLE=libopenblas-openmp-dev
 machine make gcc g++ mpicc mpirun openblas
-setup "the package lists cannot be updated: it installs all the same" 0 2 "setup: apt-get update failed; .*continuing with[^/]*/$line" UNAVAILABLE=update
+setup "the package lists cannot be updated: it installs all the same" 0 2 \
+    "setup: apt-get update failed; .*continuing with[^/]*/$line" UNAVAILABLE=update
 machine
 rm "$root/bin/apt-get"
 setup "no apt" 1 0 "setup: there is no apt-get here: [^/]*/setup: this is missing:/.*xxHash[^/]*"
@@ -83,7 +96,8 @@ machine "${everything[@]}"
 setup "clang-format is installed when asked for" 0 2 "$line" clang-format-14
 setup "it is there then" 0 0 "" clang-format-14
 machine "${everything[@]}"
-setup "clang-format cannot be installed" 1 2 "$line/setup: apt-get .*/setup: there is no clang-format-14, [^/]*" UNAVAILABLE=clang-format-14 clang-format-14
+setup "clang-format cannot be installed" 1 2 \
+    "$line/setup: apt-get .*/setup: there is no clang-format-14, [^/]*" UNAVAILABLE=clang-format-14 clang-format-14
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
