@@ -13,6 +13,7 @@ run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 60 "plan" $fp32/test_plan
+run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
 run 0 60 "profile" $fp32/test_profile
 run 0 120 "matmul" $fp32/test_matmul
 run 0 60 "device header" $fp32/test_emulator
@@ -87,7 +88,7 @@ run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero
-run 0 300 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
+run 0 600 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
 run 0 120 "NVIDIA's libraries are found" dev/test/cli/test_find_nvidia.sh
 run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh
 run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
