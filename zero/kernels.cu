@@ -179,20 +179,23 @@ cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cuda
 
 // ---- self-check -----------------------------------------------------------------------------------------------------
 
-// (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, which rounds to 1 + 2^-11: a product that is rounded before the sum leaves
-// nothing.
-__global__ void rounding_kernel(float *out, float a, float b, float c) { out[threadIdx.x] = a * b + c; }
+// out = a * b + c of one pack each, from x = a, b, c, out.
+__global__ void __launch_bounds__(32) rounding_kernel(float *x) {
+    if (threadIdx.x == 0) st(x + 3 * PACK, ld(x) * ld(x + PACK) + ld(x + 2 * PACK));
+}
 
 cudaError_t zero_kernel_check_rounding(int *contracts, cudaStream_t stream) {
-    volatile float a = 1 + 0x1p-12f, c = -(1 + 0x1p-11f);  // volatile: the compiler must not compute the answer itself
-    float *device = NULL, rest = 0;
-    const cudaLaunchConfig_t one_thread = launch_config(1, 1, stream);
-    cudaError_t e = cudaMalloc(reinterpret_cast<void **>(&device), sizeof rest);
-    if (e == cudaSuccess) e = cudaLaunchKernelEx(&one_thread, rounding_kernel, device, (float)a, (float)a, (float)c);
-    if (e == cudaSuccess) e = cudaMemcpyAsync(&rest, device, sizeof rest, cudaMemcpyDeviceToHost, stream);
+    // (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, which rounds to 1 + 2^-11: if the product is rounded, nothing is left.
+    float x[4 * PACK], *device = NULL;
+    for (int i = 0; i < 4 * PACK; i++) x[i] = i < 2 * PACK ? 1 + 0x1p-12f : -(1 + 0x1p-11f);
+    const cudaLaunchConfig_t c = launch_config(1, block_threads(32), stream);
+    cudaError_t e = cudaMalloc(reinterpret_cast<void **>(&device), sizeof x);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(device, x, sizeof x, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess) e = cudaLaunchKernelEx(&c, rounding_kernel, device);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(x, device, sizeof x, cudaMemcpyDeviceToHost, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     (void)cudaFree(device);
-    *contracts = rest != 0;
+    *contracts = x[3 * PACK] != 0;
     return e;
 }
 
