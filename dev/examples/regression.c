@@ -4,26 +4,26 @@
 //     make examples && mpirun -n 4 build/cpu-fp32/regression 2          (the argument: the stage, 0 to 3)
 //
 // The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that
-// know nothing of ranks. What the loop has to do to be sharded is in main(), in five steps marked [1] to [5]. It is the
-// same for a network of any size: describe the tensors, fill them, bracket each unit's use with acquire and release,
-// step.
+// do not know about ranks. What the loop has to do to be sharded is marked [1] to [5], and is the same for a network of
+// any size: describe the tensors, create the engine and fill it, surround each unit's use with acquire and release, step.
 //
-// The promise to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. It
-// holds because the work of a step is cut into M = 8 micro-batches however many ranks there are, and because the data
-// of a micro-batch depend on its number j alone, never on the rank that happens to take it.
+// What to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. That holds
+// because a step has M = 8 micro-batches for any number of ranks, and because the data of a micro-batch depend on its
+// number j alone, never on the rank that computes it.
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "zero/comm/mpi/comm_mpi.h"
 #include "zero/zero.h"
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };
 
-// [1] The tensors, unit by unit. A unit is what is gathered and reduced together: here a layer. `logical` is the
-// tensor's place in a file; weight decay applies to the matrices.
-enum { W1, B1, W2, B2, TENSORS };
+// [1] The tensors, unit by unit. A unit is all-gathered and reduced together: here a layer. `logical` is the tensor's
+// place in a file; weight decay applies to the matrices.
+enum { W1, B1, W2, B2, TENSORS, UNITS = 2 };
 static const zero_tensor tensors[TENSORS] = {
     { "W1", HIDDEN *IN, 0, 0, 1 },
     { "b1", HIDDEN, 0, HIDDEN *IN, 0 },
@@ -76,7 +76,8 @@ static double forward_backward(float *const w[TENSORS], float *const dw[TENSORS]
     return loss;
 }
 
-// Only what this rank owns is asked for, so a value must depend on the element, not on how many came before it.
+// The initial weights. A rank is asked only for what it owns, so a value must depend on the element's place, not on how
+// many came before it.
 static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     (void)ctx;
     const double scale = tensor == W1 ? 0.5 : tensor == W2 ? 0.2 : 0.0;
@@ -85,47 +86,22 @@ static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out
     return 0;
 }
 
-static void check(int ok, const char *what, const char *words) {
+static void check(int ok, const char *what, const char *message) {
     if (ok) return;
-    fprintf(stderr, "regression: %s: %s\n", what, words);
+    fprintf(stderr, "regression: %s: %s\n", what, message);
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
 }
 #define CHECK(call)      check((call) == ZERO_OK, #call, zero_error(z))
-#define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "an error of CUDA")
+#define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "a CUDA error")
 
-int main(int argc, char **argv) {
-    MPI_Init(&argc, &argv);
-    const int stage = argc > 1 ? atoi(argv[1]) : 2;
+// The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels uses
+// the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them.
+static float *host_w[UNITS], *host_dw[UNITS], *w[TENSORS], *dw[TENSORS];
+static size_t bytes[UNITS];
 
-    // [2] The ranks, the memory accounting, the engine; and the initial weights.
-    zero *z = NULL;
-    zero_comm *comm = NULL;
-    zero_accounting memory = { 0 };
-    const zero_comm_mpi_config transport = { .timeout_s = 60 };
-    cudaStream_t stream;
-    check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
-    const int joined = zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &memory);
-    check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
-    const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
-    const int G = (MICRO_BATCHES + N - 1) / N;  // micro-batches per rank and step
-    const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
-                                 .tensors = tensors,
-                                 .num_tensors = TENSORS,
-                                 .shard_comm = comm,
-                                 .accounting = &memory,
-                                 .stream = stream };
-    const int created = zero_create(&z, &config);
-    check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");
-    CHECK(zero_fill(z, fill, NULL));
-
-    // The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with
-    // kernels uses the acquired pointers as they are, and holds a unit's parameters for as long as it computes with
-    // them.
-    const zero_layout *layout = zero_get_layout(z);
-    float *host_w[2], *host_dw[2], *w[TENSORS], *dw[TENSORS];
-    size_t bytes[2];
-    for (size_t u = 0; u < 2; u++) {
-        bytes[u] = zero_layout_unit_numel(layout, u) * sizeof(float);
+static void create_host_copies(zero *z) {
+    for (size_t u = 0; u < UNITS; u++) {
+        bytes[u] = zero_layout_unit_numel(zero_get_layout(z), u) * sizeof(float);
         host_w[u] = malloc(bytes[u]);
         host_dw[u] = malloc(bytes[u]);
         check(host_w[u] && host_dw[u], "malloc", "out of host memory");
@@ -134,72 +110,110 @@ int main(int argc, char **argv) {
         w[t] = host_w[tensors[t].unit] + zero_tensor_offset(z, t);
         dw[t] = host_dw[tensors[t].unit] + zero_tensor_offset(z, t);
     }
+}
+
+// [3] One micro-batch; returns its loss. Parameters are acquired for reading. Gradient buffers are zero when acquired,
+// and the padding between tensors has to stay zero. Releasing a gradient starts its reduction.
+static double micro_batch(zero *z, cudaStream_t stream, unsigned long long first_sample) {
+    for (size_t u = 0; u < UNITS; u++) {
+        const void *p = zero_acquire_params(z, u);
+        check(p != NULL, "zero_acquire_params", zero_error(z));
+        CUDA_CHECK(cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        CHECK(zero_release_params(z, u));
+        memset(host_dw[u], 0, bytes[u]);
+    }
+    const double loss = forward_backward(w, dw, first_sample);
+    for (size_t u = UNITS; u-- > 0;) {
+        void *d = zero_acquire_grads(z, u);
+        check(d != NULL, "zero_acquire_grads", zero_error(z));
+        CUDA_CHECK(cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        CHECK(zero_release_grads(z, u));
+    }
+    CHECK(zero_finish_backward(z));
+    return loss;
+}
+
+// [4] The update; returns the norm. All ranks have the same norm, so all decide alike; a gradient that is not finite
+// changes nothing.
+static double update(zero *z, int step) {
+    double norm;
+    CHECK(zero_grad_norm(z, &norm));
+    const zero_hyperparameters adamw = { .lr = 0.01f,
+                                         .beta1 = 0.9f,
+                                         .beta2 = 0.95f,
+                                         .eps = 1e-8f,
+                                         .weight_decay = 0.001f,
+                                         .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
+                                         .t = (uint64_t)step + 1 };
+    if (isfinite(norm))
+        CHECK(zero_step(z, &adamw));
+    else
+        CHECK(zero_discard(z));
+    return norm;
+}
+
+static void train(zero *z, zero_comm *comm, cudaStream_t stream) {
+    const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
+    const int G = (MICRO_BATCHES + N - 1) / N;  // micro-batches per rank and step
     double *losses = calloc((size_t)G, sizeof *losses), *all = calloc((size_t)(G * N), sizeof *all);
     check(losses && all, "calloc", "out of host memory");
-
     for (int step = 0; step < STEPS; step++) {
         for (int g = 0; g < G; g++) {
-            // [3] One micro-batch: its number decides its data. Parameters are acquired for reading; gradient buffers
-            // come zeroed, and the padding between tensors has to stay zero. Releasing a gradient starts its reduction.
-            const int j = g * N + rank;
-            for (size_t u = 0; u < 2; u++) {
-                const void *p = zero_acquire_params(z, u);
-                check(p != NULL, "zero_acquire_params", zero_error(z));
-                CUDA_CHECK(cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream));
-                CUDA_CHECK(cudaStreamSynchronize(stream));
-                CHECK(zero_release_params(z, u));
-                for (size_t i = 0; i < bytes[u] / sizeof(float); i++) host_dw[u][i] = 0;
-            }
-            losses[g] = forward_backward(
-                w, dw, ((unsigned long long)step * (unsigned long long)(G * N) + (unsigned long long)j) * BATCH);
-            for (size_t u = 2; u-- > 0;) {
-                void *d = zero_acquire_grads(z, u);
-                check(d != NULL, "zero_acquire_grads", zero_error(z));
-                CUDA_CHECK(cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream));
-                CUDA_CHECK(cudaStreamSynchronize(stream));
-                CHECK(zero_release_grads(z, u));
-            }
-            CHECK(zero_finish_backward(z));
+            const int j = step * G * N + g * N + rank;  // the micro-batch's number decides its data
+            losses[g] = micro_batch(z, stream, (unsigned long long)j * BATCH);
         }
-
-        // [4] The step. All ranks see the same norm, so all decide alike; a gradient that is no number changes nothing.
-        double norm, loss = 0;
-        CHECK(zero_grad_norm(z, &norm));
-        const zero_hyperparameters adamw = { .lr = 0.01f,
-                                             .beta1 = 0.9f,
-                                             .beta2 = 0.95f,
-                                             .eps = 1e-8f,
-                                             .weight_decay = 0.001f,
-                                             .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
-                                             .t = (uint64_t)step + 1 };
-        if (isfinite(norm))
-            CHECK(zero_step(z, &adamw));
-        else
-            CHECK(zero_discard(z));
-
+        const double norm = update(z, step);
         // The mean loss, added in the order of j, so that it too has the same bits for any N.
         check(zero_comm_allgather_host(comm, losses, (size_t)G * sizeof *losses, all) == ZERO_OK, "loss",
               zero_comm_error(comm));
+        double loss = 0;
         for (int j = 0; j < G * N; j++) loss += all[j % N * G + j / N] / (G * N);
         if (rank == 0 && (step % 20 == 0 || step == STEPS - 1))
             printf("step %3d  loss %.9f  norm %.6f\n", step, loss, norm);
     }
+    free(losses);
+    free(all);
+}
 
-    // [5] What is there now: a hash that does not depend on N or the stage. zero_visit() would read the elements
-    // themselves.
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    const int stage = argc > 1 ? atoi(argv[1]) : 2;
+
+    // [2] The ranks, the memory accounting, the engine; and the initial weights.
+    zero *z = NULL;
+    zero_comm *comm = NULL;
+    zero_accounting accounting = { 0 };
+    const zero_comm_mpi_config transport = { .timeout_s = 60 };
+    cudaStream_t stream;
+    check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
+    const int joined = zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &accounting);
+    check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
+    const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
+                                 .tensors = tensors,
+                                 .num_tensors = TENSORS,
+                                 .shard_comm = comm,
+                                 .accounting = &accounting,
+                                 .stream = stream };
+    const int created = zero_create(&z, &config);
+    check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");
+    CHECK(zero_fill(z, fill, NULL));
+    create_host_copies(z);
+
+    train(z, comm, stream);
+
+    // [5] The result: hashes that do not depend on N or the stage. zero_visit() reads the elements themselves.
     uint64_t params, optimizer;
     CHECK(zero_hash(z, &params, &optimizer));
-    if (rank == 0) {
-        printf("stage %d, %d ranks (%s), %d micro-batches per step: parameters %016llx, optimizer %016llx\n", stage, N,
-               zero_comm_name(comm), G * N, (unsigned long long)params, (unsigned long long)optimizer);
-    }
+    if (zero_comm_rank(comm) == 0)
+        printf("stage %d, %d ranks (%s): parameters %016llx, optimizer %016llx\n", stage, zero_comm_size(comm),
+               zero_comm_name(comm), (unsigned long long)params, (unsigned long long)optimizer);
 
-    for (size_t u = 0; u < 2; u++) {
+    for (size_t u = 0; u < UNITS; u++) {
         free(host_w[u]);
         free(host_dw[u]);
     }
-    free(losses);
-    free(all);
     zero_destroy(z);
     zero_comm_destroy(comm);
     (void)cudaStreamDestroy(stream);

@@ -332,12 +332,12 @@ static void any_order_works(zero_comm *c, int prefetch) {
     zero_destroy(z);
 }
 
-static void refuses(zero_comm *c, zero_config config, const char *word) {
+static void refuses(zero_comm *c, zero_config config, const char *message) {
     zero *z;
     config.shard_comm = c;
     config.accounting = &memory;
     const int e = zero_create(&z, &config);
-    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), word), "the message is: %s", zero_error(z));
+    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), message), "the message is: %s", zero_error(z));
     zero_destroy(z);
 }
 
@@ -417,7 +417,7 @@ static void every_way_trains_alike(const struct way *way, int is_short, int vari
     struct run r = { .way = way, .variant = variant, .steps = steps_of(is_short) };
     char name[128];
     snprintf(name, sizeof name, "%s, %s, %s", variants[variant].name, kind_names[kind], way->name);
-    CASE("one hash, norms of double, books equal formulas: %s", name) has_the_hash_of_all(&r, first[is_short][kind]);
+    CASE("one hash, norms of double, accounting equals formulas: %s", name) has_the_hash_of_all(&r, first[is_short][kind]);
     CASE("padding stays zero, one rank's NaN or Inf stops all: %s", name) {
         start(&r);
         padding_is_zero(r.z);

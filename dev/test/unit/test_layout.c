@@ -74,7 +74,7 @@ static void check_layout(const zero_tensor *tensors, size_t num_tensors, size_t 
             CHECK_EQ(l.unit_offset[unit], physical);
             unit_numel = 0;
         }
-        CHECK_EQ(l.tensor_offset[t], unit_numel);  // no word about ranks in this
+        CHECK_EQ(l.tensor_offset[t], unit_numel);  // does not depend on ranks
         CHECK_EQ(l.tensors[t].numel, tensors[t].numel);
         unit_numel += round_up(tensors[t].numel, ZERO_ALIGN);
         numel += tensors[t].numel;
@@ -268,7 +268,7 @@ static void check_refused(const zero_tensor *tensors, size_t num_tensors, size_t
     CHECK(strlen(why) > 10);
 }
 
-static void impossible_descriptions_are_refused_in_words(void) {
+static void impossible_descriptions_are_refused_with_a_message(void) {
     const zero_tensor one[] = { { "a", 10, 0, 0, 0 } };
     check_refused(one, 1, 0);
     check_refused(one, 0, 1);
@@ -393,7 +393,7 @@ int main(int argc, char **argv) {
     RUN(the_owner_of_an_element_is_another_rank_or_place);
     RUN(models_are_owned_once_on_up_to_65536_ranks);
     RUN(sizes_beyond_32_bits_are_exact);
-    RUN(impossible_descriptions_are_refused_in_words);
+    RUN(impossible_descriptions_are_refused_with_a_message);
     RUN(sums_that_wrap_around_are_refused);
     RUN(data_parallel_meshes_number_the_ranks);
     RUN(grids_number_every_rank_once);
