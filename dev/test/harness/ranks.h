@@ -1,6 +1,6 @@
 // ranks.h: test programs that mpirun starts. All ranks run the same cases together; a case passes if no check fails on
-// any rank, and rank 0 prints. A rank that does not finish a case within TEST_TIMEOUT seconds (120) is named, and the job
-// ends.
+// any rank, and rank 0 prints. A rank that does not finish a case within TEST_TIMEOUT seconds (120) is named, and the
+// job ends.
 //
 // Also: copies to and from device memory, which the host cannot touch on a GPU (CUDA_ON_CPU_PROTECT=1 enforces it on a
 // CPU).
