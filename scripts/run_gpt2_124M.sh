@@ -1,13 +1,15 @@
 #!/bin/bash
-# GPT-2 124M on token shards, on one machine: the settings of llm.c's reproduction of GPT-2 (10 billion tokens of FineWeb, 18865 steps of
-# 524288 tokens), with ZeRO stage 2. Shards are in llm.c's format: its dev/data/fineweb.py makes them, and ours are read the same.
+# GPT-2 124M on token shards, on one machine: the settings of llm.c's reproduction of GPT-2 (10 billion tokens of
+# FineWeb, 18865 steps of 524288 tokens), with ZeRO stage 2. Shards are in llm.c's format: its dev/data/fineweb.py makes
+# them.
 #
-#     scripts/run_gpt2_124M.sh                        8 GPUs (or CPU ranks)
+#     scripts/run_gpt2_124M.sh                                8 GPUs (or CPU ranks)
 #     NP=4 OUT=log4 scripts/run_gpt2_124M.sh -x 100 -u 10     options at the end override those below
-#     USE_CUDNN=1 scripts/run_gpt2_124M.sh            attention by cuDNN, as in llm.c's script
+#     USE_CUDNN=1 scripts/run_gpt2_124M.sh                    attention by cuDNN, as in llm.c's script
 #
-# Resuming is not there yet: a run that ends early goes on from its last model file with -e $OUT/model_STEP.bin, with new optimizer state.
-# The settings are for GPUs, and this script has not been run on 8 of them. On a CPU, to see it work: -b 1 -t 256 -d 2048 -x 10 -u 0 -v 0 -s 0
+# Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
+# $OUT/model_STEP.bin; optimizer state starts from zero. The settings are for GPUs, and this script has not been run on
+# 8 of them. To try it on a CPU: -b 1 -t 256 -d 2048 -x 10 -u 0 -v 0 -s 0
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,7 +21,7 @@ make train_gpt2_zero
 mkdir -p "$OUT"
 . scripts/env.sh
 
-# -b x -t x NP must divide -d: 64 x 1024 x 8 = 524288 is one micro-step. With less memory take -b 16, and there are four.
+# -b x -t x NP must divide -d: 64 x 1024 x 8 = 524288 is one micro-step. With less memory take -b 16: four micro-steps.
 "${MPIRUN:-mpirun}" -np "$NP" ./train_gpt2_zero \
     -i "$DATA/fineweb_train_*.bin" \
     -j "$DATA/fineweb_val_*.bin" \

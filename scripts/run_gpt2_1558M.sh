@@ -1,14 +1,15 @@
 #!/bin/bash
-# GPT-2 1558M on token shards, on one machine of 8 GPUs with 80 GB: the settings of llm.c's reproduction (32000 steps of 1048576 tokens), with
-# ZeRO stage 2: 51 GB a GPU by --plan. Add --plan to see the table for what you have (where there is no GPU: --plan --precision bf16 --transport nccl).
-# The data of that run are FineWeb-EDU: llm.c's fineweb.py -t edu -v 100B.
+# GPT-2 1558M on token shards, on one machine of 8 GPUs with 80 GB: the settings of llm.c's reproduction (32000 steps of
+# 1048576 tokens), with ZeRO stage 2: 51 GB per GPU by --plan. Add --plan to see the table for your machine (without a
+# GPU: --plan --precision bf16 --transport nccl). The data of that run are FineWeb-EDU: llm.c's fineweb.py -t edu -v
+# 100B.
 #
 #     scripts/run_gpt2_1558M.sh
 #     NP=4 scripts/run_gpt2_1558M.sh -z 3 -b 8        options at the end override those below
 #     USE_CUDNN=1 scripts/run_gpt2_1558M.sh           attention by cuDNN, as in llm.c's script
 #
-# Resuming is not there yet: a run that ends early goes on from its last model file with -e $OUT/model_STEP.bin, with new optimizer state.
-# Untested: nobody has run it on 8 GPUs yet.
+# Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
+# $OUT/model_STEP.bin; optimizer state starts from zero. Untested: it has not been run on 8 GPUs yet.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -3,10 +3,10 @@
 #
 #     HOSTS=node1:8,node2:8 scripts/run_multi_node_mpi.sh
 #
-# HOSTS names the machines and how many ranks each gets (its GPUs). From the one where this is started, ssh to the others
-# must work without a password, all must have the same MPI, and the data must be at the same place on each: a shared file system, or copies. The
-# program is copied; where the file system is shared that changes nothing. Ranks of one machine exchange through shared memory, ranks of
-# different machines through MPI (on GPUs by way of pinned host memory).
+# HOSTS names the machines and the number of ranks on each (its GPUs). ssh from this machine to the others must work
+# without a password, all must have the same MPI, and the data must be at the same path on each: a shared file system,
+# or copies. The program is copied; where the file system is shared that changes nothing. Ranks of one machine use
+# shared memory, ranks of different machines MPI messages (on GPUs through pinned host memory).
 #
 # Untested: it has not been run over a network, only with HOSTS=localhost:2.
 set -eu
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 
 HOSTS=${HOSTS:?set HOSTS=name:ranks,name:ranks}
 DATA=${DATA:-$PWD/dev/data/fineweb10B}
-OUT=${OUT:-$PWD/log_gpt2_124M_multi}        # rank 0 writes main.log here, and every rank its part of the model: a shared directory
+OUT=${OUT:-$PWD/log_gpt2_124M_multi}        # shared: rank 0 writes main.log, every rank its part of the model
 NETWORK=${NETWORK:-}                        # the interface between the machines, for example eth0; empty: MPI chooses
 
 make train_gpt2_zero
@@ -35,7 +35,7 @@ for host in ${HOSTS//,/ }; do
     fi
 done
 
-# Open MPI forwards OMPI_MCA_* itself; the rest of the environment only if it is told to.
+# Open MPI forwards OMPI_MCA_* itself; the rest of the environment only on request.
 forward=()
 [ -z "${OMP_NUM_THREADS:-}" ] || forward+=(-x OMP_NUM_THREADS)
 [ -z "$NETWORK" ] || forward+=(--mca btl_tcp_if_include "$NETWORK" --mca oob_tcp_if_include "$NETWORK")

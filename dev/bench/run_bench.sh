@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# All benchmarks, as tables of ratios: what is compared runs side by side or in turns, since machines are shared and drift.
+# All benchmarks, as tables of ratios: candidates run side by side or in turns, since machines are shared and drift.
 #
 #     make bench              LLMC=DIR make bench     also against llm.c's CPU trainer, a built train_gpt2 in DIR
 #
-# 1. matrix products against OpenBLAS        2. AdamW against STREAM's triad       3. the reduction against a copy and against MPI
-# 4. a step in each stage on 8 ranks         5. GPT-2 124M on one rank with 2 threads, in tokens/s
+# 1. matrix products against OpenBLAS
+# 2. AdamW against STREAM's triad
+# 3. the reduction against a copy and against MPI
+# 4. a step in each stage on 8 ranks
+# 5. GPT-2 124M on one rank with 2 threads, in tokens/s
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/cpu-fp32}
+text=dev/data/text/default.txt
 threads=${THREADS:-2}
 rounds=${ROUNDS:-3}
 ranks=${NP:-8}
@@ -25,7 +29,8 @@ launch() {      # RANKS THREADS PROGRAM...
 
 # step RANKS THREADS LABEL ARGUMENTS...: milliseconds a step, into LABEL's file
 step() {
-    launch "$1" "$2" "$build/train_gpt2_zero" "${@:4}" | awk '/^total average iteration time/ { print $5 }' >> "$work/$3"
+    launch "$1" "$2" "$build/train_gpt2_zero" -i $text -v 0 -s 0 "${@:4}" |
+        awk '/^total average iteration time/ { print $5 }' >> "$work/$3"
 }
 
 median() {      # of the numbers of a file
@@ -51,7 +56,7 @@ ways=("0" "1" "2" "3 --prefetch 0" "3 --prefetch 1" "3 --prefetch 2")
 for ((i = 0; i < rounds; i++)); do
     for w in "${ways[@]}"; do
         # shellcheck disable=SC2086
-        step "$ranks" 1 "stage $w" -e custom:l6,h6,c384,v256,t128 -i dev/data/text/default.txt -b 1 -t 64 -x 12 -v 0 -s 0 -z $w
+        step "$ranks" 1 "stage $w" -e custom:l6,h6,c384,v256,t128 -b 1 -t 64 -x 12 -z $w
     done
 done
 printf '%-16s %10s %12s\n' stage ms "x stage 0"
@@ -62,23 +67,28 @@ done
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256
 for ((i = 0; i < rounds; i++)); do
-    step 1 "$threads" ours -e d12 -i dev/data/text/default.txt -b 4 -t 64 -x 6 -v 0 -s 0 -z 1
+    step 1 "$threads" ours -e d12 -b 4 -t 64 -x 6 -z 1
     if [ -n "${LLMC:-}" ]; then
         # its trainer reads fixed files from the working directory, and has no limit on steps but its own
         mkdir -p "$work/llmc/dev/data/tinyshakespeare"
         [ -e "$work/llmc/gpt2_124M.bin" ] || {
-            launch 1 "$threads" "$build/train_gpt2_zero" -e d12 -i dev/data/text/default.txt -b 1 -t 64 -x 0 -v 0 -s 0 -n 1 -o "$work" > /dev/null
+            launch 1 "$threads" "$build/train_gpt2_zero" -e d12 -i $text -b 1 -t 64 -x 0 -v 0 -s 0 -n 1 -o "$work" \
+                > /dev/null
             mv "$work/model_00000000.bin" "$work/llmc/gpt2_124M.bin"
-            "$build/tokenize_bytes" dev/data/text/default.txt "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin > /dev/null
+            "$build/tokenize_bytes" $text "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin \
+                > /dev/null
         }
         # the first validation takes 10 batches; then steps are printed with their times
         (cd "$work/llmc" && OMP_NUM_THREADS=$threads timeout 90 stdbuf -oL "$LLMC/train_gpt2" 2> /dev/null || true) |
-            awk '/^step [0-9]+: train loss/ { gsub(/.*took /, ""); x[n++] = $1 } n == 5 { exit } END { for (i = 1; i < n; i++) s += x[i]; if (n > 1) print s / (n - 1) }' >> "$work/llmc_ms"
+            awk '/^step [0-9]+: train loss/ { gsub(/.*took /, ""); x[n++] = $1 }
+                 n == 5 { exit }
+                 END { for (i = 1; i < n; i++) s += x[i]; if (n > 1) print s / (n - 1) }' >> "$work/llmc_ms"
     fi
 done
 ms=$(median "$work/ours")
 awk -v ms="$ms" -v t=$tokens 'BEGIN { printf "train_gpt2_zero   %8.0f ms a step, %6.1f tokens/s\n", ms, 1000 * t / ms }'
 if [ -n "${LLMC:-}" ]; then
-    awk -v ms="$(median "$work/llmc_ms")" -v t=$tokens -v r="$(ratio "$work/llmc_ms" "$work/ours")" \
-        'BEGIN { printf "llm.c train_gpt2  %8.0f ms a step, %6.1f tokens/s: ours is %.2f times as fast\n", ms, 1000 * t / ms, r }'
+    awk -v ms="$(median "$work/llmc_ms")" -v t=$tokens -v r="$(ratio "$work/llmc_ms" "$work/ours")" 'BEGIN {
+        printf "llm.c train_gpt2  %8.0f ms a step, %6.1f tokens/s: ours is %.2f times as fast\n", ms, 1000 * t / ms, r
+    }'
 fi

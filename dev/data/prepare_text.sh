@@ -46,9 +46,9 @@ bible_text() {
     }'
 }
 
-# Licences, documentation, manual pages and, as a last resort, the comments of C headers, each in the order of their names, until
-# there is enough (then gzip is ended by a signal). Lines of markup (in manual pages those that begin with a dot or a quote),
-# preprocessor lines and escapes are dropped; so are lines without a letter.
+# Licences, documentation, manual pages and, as a last resort, the comments of C headers, each in the order of their
+# names, until there is enough (then gzip is ended by a signal). Lines of markup (in manual pages those that begin with
+# a dot or a quote), preprocessor lines and escapes are dropped; so are lines without a letter.
 found_text() {
     {
         find /usr/share/common-licenses -type f | sort

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Prints the state hashes of 36 training runs: stages 0 to 3; 1, 2, 3 and 8 ranks; both precisions and every kind of master weights; shard groups;
-# both transports; every kind of recomputation. Two versions of the code have the same arithmetic if they print the same:
+# Prints the state hashes of 36 training runs: stages 0 to 3; 1, 2, 3 and 8 ranks; both precisions and every kind of
+# master weights; shard groups; both transports; every kind of recomputation. Two versions of the code have the same
+# arithmetic if they print the same:
 #
 #     make train_gpt2_zero PRECISION=FP32 && make train_gpt2_zero PRECISION=BF16
 #     dev/test/state_hashes.sh > after.txt            in both trees, on one machine; then diff
@@ -14,7 +15,9 @@ hash() {
     local precision=$1 ranks=$2 tokens=$3 line
     shift 3
     # shellcheck disable=SC2086
-    line=$(NP=$ranks; . scripts/env.sh; mpirun -np "$ranks" "build/cpu-$precision/train_gpt2_zero" $common -d "$tokens" "$@" 2>&1 | grep -o 'state hash: .*')
+    line=$(NP=$ranks; . scripts/env.sh
+        mpirun -np "$ranks" "build/cpu-$precision/train_gpt2_zero" $common -d "$tokens" "$@" 2>&1 |
+            grep -o 'state hash: .*')
     [ -n "$line" ] || { failures=$((failures + 1)); line="no hash"; }
     echo "$precision N=$ranks -d $tokens $*: $line"
 }

@@ -307,7 +307,8 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
         run_blocks(config, call, 0, blocks);
         return cudaSuccess;
     }
-    // A short grid takes less time than waking threads. Finding out costs at most one block, an 8th of a thread's share.
+    // A short grid takes less time than waking threads. Finding out costs at most one block, an 8th of a thread's
+    // share.
     size_t first = 0;
     if (blocks >= 8 * threads) {
         if (!reserve_shared(config->dynamicSmemBytes)) return cudaErrorMemoryAllocation;

@@ -121,7 +121,7 @@ static const struct {
     { "--transport tcp", "auto|mpi|nccl" },
     { "--reduce fast", "exact|library" },
     { "-pi file", "mpi|tcp|fs" },
-    // not there yet
+    // not implemented yet
     { "-y 1", "-e DIR/model_STEP.bin" },
     { "--resume 1", "--resume 1" },
     { "-h 1", "-h 0" },
@@ -252,7 +252,7 @@ static void test_defaults_are_those_of_llmc(void) {
     CHECK(o.timeout == 300);
 }
 
-// The flags of llm.c's script for GPT-2 124M, with "off" values where something is not there yet.
+// The flags of llm.c's script for GPT-2 124M, with "off" values for what is not implemented yet.
 static void test_a_script_of_llmc_runs_as_it_is(void) {
     Options o;
     CHECK_EQ(parse(&o, &CPU_FP32,
