@@ -5,7 +5,7 @@
 #
 #     scripts/run_gpt2_124M.sh                                8 GPUs (or CPU ranks)
 #     NP=4 OUT=log4 scripts/run_gpt2_124M.sh -x 100 -u 10     options at the end override those below
-#     USE_CUDNN=1 scripts/run_gpt2_124M.sh                    attention by cuDNN, as in llm.c's script
+#     USE_CUDNN=0 scripts/run_gpt2_124M.sh                    attention by the trainer's own kernels, not by cuDNN
 #
 # Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
 # $OUT/model_STEP.bin; optimizer state starts from zero. The settings are for GPUs, and this script has not been run on

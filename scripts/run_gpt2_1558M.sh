@@ -6,7 +6,7 @@
 #
 #     scripts/run_gpt2_1558M.sh
 #     NP=4 scripts/run_gpt2_1558M.sh -z 3 -b 8        options at the end override those below
-#     USE_CUDNN=1 scripts/run_gpt2_1558M.sh           attention by cuDNN, as in llm.c's script
+#     USE_CUDNN=0 scripts/run_gpt2_1558M.sh            attention by the trainer's own kernels, not by cuDNN
 #
 # Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
 # $OUT/model_STEP.bin; optimizer state starts from zero. Untested: it has not been run on 8 GPUs yet.

@@ -1,6 +1,6 @@
-// Causal attention by cuDNN, in builds with USE_CUDNN=1 (BF16, on a GPU): dev/device/cuda/attention_cudnn.c. In other
-// builds ATTENTION_CUDNN is 0, nothing here is linked, and the trainer uses its own kernels. A run never falls back
-// from one to the other: a shape that cuDNN does not support is an error.
+// Causal attention by cuDNN, in BF16 builds for a GPU where cuDNN was found (USE_CUDNN=0 leaves it out):
+// dev/device/cuda/attention_cudnn.c. In other builds ATTENTION_CUDNN is 0, nothing here is linked, and the trainer uses
+// its own kernels. A run never falls back from one to the other: a shape that cuDNN does not support is an error.
 //
 // Heads have size HS; C = NH x HS. Layouts are the trainer's: qkv and dqkv [B, T, 3, NH, HS], out and dout [B, T, NH,
 // HS], in bf16; lse [B, NH, T] in fp32, the log of the sum of exp(scores), where scores are q . k / sqrt(HS) for keys

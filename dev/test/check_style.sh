@@ -36,7 +36,7 @@ fi
 # The checks: print `file:line: what is wrong` for the files that are given
 formatting() { $formatter --dry-run "$@" 2>&1 | sed -nE 's/^([^:]*:[0-9]*):.*clang-format.*/\1: run make format/p'; }
 columns() { LC_ALL=C.UTF-8 lines "longer than $COLUMNS columns" "^.{$((COLUMNS + 1))}" "$@"; }
-comments() { lines "a block comment, not //" '^[[:space:]]*/\*|/\*([^*]|\*[^/])*$' "$@"; }
+comments() { lines "a block comment, not //" '^[[:space:]]*/\*|^([^/]|/[^/*])*/\*([^*]|\*[^/])*$' "$@"; }
 lines() { grep -nHE -- "$2" "${@:3}" | sed -E "s|^([^:]*:[0-9]*:).*|\1 $1|"; }
 file_lengths() {
     awk -v most=$FILE_LINES -v trainer=$FILE_LINES_TRAINER '
@@ -84,7 +84,7 @@ mapfile -t all < <(files "${c_files[@]}" "${shell_files[@]}" "${text_files[@]}")
 spaces() { printf '%*s' "$1" ''; }
 check "formatting" formatting 'int  x;\n' "${c[@]}"
 check "$COLUMNS columns" columns "short\n$(spaces $((COLUMNS + 1)))\n" "${all[@]}"
-check "// comments" comments 'int x /* inline */;\n// /* in a line comment */\n/* block\n*/\n' "${c[@]}"
+check "// comments" comments 'int x /* inline */;\n// in dev/*.c\n/* block\n*/\n' "${c[@]}"
 body=$(spaces $((FUNCTION_LINES - 1)) | sed 's/ /    a++;\\n/g')
 check "functions of $FUNCTION_LINES lines" function_lengths \
     "int t[] = {\n    1,\n};\nint f(int a,\n      int b) {\n$body}\nint g(void) {\n}\n" "${code[@]}"

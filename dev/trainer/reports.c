@@ -59,6 +59,9 @@ static void print_machine(const Run *r) {
         print_row(r, "attention", "%s, scratch %zu bytes", r->kernels.attention, r->kernels.attention_scratch);
     else
         print_row(r, "attention", "own kernels");
+#ifdef CUDNN_MISSING  // the build would use cuDNN, but did not find it; this is the package to install
+    print_row(r, "", "cuDNN's is faster: pip install " CUDNN_MISSING);
+#endif
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
     if (r->mesh.groups > 1) print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);

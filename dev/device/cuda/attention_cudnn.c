@@ -22,7 +22,7 @@
 #error "USE_CUDNN=1 is for PRECISION=BF16: cuDNN has no flash attention in FP32"
 #endif
 #if CUDNN_VERSION < 91000
-#error "USE_CUDNN=1 needs cuDNN 9.10 or later: install a newer one, or build without USE_CUDNN"
+#error "USE_CUDNN=1 needs cuDNN 9.10 or later: install a newer one, or make USE_CUDNN=0"
 #endif
 
 static const size_t SCRATCH_LIMIT = (size_t)512 << 20;
@@ -177,7 +177,7 @@ static void choose_plan(Graph *g, const Target *target, size_t workspace) {
     if (!g->failed && g->plan == NULL) {
         snprintf(attention_cudnn_message, sizeof attention_cudnn_message,
                  "%s has no %s for B %zu, T %zu, %zu heads of %zu on this device "
-                 "(of %zu that it suggests): build without USE_CUDNN, or use heads of 64 or 128",
+                 "(of %zu that it suggests): make USE_CUDNN=0, or use heads of 64 or 128",
                  attention_cudnn_name(), g->backward ? "deterministic backward of attention" : "attention", g->B, g->T,
                  g->NH, g->HS, g->found.candidates);
         g->failed = 1;
@@ -192,8 +192,8 @@ static int sizes_are_sane(size_t B, size_t T, size_t NH, size_t HS) {
         return 1;
     }
     snprintf(attention_cudnn_message, sizeof attention_cudnn_message,
-             "attention: B %zu, T %zu, %zu heads of %zu: a size is 0 or too large for cuDNN: build without USE_CUDNN",
-             B, T, NH, HS);
+             "attention: B %zu, T %zu, %zu heads of %zu: a size is 0 or too large for cuDNN: make USE_CUDNN=0", B, T,
+             NH, HS);
     return 0;
 }
 

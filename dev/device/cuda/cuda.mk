@@ -17,13 +17,15 @@ else ifeq ($(USE_CUDNN),0)
 else ifneq ($(CUDNN_LIBRARY),)
     override CUDNN := $(CUDNN_LIBRARY)
 else ifneq ($(CUDNN_HOME),)
-    $(error there are no include/cudnn.h and libcudnn.so.9 in CUDNN_HOME=$(CUDNN_HOME): unset it, or USE_CUDNN=0)
+    $(error no cuDNN 9.10 or later (include/cudnn.h, libcudnn.so.9) in CUDNN_HOME=$(CUDNN_HOME): unset it, or set $\
+        USE_CUDNN=0)
 else
-    WHY_NO_CUDNN := no cuDNN 9 for CUDA $(CUDA_MAJOR) found: $\
-        pip install nvidia-cudnn-cu$(CUDA_MAJOR) or NVIDIA's package cudnn9-cuda-$(CUDA_MAJOR)
+    CUDNN_MISSING := nvidia-cudnn-cu$(CUDA_MAJOR)
+    WHY_NO_CUDNN := no cuDNN 9.10 or later for CUDA $(CUDA_MAJOR) found: $\
+        pip install $(CUDNN_MISSING) or NVIDIA's package cudnn9-cuda-$(CUDA_MAJOR)
 endif
 ifneq ($(and $(NCCL_HOME),$(if $(NCCL_LIBRARY),,missing)),)
-    $(error there are no include/nccl.h and libnccl.so.2 in NCCL_HOME=$(NCCL_HOME): unset it, or NCCL=0)
+    $(error no NCCL 2.19 or later (include/nccl.h, libnccl.so.2) in NCCL_HOME=$(NCCL_HOME): unset it, or set NCCL=0)
 endif
 GPU_LIBRARIES = ; attention: $(or $(CUDNN),own kernels ($(WHY_NO_CUDNN))); NCCL: $(if $(filter 0,$(NCCL)),NCCL=0,$\
     $(or $(NCCL_LIBRARY),not found (pip install nvidia-nccl-cu$(CUDA_MAJOR) or NVIDIA's package libnccl-dev)))
@@ -37,7 +39,8 @@ GENCODE    = $(foreach a,$(CUDA_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) $
 # The system's own directories need no flag, and as -isystem they would break C++.
 SYSTEM     = $(addprefix $(SYSROOT)/usr/,include include/% local/include lib/ lib64/ lib/%-linux-gnu/)
 FOUND_H    = $(if $(CUDNN),$(CUDNN_INCLUDE)) $(NCCL_INCLUDE) $(CUDART_INCLUDE) $(CUBLASLT_INCLUDE)
-INCLUDE    = $(DEFINES) $(addprefix -isystem ,$(filter-out $(SYSTEM),$(FOUND_H)))
+INCLUDE    = $(DEFINES) $(CUDNN_MISSING:%=-DCUDNN_MISSING='"%"') \
+                 $(addprefix -isystem ,$(filter-out $(SYSTEM),$(FOUND_H)))
 COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
 # -Wmaybe-uninitialized is wrong about what nvcc generates for g++.
 HOST       = -Xcompiler -Wall,-Wextra,-Wno-maybe-uninitialized,-fopenmp

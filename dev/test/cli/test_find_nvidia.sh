@@ -90,6 +90,14 @@ machine "${toolkit[@]}" "${pip[@]/cu13/cu12}"
 finds "pip: a package for CUDA 12 is not for CUDA 13" CUDNN "" ""
 machine "${toolkit[@]}" cuda/include/cudnn.h usr/include/cudnn.h usr/lib64/libcudnn.so.9
 finds "a header without its library is passed over" CUDNN usr/include usr/lib64/libcudnn.so.9
+machine "${toolkit[@]}" cuda/include/{cudnn,nccl}.h cuda/lib64/{libcudnn.so.9,libnccl.so.2} usr/include/{cudnn,nccl}.h \
+    usr/lib64/{libcudnn.so.9,libnccl.so.2}
+printf '#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 1\n' > "$root/cuda/include/cudnn_version.h"
+printf '#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 10\n' > "$root/usr/include/cudnn_version_v9.h"
+printf '#define NCCL_MAJOR 2\n#define NCCL_MINOR 18\n' > "$root/cuda/include/nccl.h"
+printf '#define NCCL_MAJOR 3\n#define NCCL_MINOR 0\n' > "$root/usr/include/nccl.h"
+finds "cuDNN 9.1 is passed over" CUDNN usr/include usr/lib64/libcudnn.so.9
+finds "NCCL 2.18 is passed over" NCCL usr/include usr/lib64/libnccl.so.2
 machine "${toolkit[@]}" a/include/cudnn.h a/lib/libcudnn.so.9 usr/include/cudnn.h usr/lib64/libcudnn.so.9
 finds "CUDNN_HOME comes before the system's" CUDNN a/include a/lib/libcudnn.so.9 CUDNN_HOME="$root/a"
 
@@ -105,9 +113,10 @@ prints() {
 machine "${toolkit[@]}"
 prints "BF16 without cuDNN: what to install" \
     "^build/cuda-bf16: .*own kernels .*pip install nvidia-cudnn-cu13 .*pip install nvidia-nccl-cu13" all
+prints "BF16 without cuDNN: the trainer knows what to install" "-DCUDNN_MISSING=.\"nvidia-cudnn-cu13\". .*reports.c" all
 prints "USE_CUDNN=1 without cuDNN is refused" "USE_CUDNN=1 needs .*pip install nvidia-cudnn-cu13" USE_CUDNN=1 all
-prints "a wrong CUDNN_HOME is refused" "libcudnn.so.9 in CUDNN_HOME=/nowhere" CUDNN_HOME=/nowhere all
-prints "a wrong NCCL_HOME is refused" "libnccl.so.2 in NCCL_HOME=/nowhere" NCCL_HOME=/nowhere all
+prints "a wrong CUDNN_HOME is refused" "libcudnn.so.9\) in CUDNN_HOME=/nowhere" CUDNN_HOME=/nowhere all
+prints "a wrong NCCL_HOME is refused" "libnccl.so.2\) in NCCL_HOME=/nowhere" NCCL_HOME=/nowhere all
 machine cuda/bin/nvcc cuda/include/cuda_runtime.h cuda/lib64/libcudart.so.13
 prints "a toolkit without cuBLAS is refused" "cublasLt.h and libcublasLt of CUDA 13 were not found" all
 machine "${toolkit[@]}" "${pip[@]}"
