@@ -14,8 +14,9 @@
 //     ncclCommGetAsyncError joins the thread once it has reported success.
 //     ncclCommSplit is a job of the *parent*: it returns ncclSuccess, and the new communicator is NULL until the thread
 //     has written it, before the parent leaves ncclInProgress.
-//     ncclCommAbort ends the thread and the operations, and frees the communicator, as ncclCommDestroy does. Here a
-//     later use of the communicator stops the program with a message.
+//     ncclCommAbort ends the thread and the operations, waits until all operations of the communicator have left the
+//     device, also those that other operations in the stream hold up, and frees the communicator, as ncclCommDestroy
+//     does. Here a later use of the communicator stops the program with a message.
 //
 // It is as unforgiving as the real library may be. It waits for a killed rank without end. The order of the floats in a
 // sum depends on the rank. With NCCL_ON_CPU_ABORT_BREAKS=1 an aborted operation leaves the device broken, as may happen
@@ -365,6 +366,7 @@ ncclResult_t ncclCommAbort(ncclComm_t m) {
     if (const nccl_abort_flag child = m->child_aborted) *child = true;
     *m->aborted = true;
     (void)ensure_ready(m);
+    while (m->channel && m->channel->queued > 0) usleep(100);
     free_comm(m, "ncclCommAbort");
     return ncclSuccess;
 }

@@ -349,6 +349,37 @@ static void a_stalled_rank_is_noticed(int in_stream) {
     EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
 }
 
+// The last rank is late, and an operation of another communicator is queued behind the one that waits for it. NCCL's
+// abort waits for that operation, so the communicators must be aborted together.
+static void a_stall_before_another_communicator_is_noticed(void) {
+    zero_mesh mesh;
+    zero_comm *comms[3];  // data, shard, replicas
+    void *p[3] = { NULL, NULL, NULL };
+    char err[512] = "";
+    zero_ticket ticket;
+    const zero_comm_nccl_config config = { .timeout_s = SHORT };
+    EXPECT(zero_mesh_create(&mesh, rank, ranks, 1, 1, ranks / 2, err, sizeof err) == ZERO_OK, "mesh: %s", err);
+    EXPECT(zero_mesh_comms_nccl(&mesh, boot, &config, &memory, &comms[0], &comms[1], &comms[2], err, sizeof err) ==
+               ZERO_OK,
+           "comms: %s", err);
+    for (int i = 1; i < 3; i++)
+        EXPECT(zero_comm_alloc(comms[i], &memory, ZERO_MEM_UNIT_BUFFERS, &p[i], 4096 * (size_t)ranks) == ZERO_OK,
+               "alloc: %s", zero_comm_error(comms[i]));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank < ranks - 1) {
+        int e = ZERO_OK;
+        for (int i = 2; i > 0 && !e; i--) {
+            zero_comm_phase(comms[i], "a test", (size_t)i);
+            e = zero_comm_allgather_begin(comms[i], p[i], 4096, ZERO_WIRE_PARAMS, NULL, &ticket);
+        }
+        if (!e) e = zero_comm_synchronize(comms[1], zero_comm_stream(comms[1]));
+        EXPECT(e == ZERO_ERR_COMM, "a stalled rank was waited for without end, or not at all");
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = 2; i >= 0; i--) zero_comm_destroy(comms[i]);
+    EXPECT(memory.total_live == 0, "%zu bytes are still in the books", memory.total_live);
+}
+
 // Other sizes: NCCL may hang, or move garbage; here it is told. Other buffers of the same size: only the transport can
 // know.
 static void different_calls_are_reported(int other_size) {
@@ -520,6 +551,10 @@ int main(int argc, char **argv) {
         case_done("a stalled rank is noticed in time: numbers");
         a_stalled_rank_is_noticed(1);
         case_done("a stalled rank is noticed in time: on the stream");
+        if (ranks > 2 && ranks % 2 == 0) {
+            a_stall_before_another_communicator_is_noticed();
+            case_done("a stalled rank is noticed in time: before another communicator's operation");
+        }
         different_calls_are_reported(0);
         case_done("different calls are reported: another buffer");
         different_calls_are_reported(1);

@@ -237,13 +237,38 @@ static void look_at_errors(struct nccl_context *f) {
     pthread_mutex_unlock(&f->calls);
 }
 
+struct abort_call {
+    const struct nccl_library *lib;
+    ncclComm_t comm;
+    pthread_t thread;
+    int started;
+};
+
+static void *abort_one(void *arg) {
+    const struct abort_call *a = arg;
+    (void)a->lib->CommAbort(a->comm);
+    return NULL;
+}
+
+// Aborts all communicators at once, each in a thread: ncclCommAbort waits for the last operation of its communicator,
+// which may be queued behind an operation of another communicator, and that one is ended only by its own abort.
 static void abort_all(struct nccl_context *f) {
+    struct abort_call calls[NCCL_MAX_COMMS];
     struct timespec soon;
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec += 1;
     // if not, the host is shut in in NCCL after all: abort lets it out
     const int locked = pthread_mutex_timedlock(&f->calls, &soon) == 0;
-    for (int i = 0; i < f->num_comms; i++) (void)f->lib.CommAbort(f->comms[i]);
+    for (int i = 0; i < f->num_comms; i++) {
+        calls[i] = (struct abort_call){ .lib = &f->lib, .comm = f->comms[i] };
+        calls[i].started = pthread_create(&calls[i].thread, NULL, abort_one, &calls[i]) == 0;
+    }
+    for (int i = 0; i < f->num_comms; i++) {
+        if (calls[i].started)
+            (void)pthread_join(calls[i].thread, NULL);
+        else
+            (void)abort_one(&calls[i]);
+    }
     f->num_comms = 0;
     if (locked) pthread_mutex_unlock(&f->calls);
 }
