@@ -903,11 +903,11 @@ static int begin(Run *r, int argc, char **argv, int *status) {
     build.bf16 = FLOATX == ZERO_BF16;
     char err[ERR_BYTES];
     const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
-    const int first = launch_begin(&r->options, parsed, &argc, &argv);  // the first rank whose command line is wrong
+    const int first = launch_begin(&r->options, parsed, &argc, &argv, err, sizeof err);  // the first rank with an error
     r->rank = launch()->rank;
     r->ranks = launch()->ranks;
     if (parsed == 0 && first == r->ranks) return 0;
-    if (r->rank == 0 && parsed > 0) options_help(stdout, argv[0]);
+    if (r->rank == 0 && parsed > 0 && first == r->ranks) options_help(stdout, argv[0]);
     if (r->rank == first) fprintf(stderr, "error: %s\n", err);
     *status = first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     return 1;
@@ -943,7 +943,7 @@ int main(int argc, char **argv) {
     allocate_batch(r);
     r->process_start = process_memory((size_t)r->sharers);
     create_transport(r);
-    check_same_run(r);
+    check_same_inputs(r);
     create_engine(r);
     create_model(r, &model);
     open_log(r);

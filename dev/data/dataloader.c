@@ -25,6 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/content.h"
 #include "data/dataloader.h"
 #include "data/llmc_file.h"
 #include "data/random.h"
@@ -205,6 +206,10 @@ int loader_open(Loader **loader, const LoaderConfig *c, char err[512]) {
     }
     *loader = l;
     return 0;
+}
+
+int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]) {
+    return content_hash(l->files.gl_pathv, l->files.gl_pathc, hash, err, 512);
 }
 
 void loader_close(Loader *l) {

@@ -22,10 +22,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "trainer/environment.h"
 #include "trainer/launch.h"
+#include "trainer/watchdog.h"
 #include "zero/comm/bootstrap/bootstrap_mpi.h"
 
-static Launch here = { 0, 1, 0, 1, 0 };
+static Launch here = { .ranks = 1, .local_ranks = 1 };
 static zero_bootstrap *bootstrap;
 static int leaving;  // a collective has failed: the ranks are no longer in step
 
@@ -49,20 +51,79 @@ static int wants_mpi(int argc, char **argv) {
     return mpi;
 }
 
-int launch_begin(const Options *o, int parsed, int *argc, char ***argv) {
+// Every rank passes `bytes`; all get those of all. Before there is a bootstrap, by MPI.
+static int all_gather(const void *mine, size_t bytes, void *all) {
+    if (bootstrap != NULL) {
+        return zero_bootstrap_allgather(bootstrap, mine, bytes, all);
+    }
+    MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
+    return ZERO_OK;
+}
+
+// Compares the command lines of all ranks: hashes first, then the values of the first flag that differs. What a rank
+// does next depends on its flags, so this comes first. Returns 0, or -1 and a message on all ranks. All ranks.
+static int compare_options(const Options *o, char *err, size_t err_bytes) {
+    enum { TEXT_BYTES = 512 };
+    uint64_t mine[OPTIONS_MAX];
+    const size_t ranks = (size_t)here.ranks;
+    uint64_t *all = malloc(ranks * sizeof mine);
+    char text[TEXT_BYTES], *texts = malloc(ranks * sizeof text);
+    int status = 0;
+    options_hash_values(o, mine);
+    if (all == NULL || texts == NULL) {
+        status = FAIL("the host's memory is exhausted");
+    } else if (all_gather(mine, sizeof mine, all) != ZERO_OK) {
+        status = FAIL("%s", zero_bootstrap_error(bootstrap));
+    }
+    for (size_t i = 0; i < ranks * OPTIONS_MAX && status == 0; i++) {
+        const size_t flag = i / ranks, rank = i % ranks;
+        if (all[rank * OPTIONS_MAX + flag] == all[flag]) {
+            continue;
+        }
+        options_value_text(o, flag, text, sizeof text);
+        status = all_gather(text, sizeof text, texts) != ZERO_OK
+                     ? FAIL("%s", zero_bootstrap_error(bootstrap))
+                     : FAIL("rank %zu has %s, rank 0 has %s: give all ranks the same flags", rank,
+                            texts + rank * sizeof text, texts);
+    }
+    free(all);
+    free(texts);
+    return status;
+}
+
+// MPI's name: "Open MPI v4.1.4".
+static const char *library_name(void) {
+    static char name[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length;
+    MPI_Get_library_version(name, &length);
+    name[strcspn(name, ",\n")] = '\0';
+    return name;
+}
+
+int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *err, size_t err_bytes) {
+    const int alone = parsed > 0 || (parsed == 0 && o->plan != OPTION_PLAN_OFF);  // may be asked anywhere
     here.mpi = parsed < 0 ? wants_mpi(*argc, *argv) : o->init_method == OPTION_INIT_MPI;
+    here.timeout_s = parsed == 0 ? o->timeout : 300;
     if (!here.mpi) {
         if (parsed == 0) {
             here.rank = (int)o->rank;
             here.ranks = (int)o->processes;
         }
-        return parsed < 0 ? here.rank : here.ranks;
+        const int wrong = parsed < 0 || (!alone && environment_check_ranks(here.ranks, NULL, err, err_bytes) != 0);
+        return wrong ? here.rank : here.ranks;
     }
+    watchdog_begin("MPI_Init", environment_rank(), here.timeout_s);
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &here.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &here.ranks);
-    int first = parsed < 0 ? here.rank : here.ranks;  // mpirun may give each rank another command line
+    const int wrong = parsed < 0 ||
+                      (!alone && environment_check_ranks(here.ranks, library_name(), err, err_bytes) != 0);
+    int first = wrong ? here.rank : here.ranks;  // mpirun may give each rank another command line
     MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    if (first == here.ranks && compare_options(o, err, err_bytes) != 0) {
+        first = 0;
+    }
+    watchdog_end();
     return first;
 }
 
@@ -107,10 +168,12 @@ static int find_local_rank(char *err, size_t err_bytes) {
 int launch_connect(const Options *o, char *err, size_t err_bytes) {
     if (here.mpi) {
         MPI_Comm host;
+        watchdog_begin("MPI_Comm_split_type", here.rank, here.timeout_s);
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, here.rank, MPI_INFO_NULL, &host);
         MPI_Comm_rank(host, &here.local_rank);
         MPI_Comm_size(host, &here.local_ranks);
         MPI_Comm_free(&host);
+        watchdog_end();
         return 0;
     }
     const char *job = getenv("SLURM_JOB_ID");
@@ -127,6 +190,9 @@ int launch_connect(const Options *o, char *err, size_t err_bytes) {
     if (status != ZERO_OK) {
         return FAIL("-pi %s: %s", o->init_method == OPTION_INIT_TCP ? "tcp" : "fs",
                     bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
+    }
+    if (compare_options(o, err, err_bytes) != 0) {
+        return -1;
     }
     if (o->gpus_per_node < 1) {
         return find_local_rank(err, err_bytes);
@@ -200,6 +266,8 @@ void launch_end(void) {
         bootstrap = NULL;
     }
     if (here.mpi) {
+        watchdog_begin("MPI_Finalize", here.rank, here.timeout_s);
         MPI_Finalize();
+        watchdog_end();
     }
 }

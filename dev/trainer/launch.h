@@ -18,18 +18,20 @@ typedef struct {
     int rank, ranks;
     int local_rank, local_ranks;  // on this host; once launch_connect has found them
     int mpi;                      // 1: MPI is used. 0: -pi tcp or fs, and no MPI function may be called
+    double timeout_s;             // --timeout
 } Launch;
 
 // Before launch_begin: rank 0 of 1.
 const Launch *launch(void);
 
-// Starts MPI, or takes rank and ranks from the flags. parsed: what options_parse returned; o may then be incomplete.
-// Returns the first rank whose command line is wrong, or the number of ranks if none is. (Without MPI a rank knows only
-// its own.)
-int launch_begin(const Options *o, int parsed, int *argc, char ***argv);
+// Starts MPI, or takes rank and ranks from the flags. parsed: what options_parse returned, err its message; o may then
+// be incomplete. Also refuses what the launcher's environment contradicts, and, with MPI, command lines that differ
+// between ranks. Returns the first rank that has an error to report, with its message in err there, or the number of
+// ranks if none has. (Without MPI a rank knows only its own.)
+int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *err, size_t err_bytes);
 
-// Finds the other ranks (tcp, fs), and this one's place among those of its host. All ranks. Returns 0, or -1 and a
-// message.
+// Finds the other ranks (tcp, fs; refuses command lines that differ), and this one's place among those of its host. All
+// ranks. Returns 0, or -1 and a message.
 int launch_connect(const Options *o, char *err, size_t err_bytes);
 
 // Returns the bootstrap by which a transport exchanges its ids: that of launch_connect, or with MPI a new one. This

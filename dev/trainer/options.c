@@ -16,6 +16,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "trainer/options.h"
 
@@ -154,7 +155,7 @@ static const Flag FLAGS[] = {
 // What getopt returns: FIRST + 2 * (place in the table), one more for the long name. ':' and '?' have a meaning of
 // their own.
 enum { NUM_FLAGS = sizeof FLAGS / sizeof FLAGS[0], FIRST = 256, HELP = FIRST + 2 * NUM_FLAGS };
-_Static_assert(NUM_FLAGS <= sizeof((Options *)0)->given, "Options.given is too short");
+_Static_assert(NUM_FLAGS < OPTIONS_MAX, "OPTIONS_MAX is too small");
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
@@ -377,6 +378,7 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
             return FAIL("%.200s: flags cannot be abbreviated: did you mean --%s?", used, longs[which].name);
         }
         if (code == HELP) {
+            o->help = 1;
             return 1;
         }
         char flag[64];
@@ -412,6 +414,50 @@ void options_set_default(Options *o, const char *flag, const char *value) {
     char err[512];
     if (!o->given[i] && set_value(o, &FLAGS[i], flag, value, err, sizeof err) != 0) {
         assert(!"a default that is not a valid value");
+    }
+}
+
+void options_value_text(const Options *o, size_t which, char *text, size_t bytes) {
+    if (which == 0) {
+        snprintf(text, bytes, "%s--help", o->help ? "" : "no ");
+        return;
+    }
+    const Flag *f = &FLAGS[which - 1];
+    const void *at = (const char *)o + f->offset;
+    const char *dashes = strlen(f->flag) > 2 ? "--" : "-";
+    const long long n = f->type == TEXT || f->type == REAL ? 0
+                        : f->size == sizeof(int)           ? *(const int *)at
+                                                           : *(const int64_t *)at;
+    const char *word = f->choices;
+    switch (f->type) {
+    case TEXT:
+        if (*(const char *const *)at == NULL)
+            snprintf(text, bytes, "no %s%s", dashes, f->flag);
+        else
+            snprintf(text, bytes, "%s%s %s", dashes, f->flag, *(const char *const *)at);
+        break;
+    case INTEGER: snprintf(text, bytes, "%s%s %lld", dashes, f->flag, n); break;
+    case REAL:  // the shortest text that is this number
+        for (int digits = 6; digits <= 17; digits++) {
+            snprintf(text, bytes, "%s%s %.*g", dashes, f->flag, digits, *(const double *)at);
+            if (strtod(strrchr(text, ' '), NULL) == *(const double *)at) break;
+        }
+        break;
+    case CHOICE:
+        for (long long i = 0; i < n; i++) word += strcspn(word, "|") + 1;
+        snprintf(text, bytes, "%s%s %.*s", dashes, f->flag, (int)strcspn(word, "|"), word);
+        break;
+    }
+}
+
+void options_hash_values(const Options *o, uint64_t hashes[OPTIONS_MAX]) {
+    memset(hashes, 0, OPTIONS_MAX * sizeof *hashes);
+    for (size_t i = 0; i <= NUM_FLAGS; i++) {
+        const char *flag = i > 0 ? FLAGS[i - 1].flag : "";
+        if (!strcmp(flag, "pr") || !strcmp(flag, "ps") || !strcmp(flag, "pf")) continue;
+        char text[4200];  // a path and its flag
+        options_value_text(o, i, text, sizeof text);
+        hashes[i] = XXH3_64bits(text, strlen(text));
     }
 }
 

@@ -16,6 +16,8 @@
 extern "C" {
 #endif
 
+#define OPTIONS_MAX 64  // flags in the table
+
 // What this program was built for: some values make no sense, or are not there, in some builds.
 typedef struct {
     int cpu;   // 1: runs on the CPU
@@ -39,7 +41,8 @@ typedef struct {
     const char *server_ip, *shared_dir;
     int64_t plan, plan_ranks, plan_ranks_per_host;
     double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
-    unsigned char given[64];  // which flags the command line has, by their place in the table
+    int help;                                                 // --help was given
+    unsigned char given[OPTIONS_MAX];  // which flags the command line has, by their place in the table
 } Options;
 
 enum { OPTION_TRANSPORT_AUTO, OPTION_TRANSPORT_MPI, OPTION_TRANSPORT_NCCL };
@@ -64,6 +67,13 @@ void options_set_default(Options *o, const char *flag, const char *value);
 // that seq_len is not more than the model's max_seq_len. Returns 0, or -1 and a message that has values that work.
 int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
                         size_t err_bytes);
+
+// For comparing the command lines of ranks. Writes a hash of each flag's value to hashes[OPTIONS_MAX]; 0 for the flags
+// by which ranks differ on purpose (-pr, -ps, -pf). hashes[0] is that of --help.
+void options_hash_values(const Options *o, uint64_t hashes[OPTIONS_MAX]);
+
+// Writes the flag that hashes[which] is of, and its value: "--stage 3", "no --output-dir".
+void options_value_text(const Options *o, size_t which, char *text, size_t bytes);
 
 #ifdef __cplusplus
 }

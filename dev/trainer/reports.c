@@ -87,6 +87,8 @@ void print_header(const Run *r) {
               o->shuffle ? ", shuffled" : "");
     print_row(r, "val data pattern", "%s%s", o->val_files,
               strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
+    print_row(r, "content of -e -i -j", "%08x %08x %08x", (unsigned)r->content[INPUT_MODEL],
+              (unsigned)r->content[INPUT_TRAIN], (unsigned)r->content[INPUT_VAL]);
     print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
     print0(r, RULE);
     print_row(r, "model", "%s", o->model);

@@ -44,6 +44,8 @@ typedef struct {
     size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;
 
+enum { INPUT_MODEL, INPUT_TRAIN, INPUT_VAL, INPUT_TOKENIZER, NUM_INPUTS };
+
 typedef struct Run {
     Options options;
     Kernels kernels;
@@ -67,8 +69,9 @@ typedef struct Run {
     zero_comm *replica_comm;  // the ranks of the other groups that hold the same shard; NULL without groups
     zero *z;
     struct GPT2 *model;
-    Loader *train, *val;   // val NULL: no validation
-    Tokenizer *tokenizer;  // NULL: samples are printed as numbers
+    Loader *train, *val;           // val NULL: no validation
+    uint64_t content[NUM_INPUTS];  // hashes of the model file and the data; 0: no such input
+    Tokenizer *tokenizer;          // NULL: samples are printed as numbers
 
     size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
     int *inputs, *targets;        // B * T each

@@ -8,7 +8,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include "data/content.h"
 #include "zero/comm/mpi/comm_mpi.h"
 #include "zero/comm/nccl/comm_nccl.h"
 
@@ -66,6 +68,7 @@ void choose_device(Run *r) {
 #define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
 #define BUILTIN_TEXT  "dev/data/text/default.txt"
 #define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define TOKENIZER     "gpt2_tokenizer.bin"
 #define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
 
 static int exists(const char *path) { return access(path, R_OK) == 0; }
@@ -165,6 +168,9 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
     return loader;
 }
 
+// Text has a token for each byte, and no tokenizer.
+static int has_tokenizer_file(const Run *r) { return !loader_info(r->train).is_text && exists(TOKENIZER); }
+
 void open_data(Run *r) {
     const Options *o = &r->options;
     r->train = open_loader(r, o->train_files, 0);
@@ -185,63 +191,33 @@ void open_data(Run *r) {
             o->train_files, loader_num_samples(r->train), r->M);
     }
 
-    const int text = loader_info(r->train).is_text;
     char err[512];
-    if ((text || exists("gpt2_tokenizer.bin")) &&
-        tokenizer_open(&r->tokenizer, text ? NULL : "gpt2_tokenizer.bin", err) != 0)
+    const int text = loader_info(r->train).is_text;
+    if ((text || has_tokenizer_file(r)) && tokenizer_open(&r->tokenizer, text ? NULL : TOKENIZER, err) != 0)
         die("%s", err);
 }
 
-// Ranks on different hosts may have found different files there, or been given other flags. They would wait for each
-// other for ever, or train a mixture.
-void check_same_run(const Run *r) {
-    const Options *o = &r->options;
-    const GPT2Config *c = &r->config;
-    const double mine[] = { (double)r->B,
-                            (double)r->T,
-                            (double)r->G,
-                            (double)r->steps,
-                            (double)loader_num_samples(r->train),
-                            r->val != NULL ? (double)loader_num_samples(r->val) : 0,
-                            (double)c->max_seq_len,
-                            (double)c->vocab_size,
-                            (double)c->num_layers,
-                            (double)c->num_heads,
-                            (double)c->channels,
-                            (double)o->settings.stage,
-                            (double)o->settings.seed,
-                            o->schedule.lr,
-                            (double)o->schedule.kind,
-                            (double)o->schedule.warmup,
-                            o->schedule.final_fraction,
-                            o->weight_decay,
-                            o->beta1,
-                            o->beta2,
-                            o->eps,
-                            o->grad_clip,
-                            o->skip_loss_z,
-                            o->skip_norm_z,
-                            (double)o->shuffle,
-                            (double)o->overfit,
-                            (double)o->val_every,
-                            (double)o->val_batches,
-                            (double)o->sample_every,
-                            (double)o->sample_tokens,
-                            (double)o->checkpoint_every,
-                            (double)o->settings.master,
-                            (double)o->settings.prefetch,
-                            (double)o->settings.reduction,
-                            (double)o->settings.delay_seed,
-                            (double)o->hash,
-                            (double)(r->file.fd != -1) };
-    char *all = allocate((size_t)r->ranks * sizeof mine);
-    gather(r, mine, sizeof mine, all);
-    for (int i = 1; i < r->ranks; i++) {
-        if (memcmp(all, all + (size_t)i * sizeof mine, sizeof mine) != 0) {
-            die("rank %d has other data or settings than rank 0: are the flags, and the files of -i, -j and -e, the "
-                "same on all hosts?",
-                i);
-        }
+// Ranks on different hosts may have found different files under one name. They would train a mixture, or wait for each
+// other for ever.
+void check_same_inputs(Run *r) {
+    static const char *const NAMES[NUM_INPUTS] = { "-e", "-i", "-j", TOKENIZER };
+    const char *values[NUM_INPUTS] = { r->options.model, r->options.train_files, r->options.val_files, "" };
+    char err[ERR_BYTES] = "", data_err[512] = "";
+    char *model = r->file.path, tokenizer[] = TOKENIZER, *tokenizer_path = tokenizer;
+    if (r->file.fd != -1) content_hash(&model, 1, &r->content[INPUT_MODEL], err, sizeof err);
+    r->content[INPUT_MODEL] ^= XXH3_64bits(&r->config, sizeof r->config);  // sizes that a descriptor or a default chose
+    if (has_tokenizer_file(r)) content_hash(&tokenizer_path, 1, &r->content[INPUT_TOKENIZER], err, sizeof err);
+    if (loader_content_hash(r->train, &r->content[INPUT_TRAIN], data_err) != 0 ||
+        (r->val != NULL && loader_content_hash(r->val, &r->content[INPUT_VAL], data_err) != 0))
+        snprintf(err, sizeof err, "%s", data_err);
+    agree(r, err, NULL);
+    uint64_t *all = allocate((size_t)r->ranks * sizeof r->content);
+    gather(r, r->content, sizeof r->content, all);
+    for (int i = 0; i < r->ranks * NUM_INPUTS; i++) {
+        const int which = i % NUM_INPUTS;
+        if (all[i] == all[which]) continue;
+        die("%s%s%s: rank %d has another content of it than rank 0: copy the same files to all hosts", NAMES[which],
+            *values[which] != '\0' ? " " : "", values[which], i / NUM_INPUTS);
     }
     free(all);
 }

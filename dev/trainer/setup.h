@@ -20,8 +20,8 @@ void open_data(Run *r);
 // Creates the mesh and the communicators of r.
 void create_transport(Run *r);
 
-// Dies if ranks have different data or models.
-void check_same_run(const Run *r);
+// Dies if the model, the data or the tokenizer of a rank has another content than rank 0's.
+void check_same_inputs(Run *r);
 
 // Makes the output directory and begins main.log.
 void open_log(Run *r);

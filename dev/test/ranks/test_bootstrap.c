@@ -454,7 +454,8 @@ static const char *be_launched(const Rank *r, int per_host, int late) {
     const OptionsBuild build = { 0 };
     Options o;
     if (options_parse(&o, &build, argc, argv, err, sizeof err)) return strcpy(words, err);
-    if (launch_begin(&o, 0, NULL, NULL) != r->ranks || launch_connect(&o, err, sizeof err)) return strcpy(words, err);
+    if (launch_begin(&o, 0, NULL, NULL, err, sizeof err) != r->ranks || launch_connect(&o, err, sizeof err))
+        return strcpy(words, err);
     const Launch *l = launch();
     if (l->mpi || launch_bootstrap(20, err, sizeof err) == NULL) return "there is MPI, or no bootstrap";
     int together = -1;
