@@ -13,7 +13,7 @@
 //     unit 1               P                                         PG  > reduce-scatter
 //     unit 2                        P                       PG  > reduce-scatter
 //
-// Kernels are in dev/gpt2/*.cuh, the list of tensors in dev/gpt2/tensors.h, the rest of the trainer in dev/trainer/.
+// Kernels, the list of tensors and model files are in dev/gpt2/, the rest of the trainer in dev/trainer/.
 // The same source runs on a GPU and on a CPU (zero/device.cuh explains how). Kernels work on packs of 8 elements,
 // compute in fp32 and store floatX: float, or bf16 with -DPRECISION_BF16. Moments, log-sum-exps, losses and partial
 // sums are always fp32.

@@ -12,6 +12,8 @@ run 0 60 "layout" $fp32/test_layout
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
+run 0 60 "log, learning rate, model files" $fp32/test_output
+run 0 60 "content of files" $fp32/test_content
 run 0 60 "plan" $fp32/test_plan
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
 run 0 60 "profile" $fp32/test_profile
@@ -83,6 +85,7 @@ run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/cpu 
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/cpu --break 1 --seed 1
 run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
+run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero

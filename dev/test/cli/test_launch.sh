@@ -16,13 +16,17 @@ good=(-e custom:l1,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 3
 refused() {
     timeout -k 5 60 "${@:2}" > "$work/log" 2>&1 < /dev/null
     local status=$?
+    cat "$work/log"
     [ $status != 0 ] && [ $status -lt 124 ] && [ "$(grep -c '^error:' "$work/log")" = 1 ] &&
-        grep '^error:' "$work/log" | grep -qF -- "$1" || { cat "$work/log"; return 1; }
+        grep '^error:' "$work/log" | grep -qF -- "$1"
 }
 
-# accepted COMMAND...: it trains, or plans
+# accepted COMMAND...: it trains, plans or helps
 accepted() {
-    timeout -k 5 60 "$@" > "$work/log" 2>&1 < /dev/null && grep -qE '^step |^plan:|^usage:' "$work/log" || { cat "$work/log"; return 1; }
+    timeout -k 5 60 "$@" > "$work/log" 2>&1 < /dev/null
+    local status=$?
+    cat "$work/log"
+    [ $status = 0 ] && grep -qE '^step |^plan:|^usage:' "$work/log"
 }
 
 mpirun=${MPIRUN:-mpirun}
@@ -37,13 +41,17 @@ differ() {
 # ----------------------------------------------------------------------------------------------------------------------
 # Another launcher started more processes than MPI reports
 
-check "MPICH's mpiexec, Open MPI's program" refused "started 4 processes (PMI_SIZE)" env PMI_SIZE=4 PMI_RANK=2 "${run[@]}"
+check "MPICH's mpiexec, Open MPI's program" refused "started 4 processes (PMI_SIZE)" env PMI_SIZE=4 PMI_RANK=2 \
+    "${run[@]}"
 check "srun without PMIx" refused "srun --mpi=pmix" env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "${run[@]}"
-check "mpirun of another Open MPI" refused "OMPI_COMM_WORLD_SIZE" env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 "${run[@]}"
+check "mpirun of another Open MPI" refused "OMPI_COMM_WORLD_SIZE" env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 \
+    "${run[@]}"
 check "torchrun" refused "torchrun" env WORLD_SIZE=8 RANK=3 "${run[@]}"
-check "torchrun, and -pn with another number" refused "use -pn 8" env WORLD_SIZE=8 RANK=3 "${run[@]}" -pi fs -pn 2 -pr 0 -pf "$work"
+check "torchrun, and -pn with another number" refused "use -pn 8" env WORLD_SIZE=8 RANK=3 "${run[@]}" -pi fs -pn 2 \
+    -pr 0 -pf "$work"
 check "a number without a rank is no launcher's" accepted env WORLD_SIZE=8 "${run[@]}"
-check "one launcher that agrees is enough" accepted env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$mpirun" -np 2 "${run[@]}"
+check "one launcher that agrees is enough" accepted env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$mpirun" -np 2 \
+    "${run[@]}"
 check "a job's variables outside of a step" accepted env SLURM_NTASKS=4 SLURM_PROCID=0 "${run[@]}"
 check "--plan may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --plan
 check "--help may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --help
@@ -53,13 +61,16 @@ check "--help may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@
 
 check "--plan on one rank" differ "rank 1 has --plan off, rank 0 has --plan text" --plan ""
 check "--help on one rank" differ "rank 1 has --help, rank 0 has no --help" "" --help
-check "--inject-delays differs" differ "rank 1 has --inject-delays 3, rank 0 has --inject-delays 2" "--inject-delays 2" "--inject-delays 3"
+check "--inject-delays differs" differ "rank 1 has --inject-delays 3, rank 0 has --inject-delays 2" \
+    "--inject-delays 2" "--inject-delays 3"
 check "--transport differs" differ "rank 1 has --transport nccl" "--transport mpi" "--transport nccl"
 check "--shard-group differs" differ "rank 1 has --shard-group 2, rank 0 has --shard-group 0" "" "--shard-group 2"
 check "-z differs" differ "rank 1 has -z 3, rank 0 has -z 1" "-z 1" "-z 3"
-check "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003, rank 0 has -l 0.0003" "-l 3e-4" "-l 3.0000000000000003e-4"
+check "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003, rank 0 has -l 0.0003" "-l 3e-4" \
+    "-l 3.0000000000000003e-4"
 check "-o on one rank" differ "rank 1 has no -o, rank 0 has -o $work/out" "-o $work/out" ""
-check "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr 0.0003
+check "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr \
+    0.0003
 without_mpi() {
     local fs=(-pi fs -pf "$work" -pn 2 --timeout 10) status
     "${run[@]}" "${fs[@]}" -pr 1 -z 1 > "$work/rank1" 2>&1 < /dev/null &
@@ -71,25 +82,30 @@ without_mpi() {
 check "-z differs, without MPI" without_mpi "rank 1 has -z 1, rank 0 has -z 3"
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One name, another content on another host (here: in another directory). A mixture of two models trained, exit status 0.
+# One name, another content on another host (here: in another directory). A mixture of two models trained, exit
+# status 0.
 
 mkdir "$work/a" "$work/b"
-head -c 100000 dev/data/text/default.txt | tee "$work/a/text" "$work/b/text" "$work/a/val" "$work/b/val" > "$work/a/same"
+head -c 100000 dev/data/text/default.txt | tee "$work/a/text" "$work/b/text" "$work/a/val" "$work/b/val" \
+    > "$work/a/same"
 cp "$work/a/same" "$work/b/same"
 printf X | dd of="$work/b/text" bs=1 seek=50000 conv=notrunc status=none
 printf X | dd of="$work/b/val" bs=1 seek=99999 conv=notrunc status=none
-model() { (cd "$1" && "$trainer" "${good[@]}" -i same --seed "$2" -n 1 -o models > /dev/null && mv models/model_00000001.bin model.bin); }
+model() { (cd "$1" && "$trainer" "${good[@]}" -i same --seed "$2" -n 1 -o models > /dev/null && mv \
+    models/model_00000001.bin model.bin); }
 model "$work/a" 1 && model "$work/b" 2
 
 # elsewhere COMMAND WORDS FLAGS...: rank 0 in directory a, rank 1 in b
 elsewhere() {
     local common=("$trainer" "${good[@]}" -i same "${@:3}")
-    [ "$1" = accepted ] && { accepted "$mpirun" -np 1 -wdir "$work/a" "${common[@]}" : -np 1 -wdir "$work/b" "${common[@]}"; return; }
+    [ "$1" = accepted ] && { accepted "$mpirun" -np 1 -wdir "$work/a" "${common[@]}" : -np 1 -wdir "$work/b" \
+        "${common[@]}"; return; }
     refused "$2" "$mpirun" -np 1 -wdir "$work/a" "${common[@]}" : -np 1 -wdir "$work/b" "${common[@]}"
 }
 check "the same content in two places" elsewhere accepted ""
 for stage in 0 1 2 3; do
-    check "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" -e ./model.bin -z $stage
+    check "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" -e ./model.bin \
+        -z $stage
     check "another text, stage $stage" elsewhere refused "-i text: rank 1 has another content" -i text -z $stage
 done
 check "another validation text" elsewhere refused "-j val: rank 1 has another content" -j val -v 1
@@ -103,7 +119,8 @@ printf '#include <unistd.h>\nint MPI_Finalize(void);\nint MPI_Finalize(void) { f
 gcc -shared -fPIC "$work/stuck.c" -o "$work/stuck.so"
 check "MPI_Finalize never returns" refused "rank 0: MPI_Finalize has not returned after 2 s" \
     env LD_PRELOAD="$work/stuck.so" "${run[@]}" --timeout 2
-# Stopped for longer than the time-out and continued: the clock of the watchdog counts only time in which the process ran.
+# Stopped for longer than the time-out and continued: the clock of the watchdog counts only time in which the process
+# ran.
 suspended() {
     "$mpirun" -np 1 "${run[@]}" --timeout 5 : -np 1 sh -c 'sleep 9; exec "$@"' - "${run[@]}" --timeout 5 \
         > "$work/suspended" 2>&1 < /dev/null &
