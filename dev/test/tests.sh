@@ -62,6 +62,11 @@ for precision in fp32 bf16; do
         "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
 done
 tiny3=${tiny/-d 1024/-d 768}
+# --inject-delays 2: staged through the host, as on a GPU.
+same 60 "staging that cannot be pinned: the same state" "state hash: .*" $fp32/train_gpt2_zero "2 -z 1 $tiny" \
+    "2 CUDA_ON_CPU_NO_PINNING=1 --inject-delays 2 -z 1 $tiny" "2 CUDA_ON_CPU_NO_PINNING=1 --inject-delays 2 -z 3 $tiny"
+same 60 "staging that cannot be pinned is named" "staged through the host .slower: its memory cannot be pinned here." \
+    $fp32/train_gpt2_zero "2 CUDA_ON_CPU_NO_PINNING=1 --inject-delays 2 -z 1 $tiny"
 for seed in 1 2 3; do
     CUDA_ON_CPU_STREAMS=$seed same 60 "trainer, NCCL, streams in order $seed: the state of MPI" "state hash: .*" \
         $fp32/train_gpt2_zero \

@@ -144,8 +144,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
     return cudaSuccess;
 }
 
+// CUDA_ON_CPU_NO_PINNING=1: refuses, as in some containers.
 cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned) {
     if (!ptr || !bytes) return cuda_on_cpu_error(cudaErrorInvalidValue);
+    if (getenv("CUDA_ON_CPU_NO_PINNING")) return cuda_on_cpu_error(cudaErrorNotSupported);
     remember(ptr, bytes);
     return cudaSuccess;
 }

@@ -246,14 +246,24 @@ static int mpi_synchronize(zero_comm *c, cudaStream_t stream) {
     return zero_mpi_device_check(self(c), cudaStreamSynchronize(stream));
 }
 
-// Shared memory that the device copies to and from: pinned, or each copy would wait for a driver's own copy.
+// A container may refuse to pin memory that ranks share. Copies then go through the buffers of the driver, which is
+// slower; the name of the transport says so.
+static int can_pin(void *memory, size_t bytes) {
+    if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) == cudaSuccess)
+        return cudaHostUnregister(memory) == cudaSuccess;
+    (void)cudaGetLastError();
+    return 0;
+}
+
+// Maps shared memory that the device copies to and from, and pins it: otherwise each copy would be two.
 int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
     if (zero_shm_map(s, m->comm, m->on_host, bytes) != ZERO_OK)
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging", bytes);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
-    for (int r = 0; r < s->ranks; r++) {
+    for (int r = 0; r < s->ranks && m->pinned; r++) {
         const cudaError_t e = s->peer[r] ? cudaHostRegister(s->peer[r], bytes, cudaHostRegisterDefault) : cudaSuccess;
         if (e == cudaSuccess) continue;
+        (void)cudaGetLastError();
         while (r-- > 0)
             if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
         zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, bytes);
@@ -267,7 +277,7 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
 }
 
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s) {
-    for (int r = 0; r < s->ranks && s->peer; r++)
+    for (int r = 0; r < s->ranks && s->peer && m->pinned; r++)
         if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, s->bytes);
     zero_shm_unmap(s);
@@ -602,10 +612,12 @@ int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const zero_comm_mpi_con
     if (MPI_Allreduce(&sharing, &m->sharing, 1, MPI_INT, MPI_MAX, m->comm))
         return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI_Allreduce failed");
     m->spin = on_host <= sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 0;
-    snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s",
+    m->pinned = m->staged && can_pin(m->control.peer[m->base.rank], sizeof(struct control));
+    snprintf(m->base.name, sizeof m->base.name, "MPI, %s%s%s%s",
              m->num_remote == 0 ? "shared memory"
              : !m->sharing      ? "messages"
                                 : "shared memory and messages",
-             m->staged ? ", staged through the host" : "", note);
+             m->staged ? ", staged through the host" : "",
+             m->staged && !m->pinned ? " (slower: its memory cannot be pinned here)" : "", note);
     return ZERO_OK;
 }

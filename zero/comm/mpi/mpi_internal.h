@@ -40,11 +40,11 @@ typedef struct comm_mpi {
     zero_comm base;
     MPI_Comm comm;
     double timeout_s;
-    int staged, spin;
-    int *on_host;    // [size] 1: rank r shares this host's memory (this rank included)
-    int num_remote;  // ranks of other hosts
-    int sharing;     // some ranks share memory: symmetric buffers are mapped (the same verdict
-                     // on all ranks)
+    int staged, pinned, spin;  // pinned: staging is
+    int *on_host;              // [size] 1: rank r shares this host's memory (this rank included)
+    int num_remote;            // ranks of other hosts
+    int sharing;               // some ranks share memory: symmetric buffers are mapped (the same verdict
+                               // on all ranks)
     struct zero_shm control;
     zero_accounting *memory;
     struct zero_shm maps[ZERO_COMM_MAX_BUFFERS];  // of the symmetric buffers
