@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "data/content.h"
+#include "device/process.h"
 #include "zero/comm/mpi/comm_mpi.h"
 #include "zero/comm/nccl/comm_nccl.h"
 
@@ -41,18 +42,15 @@ static void count_gpus(Run *r) {
 
 void choose_device(Run *r) {
     char err[ERR_BYTES];
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices < 1) {
-        die("no CUDA device (%s): this program was built for NVIDIA GPUs; for the CPU, build with make DEVICE=cpu",
-            cudaGetErrorString(error));
-    }
+    const int devices = process_count_devices(err, sizeof err);
+    if (devices < 1) die("%s", err);
     if (launch_connect(&r->options, err, sizeof err) != 0) die("%s", err);
     r->local_rank = launch()->local_rank;
     r->local_ranks = launch()->local_ranks;
     const int device = r->local_rank % devices;
     must_cuda(cudaSetDevice(device), "cudaSetDevice");
     must_cuda(cudaGetDeviceProperties(&r->device, device), "cudaGetDeviceProperties");
+    if (process_check_device(err, sizeof err) != 0) die("%s", err);
     must_cuda(cudaStreamCreate(&r->stream), "cudaStreamCreate");
     count_gpus(r);
 
@@ -234,16 +232,20 @@ static int use_nccl(Run *r, zero_bootstrap *boot) {
     return 0;
 #else
     char why[ERR_BYTES];
-    const int mine[2] = { r->sharers,
-                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, why, sizeof why) };
+    // Of two MIG devices on one GPU, NCCL sees only the GPU.
+    const int mine[3] = { r->sharers,
+                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, why, sizeof why),
+                          r->ranks > 1 && strstr(r->device.name, " MIG ") != NULL };
     int *all = allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     int without = 0;
     for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
-        const int *theirs = all + 2 * i;
-        without = theirs[0] > 1 || theirs[1];
+        const int *theirs = all + 3 * i;
+        without = theirs[0] > 1 || theirs[1] || theirs[2];
         if (theirs[0] > 1)
             snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", theirs[0]);
+        else if (theirs[2])
+            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: rank %d has a MIG device", i);
         else if (without)
             snprintf(r->transport_note, sizeof r->transport_note,
                      "not NCCL: rank %d has none (--transport nccl says why)", i);
