@@ -4,34 +4,20 @@
 #
 #     dev/test/cli/test_cli.sh TRAINER
 #
-# A mistake is a run that must end by itself, non-zero, with exactly one line that begins with "error:" in the output of all ranks
-# together. That line has a word that the table gives, mostly the flag or file at fault. No crash, and nothing half-written: no
-# model, no *.tmp. Mistakes do not depend on each other, so several are made at a time; mpirun mostly waits.
+# A mistake is a run that must end by itself, non-zero, with exactly one line that begins with "error:" in the output of
+# all ranks together. That line has a word that the table gives, mostly the flag or file at fault. No crash, and nothing
+# half-written: no model, no *.tmp. Mistakes do not depend on each other, so several are made at a time; mpirun mostly
+# waits.
 #
-# Then come good runs, and jobs that lose a rank. One line a case, in the end `N passed, N failed`. Model and data are tiny, and
-# made here.
+# Then come good runs, and jobs that lose a rank. Model and data are tiny, and made here.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 trainer=$1
 tokenize=$(dirname "$trainer")/tokenize_bytes
 NP=2
 . scripts/env.sh
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
-
-# report NAME LOG WRONG: a case; WRONG is empty, or says what is wrong
-report() {
-    if [ -z "$3" ]; then
-        passed=$((passed + 1))
-        echo "ok    $1"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $1: $3"
-        [ -z "$2" ] || tail -n 15 "$2" | sed 's/^/    | /'
-    fi
-}
 
 # job RANKS ARGUMENTS...
 job() {
@@ -39,9 +25,11 @@ job() {
 }
 
 int32() {
-    local v
+    local v byte='\\x%02x'
     for v; do
-        printf '%b' "$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((v & 255)) $((v >> 8 & 255)) $((v >> 16 & 255)) $((v >> 24 & 255)))"
+        # shellcheck disable=SC2059
+        printf '%b' "$(printf "$byte$byte$byte$byte" $((v & 255)) $((v >> 8 & 255)) $((v >> 16 & 255)) \
+            $((v >> 24 & 255)))"
     done
 }
 
@@ -95,8 +83,9 @@ mistakes=()
 
 # start RANKS WORD NAME ARGUMENTS...
 start() {
-    local n=${#mistakes[@]}
-    mistakes+=("$2"$'\t'"${3//"$work/"/}, $1 rank(s)")
+    local n=${#mistakes[@]} name="${3//"$work/"/}, $1 rank(s)"
+    selected "$name" || return
+    mistakes+=("$2"$'\t'"$name")
     { job "$1" "${@:4}" > "$work/mistake.$n" 2>&1; echo $? > "$work/mistake.$n.status"; } &
     while [ "$(jobs -rp | wc -l)" -ge $at_a_time ]; do wait -n; done
 }
@@ -135,7 +124,7 @@ mistake 2 "-h 1" -h 1
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2
 mistake 2 "--nccl-register 1" --nccl-register 1
-mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI no rank knows of another: each tells its own mistake
+mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI each rank reports its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs
 mistake 2 "-pn: with -pi mpi" -pn 2
 # Flags that do not fit together
@@ -211,11 +200,11 @@ judge() {
     elif [ "$errors" != 1 ]; then
         wrong="$errors lines begin with \"error:\", not 1"
     elif ! grep '^error:' "$3" | grep -qF -- "$2"; then
-        wrong="the message does not say \"$2\""
+        wrong="the message does not contain \"$2\""
     elif grep -qE 'Segmentation|Assert|assert|Sanitizer' "$3"; then
         wrong="it crashed"
     fi
-    report "$1" "$3" "$wrong"
+    report "$1" "$wrong" "$3"
 }
 
 for n in "${!mistakes[@]}"; do
@@ -224,24 +213,24 @@ done
 judge "a model on a full disk" model_00000001.bin "$work/limit"
 judge "one rank's command line is wrong" "-z 7" "$work/other"
 left=$(find "$work"/out.* "$work"/full -name '*.tmp' -o -name 'model_*' 2> /dev/null)
-report "no mistake leaves a file behind" "" "${left:+$left}"
+report "no mistake leaves a file behind" "$left"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Good runs
 
 log=$work/log
 
-# wanted NAME CONDITION...: a case about the run before: the condition holds
+# wanted NAME CONDITION...: a case about the last run: the condition holds
 wanted() {
-    if "${@:2}"; then report "$1" "" ""; else report "$1" "$log" "not so: ${*:2}"; fi
+    report "$1" "$("${@:2}" > /dev/null || echo "not so: ${*:2}")" "$log"
 }
 
-# ran RANKS NAME ARGUMENTS...: a case: it ends well, and stderr is empty
+# ran RANKS NAME ARGUMENTS...: a case: it succeeds, and stderr is empty
 ran() {
     local wrong=''
     job "$1" "${@:3}" > "$log" 2> "$work/stderr" || wrong="exit status $?"
     [ ! -s "$work/stderr" ] || wrong="$wrong, on stderr: $(head -n 3 "$work/stderr")"
-    report "$2" "$log" "$wrong"
+    report "$2" "$wrong" "$log"
 }
 
 has() { [ "$(grep -cE -- "$2" "${3:-$log}")" = "$1" ]; }                # has COUNT REGEX [FILE]: so many lines
@@ -272,7 +261,8 @@ wanted "step lines are llm.c's" has 2 \
     "^step +[12]/2 \| loss [0-9.]+ $z\| norm [0-9.]+ $z\| lr 3.00e-04 \| [0-9.]+ ms \| .* MFU \| [0-9]+ tok/s\$"
 
 ran 2 "-n 2" "${good[@]}" -x 5 -v 2 -s 5 -g 8 -n 2 -o "$work/n"
-wanted "main.log: training lines" has 5 '^s:[0-4] trl:[0-9]\.[0-9]{4} lr:0\.000300 norm:[0-9]+\.[0-9]{2}$' "$work/n/main.log"
+wanted "main.log: training lines" \
+    has 5 '^s:[0-4] trl:[0-9]\.[0-9]{4} lr:0\.000300 norm:[0-9]+\.[0-9]{2}$' "$work/n/main.log"
 wanted "main.log: validation lines" has 4 '^s:[0245] tel:[0-9]\.[0-9]{4}$' "$work/n/main.log"
 wanted "main.log: no other lines" has 9 '' "$work/n/main.log"
 wanted "a sample at the end" has 1 '^generating:$'
@@ -298,14 +288,17 @@ for way in "1 0" "2 0" "4 0" "1 1" "2 1" "4 1" "1 2" "2 2" "4 2" "2 3"; do
 done
 
 ran 2 "-a 1" "${good[@]}" -a 1 -x 40 -l 0.01
-overfits() { awk '/^step/ { n++; if (n == 1) before = $5; after = $5 } END { exit !(n == 40 && after < before / 2) }' "$log"; }
+overfits() {
+    awk '/^step/ { n++; if (n == 1) before = $5; after = $5 } END { exit !(n == 40 && after < before / 2) }' "$log"
+}
 wanted "-a 1: the loss falls below half" overfits
 
 # A model in bf16 is the upper halves of the same words.
 {
     int32 20240326 5
     tail -c +9 "$model" | head -c 1016
-    tail -c +1025 "$model" | od -An -v -tx1 -w4 | awk '{ printf "\\x%s\\x%s", $3, $4 }' | { read -r bytes; printf '%b' "$bytes"; }
+    tail -c +1025 "$model" | od -An -v -tx1 -w4 | awk '{ printf "\\x%s\\x%s", $3, $4 }' |
+        { read -r bytes; printf '%b' "$bytes"; }
 } > "$work/bf16.bin"
 ran 1 "-e of the other kind, for comparison" "${good[@]}" -e "$model" -x 0 -v 1
 loss=$(val_loss)
@@ -334,10 +327,11 @@ rank_process() {
     done
 }
 
-# lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends, non-zero,
-# in 20 s, leaves no process behind, and says WORD
+# lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends,
+# non-zero, in 20 s, leaves no process behind, and prints WORD
 lose() {
     local name=$1 ranks=$2 signal=$3 victim=$4 word=$5 mpirun processes wrong='' i
+    selected "$name" || return
     : > "$log"
     "${MPIRUN:-mpirun}" -np "$ranks" "$trainer" "${good[@]}" -x 1000000000 "${@:6}" > "$log" 2>&1 < /dev/null &
     mpirun=$!
@@ -353,7 +347,8 @@ lose() {
         kill -0 $mpirun 2> /dev/null || break
         sleep 0.1
     done
-    for i in "${processes[@]}"; do      # a zombie is only waiting for its parent; one that was just killed may take its time
+    # a zombie is only waiting for its parent; one that was just killed may take its time
+    for i in "${processes[@]}"; do
         for _ in {1..20}; do
             grep -q '^State:.[^Z]' "/proc/$i/status" 2> /dev/null || continue 2
             sleep 0.1
@@ -361,20 +356,21 @@ lose() {
         kill -9 "$i" && wrong="$wrong, process $i lives on"
     done
     wait $mpirun && wrong="$wrong, exit status 0"
-    grep -qE -- "$word" "$log" || wrong="$wrong, it does not say \"$word\""
-    report "$name" "$log" "${wrong#, }"
+    grep -qE -- "$word" "$log" || wrong="$wrong, it does not print \"$word\""
+    report "$name" "${wrong#, }" "$log"
 }
 
 lose "a rank is killed" 2 KILL 1 "rank 1"
 lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
 lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
 lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
-lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" --timeout 3 --transport nccl
-lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], in .*: the .*another rank died, stopped" --timeout 3 --transport nccl -z 3
-# The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device must not be told instead.
-NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 lose "a rank is stopped, NCCL, an abort that breaks the device" 2 STOP 1 "^error: rank 0, in .*: the .*another rank died, stopped" \
-    --timeout 3 --transport nccl -z 1 -d 1280
+stopped="in .*: the .*another rank died, stopped"
+lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl
+lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], $stopped" --timeout 3 --transport nccl -z 3
+# The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device
+# must not be reported instead.
+NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 lose "a rank is stopped, NCCL, an abort that breaks the device" \
+    2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl -z 1 -d 1280
 lose "Ctrl-C" 2 INT mpirun "step"
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary

@@ -8,42 +8,37 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-passed=0
-failed=0
+. dev/test/harness/report.sh
+work=$(mktemp -d)
+log=$work/log
 psi=124475904
 
-# check RANKS PROGRAM BYTES_PER_PARAMETER ARGUMENTS...
-check() {
-    local ranks=$1 program=$2 bytes=$3 copy=$(($3 * psi))
+# measure RANKS PROGRAM BYTES_PER_PARAMETER ARGUMENTS...
+measure() {
+    local ranks=$1 program=$2 bytes=$3 copy=$(($3 * psi)) wrong=
     shift 3
+    selected "$ranks ranks, $program $*" || return
     (
         NP=$ranks
         . scripts/env.sh
-        timeout 200 "${MPIRUN:-mpirun}" -np "$ranks" "$program" -e d12 -i dev/data/text/default.txt -b 1 -t 64 -x 1 -v 1 -m 1 -s 1 -g 2 "$@"
+        timeout 200 "${MPIRUN:-mpirun}" -np "$ranks" "$program" -e d12 -i dev/data/text/default.txt -b 1 -t 64 \
+            -x 1 -v 1 -m 1 -s 1 -g 2 "$@"
     ) > "$log" 2>&1 < /dev/null
     # A line ends with: formula, least, most, "mean", M:, +P%
-    if awk -v copy="$copy" -v ranks="$ranks" -v psi="$psi" -v bytes="$bytes" -v stage="$2" '
+    awk -v copy="$copy" -v ranks="$ranks" -v psi="$psi" -v bytes="$bytes" -v stage="$2" '
         / differs from the formula/ { wrong = 1 }
         /^wire per rank/ { wire = 1 }
         /^parameters/ && stage == 3 && !wire && $NF > bytes * psi / ranks * 1.01 { wrong = 1 }
         /^process, bytes/ { seen = 1; percent = $NF + 0; mean = $(NF - 1) + 0; formula = $(NF - 5)
             if (percent < -5 || percent > 5 || mean - formula > copy / 4) wrong = 1 }
-        END { exit wrong || !seen }' "$log"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "$ranks ranks, $program $*:"
-        sed -n '/^memory per rank/,$p' "$log"
-        tail -n 3 "$log"
-    fi
-    grep "^process, bytes" "$log" | sed "s|^|$ranks ranks, $*: |"
+        END { exit wrong || !seen }' "$log" || wrong="it takes other memory than the formulas say"
+    sed -n '/^memory per rank/,$p' "$log" > "$work/table"
+    report "$ranks ranks, $program $*" "$wrong" "$work/table"
+    grep "^process, bytes" "$log" | sed "s|^|      |"
 }
 
-check 1 "$1" 4 -z 0
-check 2 "$1" 4 -z 1
-check 4 "$2" 2 -z 3 --prefetch 0
-check 8 "$2" 2 -z 3 --prefetch 2
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+measure 1 "$1" 4 -z 0
+measure 2 "$1" 4 -z 1
+measure 4 "$2" 2 -z 3 --prefetch 0
+measure 8 "$2" 2 -z 3 --prefetch 2
+summary

@@ -1,30 +1,18 @@
 #!/usr/bin/env bash
-# Does a run measure what its plan says? For each stage on 2 and 4 ranks, every category of memory and of the wire, to the byte.
+# Does a run measure what its plan predicts? For each stage on 2 and 4 ranks, every category of memory and of the wire,
+# to the byte.
 #
 #     dev/test/cli/test_plan.sh TRAINER...
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . scripts/env.sh
 export OMP_NUM_THREADS=1
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-passed=0
-failed=0
+. dev/test/harness/report.sh
+work=$(mktemp -d)
 
-# check NAME COMMAND...: a case; what the command prints is shown if it fails
-check() {
-    if "${@:2}" > "$dir/log" 2>&1; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $1"
-        tail -n 20 "$dir/log" | sed 's/^/    | /'
-    fi
-}
-
-# compare PLAN RUN STAGE. A run prints rows of: name (26 columns), formula, bytes by formula, measured min, max; a plan: name (30
-# columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many tiles their optimizer has, so "transport" is compared with what
-# rank 0 expects of itself.
+# compare PLAN RUN STAGE. A run prints rows of: name (26 columns), formula, bytes by formula, measured min, max; a plan:
+# name (30 columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many chunks their optimizer has, so "transport" is
+# compared with the formula of rank 0 only.
 compare() {
     awk -v stage="$3" '
         function name(s, width) { s = substr(s, 1, width); sub(/ +$/, "", s); return s }
@@ -34,9 +22,10 @@ compare() {
         FNR != NR && table != "" {
             key = table "/" name($0, 26)
             rows++
-            if (/differs from the formula/) { print key ": measured is not as by formula: " $0; bad = 1; next }
-            if (plan[key] != $(NF - 2) || (name($0, 26) != "transport" && ($(NF - 1) != $(NF - 2) || $NF != $(NF - 2)))) {
-                print key ": planned " plan[key] ", the run says " $(NF - 2) ", measured " $(NF - 1) " to " $NF
+            if (/differs from the formula/) { print key ": measured is not the formula: " $0; bad = 1; next }
+            each = name($0, 26) != "transport"
+            if (plan[key] != $(NF - 2) || each && ($(NF - 1) != $(NF - 2) || $NF != $(NF - 2))) {
+                print key ": planned " plan[key] ", the run prints " $(NF - 2) ", measured " $(NF - 1) " to " $NF
                 bad = 1
             }
         }
@@ -49,23 +38,25 @@ compare() {
 # plan_equals_run TRAINER RANKS STAGE [FLAGS]: of a model with odd sizes, three micro-steps or more
 plan_equals_run() {
     # shellcheck disable=SC2206    # words
-    local flags=(${4-} -e custom:l3,h3,c72,v256,t64 -i dev/data/text/default.txt -b 2 -t 64 -d 1536 -z "$3" --prefetch $(($2 / 2)))
-    "$1" --plan --ranks "$2" "${flags[@]}" > "$dir/plan" || return 1
-    mpirun -np "$2" "$1" "${flags[@]}" -x 2 -v 0 -s 0 > "$dir/run" || return 1
-    compare "$dir/plan" "$dir/run" "$3"
+    local flags=(${4-} -e custom:l3,h3,c72,v256,t64 -i dev/data/text/default.txt -b 2 -t 64 -d 1536 -z "$3"
+        --prefetch $(($2 / 2)))
+    "$1" --plan --ranks "$2" "${flags[@]}" > "$work/plan" || return 1
+    mpirun -np "$2" "$1" "${flags[@]}" -x 2 -v 0 -s 0 > "$work/run" || return 1
+    compare "$work/plan" "$work/run" "$3"
 }
 
 json_is_well_formed() {
-    "$1" --plan json --ranks 12 -e d12 > "$dir/json" || return 1
+    "$1" --plan json --ranks 12 -e d12 > "$work/json" || return 1
     if command -v python3 > /dev/null; then
-        python3 -m json.tool "$dir/json" > /dev/null
-    else        # strings away, then brackets must pair
-        sed 's/"[^"]*"/s/g' "$dir/json" | awk '{ o += gsub(/[[{]/, ""); c += gsub(/[]}]/, "") } END { exit o == 0 || o != c }'
+        python3 -m json.tool "$work/json" > /dev/null
+    else        # without the strings, brackets must pair
+        sed 's/"[^"]*"/s/g' "$work/json" |
+            awk '{ o += gsub(/[[{]/, ""); c += gsub(/[]}]/, "") } END { exit o == 0 || o != c }'
     fi
 }
 
 printed_once_for_the_ranks_of_mpirun() {
-    mpirun -np 3 "$1" --plan > "$dir/plan" && [ "$(grep -c '^plan: .* ranks N = 3$' "$dir/plan")" = 1 ]
+    mpirun -np 3 "$1" --plan > "$work/plan" && [ "$(grep -c '^plan: .* ranks N = 3$' "$work/plan")" = 1 ]
 }
 
 for trainer in "$@"; do
@@ -73,12 +64,14 @@ for trainer in "$@"; do
         for stage in 0 1 2 3; do
             check "$trainer, stage $stage, $ranks ranks" plan_equals_run "$trainer" $ranks $stage
         done
-        check "$trainer, stage $((ranks - 1)), two groups of ranks" plan_equals_run "$trainer" 4 $((ranks - 1)) "--shard-group 2"
+        check "$trainer, stage $((ranks - 1)), two groups of ranks" \
+            plan_equals_run "$trainer" 4 $((ranks - 1)) "--shard-group 2"
     done
     for stage in 1 3; do
         check "$trainer, stage $stage, NCCL" plan_equals_run "$trainer" 3 $stage "--transport nccl"
     done
-    check "$trainer, NCCL, two groups of ranks" plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
+    check "$trainer, NCCL, two groups of ranks" \
+        plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
     check "$trainer, NCCL, its own sum" plan_equals_run "$trainer" 2 2 "--transport nccl --reduce library"
     for kind in 0 2; do     # of master weights
         [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"
@@ -86,5 +79,4 @@ for trainer in "$@"; do
     check "$trainer, JSON" json_is_well_formed "$trainer"
     check "$trainer, a plan under mpirun" printed_once_for_the_ranks_of_mpirun "$trainer"
 done
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+summary

@@ -1,35 +1,36 @@
 #!/usr/bin/env bash
-# --profile: each kind of work of a run has a formula, and is done as often as it says; the run is the same as without.
+# --profile: each kind of work of a run has a formula, which gives the number of its calls; the run has the same bits as
+# one without.
 #
 #     dev/test/cli/test_profile.sh TRAINER...
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export OMP_NUM_THREADS=1
 . scripts/env.sh
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-passed=0
-failed=0
+. dev/test/harness/report.sh
+work=$(mktemp -d)
+log=$work/log
 
-verdict() {     # verdict STATUS NAME
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED: $2"
-        sed -n '/^profile/,$p' "$dir/log" | sed 's/^/    | /'
-    fi
+runs() {
+    "${run[@]}" > "$work/plain" 2>&1 && "${run[@]}" --profile 2 > "$log" 2>&1 || { tail "$work/plain" "$log"; false; }
+}
+all_work_has_a_formula() {
+    sed -n '/^profile/,$p' "$log"
+    grep -q "^profile of rank 0, mean of 2 steps" "$log" && ! grep -qE "no formula|not measured|calls differ" "$log"
+}
+same_bits() {
+    grep "^state hash" "$work/plain" && [ "$(grep "^state hash" "$work/plain")" = "$(grep "^state hash" "$log")" ]
 }
 
 # profile TRAINER RANKS FLAGS...
 profile() {
-    local run=(timeout -k 10 60 "${MPIRUN:-mpirun}" -np "$2" "$1" -e custom:l2,h4,c64,v300,t64 -b 2 -t 64 -x 3 -v 0 -s 0 --hash 1 "${@:3}")
-    "${run[@]}" > "$dir/plain" 2>&1 && "${run[@]}" --profile 2 > "$dir/log" 2>&1
-    verdict $? "$*: runs"
-    grep -q "^profile of rank 0, mean of 2 steps" "$dir/log" && ! grep -E "no formula|not measured|calls differ" "$dir/log"
-    verdict $? "$*: what is done is what has formulas"
-    [ "$(grep "^state hash" "$dir/plain")" = "$(grep "^state hash" "$dir/log")" ]
-    verdict $? "$*: the same bits"
+    selected "$*: runs, all work has a formula, the same bits" || return
+    local run=(timeout -k 10 60 "${MPIRUN:-mpirun}" -np "$2" "$1" -e custom:l2,h4,c64,v300,t64 -b 2 -t 64 -x 3
+        -v 0 -s 0 --hash 1 "${@:3}")
+    runs > "$work/output"
+    report "$*: runs" "$([ $? = 0 ] || echo "it fails")" "$work/output"
+    check "$*: all work has a formula" all_work_has_a_formula
+    check "$*: the same bits" same_bits
 }
 
 for trainer in "$@"; do
@@ -41,9 +42,9 @@ for trainer in "$@"; do
     profile "$trainer" 2 -z 3 -d 256 --reduce library
 done
 
-"${MPIRUN:-mpirun}" -np 1 "$1" -x 3 --profile 3 > "$dir/log" 2>&1
-[ $? != 0 ] && grep -q "use -x 4 or more" "$dir/log"
-verdict $? "a profile that is longer than the run is refused"
+longer_than_the_run() {
+    ! "${MPIRUN:-mpirun}" -np 1 "$1" -x 3 --profile 3 > "$log" 2>&1 && cat "$log" && grep -q "use -x 4 or more" "$log"
+}
+check "a profile that is longer than the run is refused" longer_than_the_run "$1"
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The scripts that start runs, without the clusters that they are for: do they give each rank a command line that the trainer takes? And where
-# they need no MPI (-pi fs, -pi tcp): does the trainer train, does it end when a rank is missing or dies, and does it say why?
+# The scripts that start runs, without the clusters that they are for: do they give each rank a command line that the
+# trainer accepts? And where they need no MPI (-pi fs, -pi tcp): does the trainer train, does it end when a rank is
+# missing or dies, and does it report why?
 #
 #     dev/test/cli/test_scripts.sh TRAINER
 #
-# make, mpirun, srun, scontrol, ssh and scp are stand-ins, first in PATH: those that start processes do so here. What they start is a stand-in too: it
-# gives its options to the trainer with --plan, which checks them all and trains nothing, and notes them; with REAL=1 it trains. That the real srun
-# and mpirun understand their own options is not seen here.
+# make, mpirun, srun, scontrol, ssh and scp are stand-ins, first in PATH: those that start processes do so here. What
+# they start is a stand-in too: it gives its options to the trainer with --plan, which checks them all and trains
+# nothing, and notes them; with REAL=1 it trains. Whether the real srun and mpirun accept their own options is not
+# tested.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 trainer=$(readlink -f "$1")
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
 job=$((100000 + $$ % 10000))
 port=$((20000 + job % 10000))       # what run_multi_node.sbatch makes of it
 
@@ -40,25 +40,14 @@ printf '#!/bin/bash\nwhile [ "$1" != -np ]; do shift; done\nN=$2\n%s\n' "$start"
 printf '#!/bin/bash\necho localhost\necho node8\n' | stand_in "$work/bin/scontrol"
 for program in make ssh scp; do printf '#!/bin/bash\n' | stand_in "$work/bin/$program"; done
 
-# report NAME WRONG LOG: a case; WRONG is empty, or says what is wrong
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok    $1"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $1: $2"
-        grep -v '^|' "$3" | cut -c -300 | head -n 20 | sed 's/^/    | /'
-    fi
-}
-
-# script NAME RANKS WORDS [VARIABLE=VALUE...] SCRIPT ARGUMENTS...: it starts so many ranks, all end well, and each has WORDS (%r: its rank) in its command line
+# script NAME RANKS WORDS [VARIABLE=VALUE...] SCRIPT ARGUMENTS...: it starts so many ranks, all succeed, and each has
+# WORDS (%r: its rank) in its command line
 script() {
     local name=$1 ranks=$2 words=$3 wrong='' r
     shift 3
     rm -f "$work"/ran.* "$work"/plan.* "$work/srun"
-    (cd "$repo" && env PATH="$work/bin:$PATH" SLURM_SUBMIT_DIR="$repo" SLURM_JOB_ID=$job SLURM_NTASKS=4 SLURM_JOB_NODELIST='node[7-8]' "$@") > "$work/log" 2>&1 < /dev/null ||
-        wrong="exit status $?"
+    (cd "$repo" && env PATH="$work/bin:$PATH" SLURM_SUBMIT_DIR="$repo" SLURM_JOB_ID=$job SLURM_NTASKS=4 \
+        SLURM_JOB_NODELIST='node[7-8]' "$@") > "$work/log" 2>&1 < /dev/null || wrong="exit status $?"
     [ "$(find "$work" -name 'ran.*' | wc -l)" = "$ranks" ] || wrong="$wrong, not $ranks ranks were started"
     for ((r = 0; r < ranks; r++)); do
         grep -q -e "${words//%r/$r}" "$work/ran.$r" 2> /dev/null || wrong="$wrong, rank $r has not \"${words//%r/$r}\""
@@ -69,36 +58,31 @@ script() {
 
 sbatch=$repo/scripts/run_multi_node.sbatch
 for file in scripts/*; do
-    if bash -n "$file"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAIL  bash -n $file"; fi
+    check "bash can read $file" bash -n "$file"
 done
 script "run_gpt2_124M.sh" 8 "-e d12 " scripts/run_gpt2_124M.sh
 script "run_gpt2_1558M.sh, NP=4, an option more" 4 "-e d48 .* -b 8\$" NP=4 scripts/run_gpt2_1558M.sh -b 8
 script "run_multi_node_mpi.sh" 5 "-d 327680 " HOSTS=localhost:2,node2:3 scripts/run_multi_node_mpi.sh
 script "run_multi_node.sbatch" 4 "-d 262144 " bash "$sbatch"
-grep -q -e --mpi=pmix "$work/srun" || { failed=$((failed + 1)); echo "FAIL  run_multi_node.sbatch: no --mpi=pmix"; }
+check "srun starts ranks by PMIx" grep -q -e --mpi=pmix "$work/srun"
 script "run_multi_node.sbatch, INIT=mpirun" 4 "-n 1000\$" INIT=mpirun bash "$sbatch"
-script "run_multi_node.sbatch, INIT=fs" 4 "-pi fs -pf $repo/log_gpt2_124M_$job/meet -z 3 -pn 4 -pr %r\$" INIT=fs bash "$sbatch" -z 3
+script "run_multi_node.sbatch, INIT=fs" 4 "-pi fs -pf $repo/log_gpt2_124M_$job/meet -z 3 -pn 4 -pr %r\$" INIT=fs \
+    bash "$sbatch" -z 3
 script "run_multi_node.sbatch, INIT=tcp" 4 "-pi tcp -ps localhost:$port -pn 4 -pr %r\$" INIT=tcp bash "$sbatch"
 
 # A script with a flag that the trainer does not know has to be noticed here.
 sed 's/ -n 1000 / -n 1000 --no-such-flag 1 /' "$sbatch" > "$sbatch.wrong"
-before=$failed
-script "a wrong flag (has to fail)" 4 "-e d12" INIT=fs bash "$sbatch.wrong" > "$work/noticed"
-if [ $failed = $((before + 1)) ] && grep -q "unknown flag" "$work/noticed"; then
-    failed=$before
-    passed=$((passed + 1))
-    echo "ok    a wrong flag is noticed"
-else
-    failed=$((before + 1))
-    echo "FAIL  a wrong flag is not noticed"
-fi
+(case_word='' && script "planted" 4 "-e d12" INIT=fs bash "$sbatch.wrong" > "$work/noticed")
+report "a wrong flag is noticed" \
+    "$(grep -q "^FAIL" "$work/noticed" && grep -q "unknown flag" "$work/noticed" || echo "it is not")" "$work/noticed"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Without MPI. The last of equal flags counts, so a script can be told to train something small.
 
 export OMP_NUM_THREADS=1
 cat README.md > "$work/text.txt"
-tiny=(-e custom:l2,h4,c32,v256,t32 -i "$work/text.txt" -j "$work/text.txt" -b 2 -t 32 -d 256 -x 5 -l 1e-3 -u 1 -q 1 -c 0 -v 0 -s 0 -n 0 --hash 1 --timeout 20)
+tiny=(-e custom:l2,h4,c32,v256,t32 -i "$work/text.txt" -j "$work/text.txt" -b 2 -t 32 -d 256 -x 5 -l 1e-3 -u 1 -q 1
+    -c 0 -v 0 -s 0 -n 0 --hash 1 --timeout 20)
 state_hash() { grep -ohE 'state hash: .*' "$@"; }
 
 mkdir "$work/meet"
@@ -106,21 +90,26 @@ mkdir "$work/meet"
 one=$(state_hash "$work/one")
 report "one rank, -pi fs" "$([ -n "$one" ] || echo "no hash")" "$work/one"
 for init in fs tcp; do
-    script "run_multi_node.sbatch trains, INIT=$init" 4 "-pr %r\$" REAL=1 INIT=$init bash "$sbatch" -o "$work/repo" "${tiny[@]}"
-    report "the same state as on one rank, INIT=$init" "$([ "$(state_hash "$work/log")" = "$one" ] || echo "not \"$one\"")" "$work/log"
+    script "run_multi_node.sbatch trains, INIT=$init" 4 "-pr %r\$" REAL=1 INIT=$init \
+        bash "$sbatch" -o "$work/repo" "${tiny[@]}"
+    report "the same state as on one rank, INIT=$init" \
+        "$([ "$(state_hash "$work/log")" = "$one" ] || echo "not \"$one\"")" "$work/log"
 done
-report "no files are left where ranks met" "$(ls -A "$work/meet" "$repo"/log_*/meet | grep zero)" /dev/null
+report "no files are left where ranks met" "$(ls -A "$work/meet" "$repo"/log_*/meet | grep zero)"
 
-# faulty NAME ERRORS WORD KILLED LEFT_OUT RANK ARGUMENTS...: 3 ranks, without LEFT_OUT, and RANK has more arguments; KILLED is killed when it trains (-1: none). All others
-# end in time, non-zero, with ERRORS lines of error (or any number: +), and one has WORD
+# faulty NAME ERRORS WORD KILLED LEFT_OUT RANK ARGUMENTS...: 3 ranks, without LEFT_OUT, and RANK has more arguments;
+# KILLED is killed when it trains (-1: none). All others end in time, non-zero, with ERRORS error lines (or any number:
+# +), and one has WORD
 faulty() {
     local name=$1 errors=$2 word=$3 killed=$4 left_out=$5 rank=$6 r wrong='' pids=()
+    selected "$name" || return
     shift 6
     for r in 0 1 2; do
         [ $r != "$left_out" ] || continue
         local more=()
         [ $r != "$rank" ] && [ "$rank" != all ] || more=("$@")
-        timeout -k 5 40 "$trainer" "${tiny[@]}" -d 384 -x 1000000 --timeout 2 -pi fs -pf "$work/meet" -pn 3 -pr $r "${more[@]}" > "$work/out.$r" 2>&1 < /dev/null &
+        timeout -k 5 40 "$trainer" "${tiny[@]}" -d 384 -x 1000000 --timeout 2 -pi fs -pf "$work/meet" -pn 3 -pr $r \
+            "${more[@]}" > "$work/out.$r" 2>&1 < /dev/null &
         pids[r]=$!
     done
     if [ "$killed" != -1 ]; then
@@ -139,10 +128,9 @@ faulty() {
     report "$name" "${wrong#, }" "$work/log"
 }
 
-faulty "a fault of all ranks is told once" 1 "no/such/text" -1 -1 all -i no/such/text -j no/such/text
+faulty "a fault of all ranks is reported once" 1 "no/such/text" -1 -1 all -i no/such/text -j no/such/text
 faulty "a rank is missing" + "rank 1 has not come" -1 1 none
 faulty "a rank has other settings" + "rank 2 has other data or settings than rank 0" -1 -1 2 --seed 7
 faulty "a rank is killed" + "asked who is left: .*rank 1 " 1 -1 none
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary
