@@ -5,23 +5,9 @@
 #     dev/test/cli/test_build.sh
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset EXTRA CFLAGS CXXFLAGS CPPFLAGS NVCCFLAGS LDFLAGS MARCH WERROR DEBUG SANITIZE MAKEFLAGS MAKELEVEL
-passed=0
-failed=0
-
-# report NAME WRONG [LOG]: a case; WRONG is empty, or says what is wrong
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok    $1"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $1: $2"
-        [ -z "${3-}" ] || tail -n 10 "$3" | cut -c -300 | sed 's/^/    | /'
-    fi
-}
 
 cpu=(SETUP=true DEVICE=cpu PRECISION=FP32 --no-print-directory)
 build() { make "${cpu[@]}" BUILD="$work/build" "$@" > "$work/log" 2>&1; }
@@ -122,5 +108,4 @@ for sanitizer in address undefined thread; do
     done
 done
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary

@@ -5,24 +5,11 @@
 #     dev/test/cli/test_find_nvidia.sh
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset CPATH CUDA_HOME CUDNN_HOME NCCL_HOME CONDA_PREFIX USE_CUDNN NCCL EXTRA CFLAGS MAKEFLAGS MAKELEVEL
 triple=$(uname -m)-linux-gnu
 target=$(uname -m | sed 's/aarch64/sbsa/')-linux
-passed=0
-failed=0
-
-# report NAME WRONG: a case; WRONG is empty, or says what is wrong
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok    $1"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $1: $2"
-    fi
-}
 
 # machine FILE...: a new machine in $root with these files; nvcc is of CUDA 13
 machine() {
@@ -138,5 +125,4 @@ machine "${toolkit[@]}" usr/include/nccl.h "usr/lib/$triple/libnccl.so.2"
 cuda="-isystem $root/cuda/include"
 prints "the system's directories are no flags" "_GNU_SOURCE [^/]*$cuda $cuda .*-c zero/zero.c" all
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary

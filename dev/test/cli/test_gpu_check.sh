@@ -7,20 +7,12 @@
 # other cases are about the script as a whole and the bundle.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
 
-case_of() {     # STATUS NAME: 0 means passed
-    if [ "$1" = 0 ]; then
-        passed=$((passed + 1))
-        echo "ok   $2"
-    else
-        failed=$((failed + 1))
-        echo "FAIL $2"
-        sed 's/^/    | /' "$work/output"
-    fi
+# case_of STATUS NAME: a case, which passes if STATUS is 0
+case_of() {
+    report "$2" "$([ "$1" = 0 ] || echo "status $1")" "$work/output"
 }
 
 mkdir "$work/bin"
@@ -155,5 +147,4 @@ scripts/gpu_check.sh --no-such-flag > "$work/output" 2>&1
 [ $? = 2 ] && grep -q "scripts/gpu_check.sh --bundle DIR" "$work/output"
 case_of $? "a wrong flag shows how to call it"
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary

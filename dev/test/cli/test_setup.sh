@@ -5,22 +5,8 @@
 #     dev/test/cli/test_setup.sh
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
-
-# report NAME WRONG [LOG]: a case; WRONG is empty, or says what is wrong
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok    $1"
-    else
-        failed=$((failed + 1))
-        echo "FAIL  $1: $2"
-        [ -z "${3-}" ] || head -n 30 "$3" | sed 's/^/    | /'
-    fi
-}
 
 # machine [PROGRAM...]: a new one in $root, with apt-get; the programs are there already
 machine() {
@@ -99,5 +85,4 @@ machine "${everything[@]}"
 setup "clang-format cannot be installed" 1 2 \
     "$line/setup: apt-get .*/setup: there is no clang-format-14, [^/]*" UNAVAILABLE=clang-format-14 clang-format-14
 
-echo "$passed passed, $failed failed"
-[ $failed = 0 ]
+summary
