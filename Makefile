@@ -126,7 +126,7 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
 override LAST :=
 $(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
-$(BUILD)/zero/kernels.o $(BUILD)/zero/kernels.cubin: override LAST = $(NO_FMA_CU)
+$(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu zero/*/*.cu))): override LAST = $(NO_FMA_CU)
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
 build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: \
     override LAST = -fno-sanitize=thread
@@ -148,7 +148,7 @@ FUZZ     := dev/test/ranks/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
-ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/comm/*.c zero/comm/*/*.c)
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/*/*.c zero/*/*.cu zero/*/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
                 dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
