@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Static checks of the CUDA build, on a machine with nvcc; a GPU is not needed. Everything below build/check_cuda is this script's own.
+# Static checks of the CUDA build, on a machine with nvcc; a GPU is not needed. Writes to build/check_cuda only.
 #
 #     dev/test/cuda/check_cuda.sh
 #
-#   1. All programs compile and link without a warning, for sm_90, in FP32 and BF16. In the headers that they see, the types in which CUDA,
-#      cuBLASLt, NCCL and cuDNN return their results are [[nodiscard]], so a call whose result nobody looks at is an error ("(void)" says that it
-#      is meant, as in destructors). In zero/ that goes for MPI too; elsewhere MPI's own handler ends the job.
-#   2. The kernels compile without a warning for sm_80, sm_90 and sm_100, and each keeps the rules of check_kernels.awk: registers for the threads that
-#      it is launched with, no spills, no local arrays, 16-byte accesses where memory is the limit. The table of all kernels is kernels.txt. The
-#      trainer's launches have the threads that the kernels are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
+#   1. All programs compile and link without a warning, for sm_90, in FP32 and BF16. In the headers that they see, the
+#      types in which CUDA, cuBLASLt, NCCL and cuDNN return their results are [[nodiscard]], so a call whose result is
+#      ignored is an error ("(void)" marks those that are meant, as in destructors). In zero/ the same holds for MPI;
+#      elsewhere MPI's own handler ends the job.
+#   2. The kernels compile without a warning for sm_80, sm_90 and sm_100, and each keeps the rules of check_kernels.awk:
+#      enough registers for the threads that it is launched with, no spills, no local arrays, 16-byte accesses where
+#      memory is the limit. kernels.txt is the table of all kernels. The trainer launches kernels with the threads that
+#      they are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
 #   3. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
 #
 # Ends with "N passed, N failed"; exit status 0 only if nothing failed.
@@ -19,7 +21,10 @@ cd "$(dirname "$0")/../../.." || exit 1
 compute_bound=attention
 
 work=build/check_cuda
-nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || { echo "$0: no nvcc in PATH or CUDA_HOME/bin"; exit 1; }
+nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
+    echo "$0: no nvcc in PATH or CUDA_HOME/bin"
+    exit 1
+}
 include=$(readlink -f "$(dirname "$nvcc")/../include")
 began=$SECONDS
 passed=0
@@ -43,7 +48,7 @@ must() {
     fi
 }
 
-# must_say NAME WORDS LOG COMMAND...: a planted fault: the command must fail, with these words (as grep -E knows them)
+# must_say NAME REGEX LOG COMMAND...: a planted fault: the command must fail, with a message that matches
 must_say() {
     if "${@:4}" > "$3" 2>&1; then
         bad "$1: planted, but not found"
@@ -67,7 +72,7 @@ rm -rf "$headers" "$mpi_headers"
 mkdir -p "$headers" "$mpi_headers"
 cp -rs "$include/." "$headers"
 
-# nodiscard HEADER EXPRESSION: the sed expression (over the whole file) must change the header, if there is one of this name
+# nodiscard HEADER EXPRESSION: applies the sed expression to the whole header, if it exists; it must change something
 nodiscard() {
     [ -e "$include/$1" ] || return 0
     rm "$headers/$1"
@@ -81,7 +86,8 @@ nodiscard cublas_api.h 's/typedef enum (\{[^}]*\} cublasStatus_t;)/typedef enum 
 nodiscard nccl.h 's/typedef enum (\{[^}]*\} ncclResult_t;)/typedef enum [[nodiscard]] \1/'
 nodiscard cudnn_graph.h 's/typedef enum (\{[^}]*\} cudnnStatus_t;)/typedef enum [[nodiscard]] \1/'
 for dir in $(mpicc --showme:incdirs); do
-    [ -e "$dir/mpi.h" ] && [ ! -e "$mpi_headers/mpi.h" ] && sed -E 's/^(OMPI_DECLSPEC +)?int +MPI_/[[nodiscard]] &/' "$dir/mpi.h" > "$mpi_headers/mpi.h"
+    [ -e "$dir/mpi.h" ] && [ ! -e "$mpi_headers/mpi.h" ] &&
+        sed -E 's/^(OMPI_DECLSPEC +)?int +MPI_/[[nodiscard]] &/' "$dir/mpi.h" > "$mpi_headers/mpi.h"
 done
 export CPATH=$headers NVCC_PREPEND_FLAGS=-I$headers
 mpi_cflags="-I$mpi_headers $(mpicc --showme:compile)"
@@ -91,17 +97,20 @@ mpi_cflags="-I$mpi_headers $(mpicc --showme:compile)"
 
 for precision in FP32 BF16; do
     build=$work/${precision,,}
-    must "all programs, sm_90, $precision" "$work/all-$precision.log" compile PRECISION=$precision CUDA_ARCH=90 BUILD="$build" all
+    must "all programs, sm_90, $precision" "$work/all-$precision.log" \
+        compile PRECISION=$precision CUDA_ARCH=90 BUILD="$build" all
 done
 
 # The rest of a build with cuDNN is the same, and .ci/run has one.
 if [ -e "$include/cudnn_graph.h" ]; then
-    must "attention by cuDNN" $work/cudnn.log compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$work/cudnn $work/cudnn/dev/device/cuda/attention_cudnn.o
+    must "attention by cuDNN" $work/cudnn.log \
+        compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$work/cudnn $work/cudnn/dev/device/cuda/attention_cudnn.o
 fi
 
 objects=$(for f in zero/*.c zero/comm/*.c zero/comm/*/*.c; do echo "$work/mpi/${f%.c}.o"; done)
 # shellcheck disable=SC2086
-must "zero/: no result of MPI is dropped" $work/mpi.log compile PRECISION=FP32 BUILD=$work/mpi MPI_CFLAGS="$mpi_cflags" $objects
+must "zero/: no result of MPI is dropped" $work/mpi.log \
+    compile PRECISION=FP32 BUILD=$work/mpi MPI_CFLAGS="$mpi_cflags" $objects
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 2. Kernels
@@ -109,12 +118,14 @@ must "zero/: no result of MPI is dropped" $work/mpi.log compile PRECISION=FP32 B
 archs=$("$nvcc" --list-gpu-code | grep -xE 'sm_(80|90|100)')
 sources=$(grep -lE '__global__|^#include "gpt2/.*\.cuh"' ./*.cu zero/*.cu dev/device/cuda/*.cu)
 table=$work/kernels.txt
-columns=$(printf "%-5s %-7s %9s %8s %7s %6s %6s %12s %13s %13s %s" build gpu registers threads shared stack spills occupancy "loads: 16 B/" "stores: 16 B/" kernel)
+columns=$(printf "%-5s %-7s %9s %8s %7s %6s %6s %12s %13s %13s %s" build gpu registers threads shared stack spills \
+    occupancy "loads: 16 B/" "stores: 16 B/" kernel)
 echo "$columns" > $table
 
 # judge BUILD GPU FILE: the lines of check_kernels.awk for FILE.ptx and FILE.log, with names that can be read
 judge() {
-    awk -v build="$1" -v arch="$2" -v compute_bound=$compute_bound -f dev/test/cuda/check_kernels.awk "$3.ptx" "$3.log" | c++filt -p
+    awk -v build="$1" -v arch="$2" -v compute_bound=$compute_bound -f dev/test/cuda/check_kernels.awk \
+        "$3.ptx" "$3.log" | c++filt -p
 }
 
 for arch in $archs; do
@@ -137,7 +148,8 @@ for arch in $archs; do
             broken=$(grep '^FAIL' <<< "$lines")
             while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$broken"
             grep -v '^FAIL' <<< "$lines" >> $table
-            kept=$((kept + $(grep -vc '^FAIL' <<< "$lines") - $(awk '/^FAIL/ { print $4 }' <<< "$lines" | sort -u | grep -c .)))
+            kernels_broken=$(awk '/^FAIL/ { print $4 }' <<< "$lines" | sort -u | grep -c .)
+            kept=$((kept + $(grep -vc '^FAIL' <<< "$lines") - kernels_broken))
         done
         passed=$((passed + kept))
         echo "ok    $kept kernels keep the rules, $((failed - before)) rules are broken ($arch, $precision)"
@@ -149,7 +161,7 @@ launches=$(awk -f dev/test/cuda/check_launches.awk dev/gpt2/*.cuh train_gpt2_zer
 while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL' <<< "$launches")"
 launched=$(grep -vc '^FAIL' <<< "$launches")
 passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
-echo "ok    $launched launches have the threads of their kernels, except what is said above"
+echo "ok    $launched launches have the threads of their kernels, except those above"
 [ "$launched" -gt 10 ] || bad "only $launched launches were found: is check_launches.awk still looking for the right words?"
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -182,10 +194,13 @@ END
     if grep -q '^FAIL .* nothing_wrong' $work/planted.txt; then bad "a kernel with nothing wrong is blamed"; else ok; fi
 fi
 for threads in 128 256; do
-    printf '__global__ void __launch_bounds__(%d) k(int n) {}\nvoid f() { LAUNCH(ceil_div(n, 2), 128, 0, stream, k, n); }\n' $threads |
-        awk -f dev/test/cuda/check_launches.awk > $work/launch-$threads.log
+    {
+        echo "__global__ void __launch_bounds__($threads) k(int n) {}"
+        echo "void f() { LAUNCH(ceil_div(n, 2), 128, 0, stream, k, n); }"
+    } | awk -f dev/test/cuda/check_launches.awk > $work/launch-$threads.log
 done
-if grep -q '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $work/launch-256.log && ! grep -q FAIL $work/launch-128.log; then
+if grep -q '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $work/launch-256.log &&
+    ! grep -q FAIL $work/launch-128.log; then
     ok
     echo "ok    found: a launch with other threads"
 else
@@ -195,7 +210,7 @@ must_say "too much shared memory" "uses too much shared data" $work/planted-shar
 must_say "a warning of nvcc" "was declared but never referenced" $work/planted-unused.log plant -DPLANT_UNUSED
 must_say "an unchecked call, nvcc" "ignoring return value type" $work/planted-unchecked.log plant -DPLANT_UNCHECKED
 
-# drop HEADER CALL: a C file that calls and does not look
+# drop HEADER CALL: a C file that makes the call and ignores its result
 drop() {
     printf '#include <%s>\nvoid f(void);\nvoid f(void) { %s; }\n' "$1" "$2" > $work/dropped.c
     # shellcheck disable=SC2086
@@ -203,7 +218,8 @@ drop() {
 }
 must "a call of which the result is meant to be dropped" $work/dropped.log drop cuda_runtime_api.h "(void)cudaFree(0)"
 while read -r header call; do
-    [ ! -e "$include/$header" ] && [ "$header" != mpi.h ] || must_say "an unchecked call, $call" "ignoring return value of" $work/dropped.log drop "$header" "$call"
+    [ -e "$include/$header" ] || [ "$header" = mpi.h ] || continue
+    must_say "an unchecked call, $call" "ignoring return value of" $work/dropped.log drop "$header" "$call"
 done << 'END'
 cuda_runtime_api.h cudaFree(0)
 cublasLt.h cublasLtDestroy(0)

@@ -1,16 +1,18 @@
-# check_kernels.awk: what the compiler made of each kernel, judged (dev/test/cuda/check_cuda.sh runs it).
+# check_kernels.awk: checks what the compiler made of each kernel (dev/test/cuda/check_cuda.sh runs it).
 #
 #     awk -v arch=sm_90 -v build=bf16 -v compute_bound=REGEX -f check_kernels.awk kernels.ptx kernels.log
 #
-# The PTX is read first, then what `ptxas -v` said of it. One line per kernel for the table, and one that begins with FAIL for each rule that it breaks:
-#   - it has __launch_bounds__, and its registers, as they are given out (per warp, in units of 8 a thread), are there for that many threads;
+# Reads the PTX first, then the output of `ptxas -v`. Prints one line per kernel for the table, and one that begins with
+# FAIL for each rule that it breaks:
+#   - it has __launch_bounds__, and there are enough registers for that many threads (registers are allocated per warp,
+#     in units of 8 per thread);
 #   - no spills, and no stack: a local array whose index is known only at run time lies in memory;
 #   - static shared memory of at most 48 KB (ptxas refuses more than that itself);
-#   - unless its name matches compute_bound, it is bound by memory and moves 16 bytes at a time: it has at least one such load from global memory, and
-#     no loop, with the loops in it, has more accesses that are narrower. (Those that there are fetch a row's index or mean. Single 64-bit words, which
-#     are pointers and integers, do not count.)
+#   - unless its name matches compute_bound, it is bound by memory and moves 16 bytes at a time: it has at least one such
+#     load from global memory, and in no loop, inner loops included, most accesses are narrower. (The narrow ones fetch a
+#     row's index or mean. Single 64-bit words, which are pointers and integers, do not count.)
 # A loop of PTX is what lies between a label and a branch back to it; the compiler keeps the code of a loop together.
-# Occupancy is an estimate: dynamic shared memory is known only at the launch, and not in it.
+# Occupancy is an estimate: it does not include dynamic shared memory, which is known only at the launch.
 
 FNR == 1 { file++ }
 
@@ -59,7 +61,7 @@ function judge_accesses(    l, a, n) {
     }
 }
 
-# ---- what ptxas said ----
+# ---- the output of ptxas ----
 
 file == 2 && /Compiling entry function/ { split($0, quoted, "'"); name = quoted[2] }
 file == 2 && /bytes stack frame/ { stack[name] = $1; spill[name] = $5 + $9 }
@@ -78,22 +80,25 @@ function least(a, b) { return a < b ? a : b }
 END {
     for (k = 1; k <= num_names; k++) {
         name = names[k]
-        if (!(name in registers)) { fail("ptxas does not say what it takes"); continue }
+        if (!(name in registers)) { fail("ptxas does not report it"); continue }
         t = threads[name]
         if (!t) { fail("has no __launch_bounds__; 1024 threads are assumed"); t = 1024 }
         given = int((registers[name] + 7) / 8) * 8
-        if (registers[name] > 255 || given * t > 65536) fail(registers[name] " registers x " t " threads are more than 65536 of a multiprocessor")
+        if (registers[name] > 255 || given * t > 65536)
+            fail(registers[name] " registers x " t " threads are more than 65536 of a multiprocessor")
         if (spill[name]) fail(spill[name] " bytes of spills")
         if (stack[name]) fail(stack[name] " bytes of stack")
         if (shared[name] > 48 * 1024) fail(shared[name] " bytes of static shared memory are more than 48 KB")
         if (name !~ compute_bound) {
             if (!loads[name, 1]) fail("no 16-byte load from global memory")
-            if (narrow[name, 0]) fail("a loop has " narrow[name, 0] " narrow accesses of global memory, but " narrow[name, 1] " of 16 bytes")
+            if (narrow[name, 0])
+                fail("a loop has " narrow[name, 0] " narrow accesses of global memory, but " narrow[name, 1] " of 16 bytes")
         }
         blocks = least(32, least(int(2048 / t), int(65536 / (given * t))))
         multiprocessor_shared = arch == "sm_80" ? 164 : 228                 # KB; each block takes one more for itself
         blocks = least(blocks, int(multiprocessor_shared * 1024 / (shared[name] + 1024)))
-        printf "%-5s %-7s %9d %8d %7d %6d %6d %11.0f%% %6d/%-6d %6d/%-6d %s\n", build, arch, registers[name], t, shared[name], stack[name], spill[name], \
-            100 * blocks * t / 2048, loads[name, 1], loads[name, 0], stores[name, 1], stores[name, 0], name
+        printf "%-5s %-7s %9d %8d %7d %6d %6d %11.0f%% %6d/%-6d %6d/%-6d %s\n", build, arch, registers[name], t, \
+            shared[name], stack[name], spill[name], 100 * blocks * t / 2048, loads[name, 1], loads[name, 0], \
+            stores[name, 1], stores[name, 0], name
     }
 }

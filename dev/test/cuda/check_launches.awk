@@ -1,9 +1,10 @@
-# check_launches.awk: is each kernel launched with as many threads as its __launch_bounds__ promise the compiler? With more a GPU refuses the launch;
-# the emulated GPU does not know the bounds. (dev/test/cuda/check_cuda.sh runs it.)
+# check_launches.awk: is each kernel launched with as many threads as its __launch_bounds__ promise the compiler? With
+# more, a GPU refuses the launch; the emulated GPU does not know the bounds. (dev/test/cuda/check_cuda.sh runs it.)
 #
 #     awk -f check_launches.awk SOURCES...
 #
-# One line, "kernel threads", for each LAUNCH(blocks, threads, shared, stream, kernel, ...), and one that begins with FAIL for each that does not agree.
+# Prints a line "kernel threads" for each LAUNCH(blocks, threads, shared, stream, kernel, ...), and one that begins with
+# FAIL for each that does not agree.
 
 !/^[ \t]*(\/\/|#[ \t]*define)/ { text = text " " $0 }
 
@@ -39,6 +40,7 @@ END {
         sub(/<.*/, "", name)
         print name, arg[2]
         if (!(name in bounds)) print "FAIL " name ": launched, but its __launch_bounds__ were not found"
-        else if (bounds[name] != arg[2]) print "FAIL " name ": launched with " arg[2] " threads, but its __launch_bounds__ are " bounds[name]
+        else if (bounds[name] != arg[2])
+            print "FAIL " name ": launched with " arg[2] " threads, but its __launch_bounds__ are " bounds[name]
     }
 }
