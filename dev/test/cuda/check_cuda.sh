@@ -17,8 +17,8 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 
-# Not bound by memory: their arithmetic is on tiles in shared memory.
-compute_bound=attention
+# Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing.
+compute_bound='attention|probe'
 
 work=build/check_cuda
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
@@ -124,7 +124,7 @@ echo "$columns" > $table
 
 # judge BUILD GPU FILE: the lines of check_kernels.awk for FILE.ptx and FILE.log, with names that can be read
 judge() {
-    awk -v build="$1" -v arch="$2" -v compute_bound=$compute_bound -f dev/test/cuda/check_kernels.awk \
+    awk -v build="$1" -v arch="$2" -v compute_bound="$compute_bound" -f dev/test/cuda/check_kernels.awk \
         "$3.ptx" "$3.log" | c++filt -p
 }
 
@@ -140,7 +140,8 @@ for arch in $archs; do
         # shellcheck disable=SC2086
         rm -f ${kernels// /.cubin }.cubin
         # shellcheck disable=SC2086
-        must "kernels, $arch, $precision" "$build.log" compile PRECISION=$precision GENCODE=-arch="$arch" BUILD="$build" \
+        must "kernels, $arch, $precision" "$build.log" \
+            compile PRECISION=$precision GENCODE=-arch="$arch" BUILD="$build" \
             $(for k in $kernels; do echo "$k.cubin"; done) || continue
         before=$failed kept=0
         for k in $kernels; do
@@ -162,7 +163,7 @@ while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL'
 launched=$(grep -vc '^FAIL' <<< "$launches")
 passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
 echo "ok    $launched launches have the threads of their kernels, except those above"
-[ "$launched" -gt 10 ] || bad "only $launched launches were found: is check_launches.awk still looking for the right words?"
+[ "$launched" -gt 10 ] || bad "only $launched launches were found: does check_launches.awk still match the sources?"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 3. Planted faults

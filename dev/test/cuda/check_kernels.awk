@@ -8,9 +8,9 @@
 #     in units of 8 per thread);
 #   - no spills, and no stack: a local array whose index is known only at run time lies in memory;
 #   - static shared memory of at most 48 KB (ptxas refuses more than that itself);
-#   - unless its name matches compute_bound, it is bound by memory and moves 16 bytes at a time: it has at least one such
-#     load from global memory, and in no loop, inner loops included, most accesses are narrower. (The narrow ones fetch a
-#     row's index or mean. Single 64-bit words, which are pointers and integers, do not count.)
+#   - unless its name matches compute_bound, it is bound by memory and moves 16 bytes at a time: it has at least one
+#     such load from global memory, and in no loop, inner loops included, most accesses are narrower. (The narrow ones
+#     fetch a row's index or mean. Single 64-bit words, which are pointers and integers, do not count.)
 # A loop of PTX is what lies between a label and a branch back to it; the compiler keeps the code of a loop together.
 # Occupancy is an estimate: it does not include dynamic shared memory, which is known only at the launch.
 
@@ -92,7 +92,8 @@ END {
         if (name !~ compute_bound) {
             if (!loads[name, 1]) fail("no 16-byte load from global memory")
             if (narrow[name, 0])
-                fail("a loop has " narrow[name, 0] " narrow accesses of global memory, but " narrow[name, 1] " of 16 bytes")
+                fail("a loop has " narrow[name, 0] " narrow accesses of global memory, but " narrow[name, 1] \
+                    " of 16 bytes")
         }
         blocks = least(32, least(int(2048 / t), int(65536 / (given * t))))
         multiprocessor_shared = arch == "sm_80" ? 164 : 228                 # KB; each block takes one more for itself
