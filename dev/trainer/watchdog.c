@@ -18,7 +18,7 @@ static struct {
     const char *call;
     int rank;
     double seconds;
-} dog = { .mutex = PTHREAD_MUTEX_INITIALIZER };
+} watched = { .mutex = PTHREAD_MUTEX_INITIALIZER };
 
 static double now(void) {
     struct timespec t;
@@ -26,13 +26,13 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void bark(void) {
+static void end_process(void) {
     char who[32] = "";
-    if (dog.rank >= 0) snprintf(who, sizeof who, "rank %d: ", dog.rank);
+    if (watched.rank >= 0) snprintf(who, sizeof who, "rank %d: ", watched.rank);
     fprintf(stderr,
             "error: %s%s has not returned after %g s (--timeout): another process of this job was not started, was "
             "stopped, has died, or is another program\n",
-            who, dog.call, dog.seconds);
+            who, watched.call, watched.seconds);
     fflush(stderr);
     _exit(EXIT_FAILURE);
 }
@@ -40,8 +40,8 @@ static void bark(void) {
 static void *watch(void *unused) {
     (void)unused;
     double ran = 0, before = now();
-    pthread_mutex_lock(&dog.mutex);
-    while (!dog.done) {
+    pthread_mutex_lock(&watched.mutex);
+    while (!watched.done) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += (long)(TICK * 1e9);
@@ -49,41 +49,41 @@ static void *watch(void *unused) {
             until.tv_sec++;
             until.tv_nsec -= 1000000000;
         }
-        pthread_cond_timedwait(&dog.changed, &dog.mutex, &until);
+        pthread_cond_timedwait(&watched.changed, &watched.mutex, &until);
         const double time = now(), tick = time - before;
         before = time;
         ran += tick < LONG_TICK ? tick : TICK;
-        if (!dog.done && ran > dog.seconds) bark();
+        if (!watched.done && ran > watched.seconds) end_process();
     }
-    pthread_mutex_unlock(&dog.mutex);
+    pthread_mutex_unlock(&watched.mutex);
     return NULL;
 }
 
 void watchdog_begin(const char *call, int rank, double seconds) {
-    dog.call = call;
-    dog.rank = rank;
-    dog.seconds = seconds;
-    dog.done = 0;
+    watched.call = call;
+    watched.rank = rank;
+    watched.seconds = seconds;
+    watched.done = 0;
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&dog.changed, &monotonic);
+    pthread_cond_init(&watched.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     sigset_t all, before;  // signals are for the other threads
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    dog.running = pthread_create(&dog.thread, NULL, watch, NULL) == 0;
+    watched.running = pthread_create(&watched.thread, NULL, watch, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void watchdog_end(void) {
-    if (dog.running) {
-        pthread_mutex_lock(&dog.mutex);
-        dog.done = 1;
-        pthread_cond_signal(&dog.changed);
-        pthread_mutex_unlock(&dog.mutex);
-        pthread_join(dog.thread, NULL);
-        dog.running = 0;
+    if (watched.running) {
+        pthread_mutex_lock(&watched.mutex);
+        watched.done = 1;
+        pthread_cond_signal(&watched.changed);
+        pthread_mutex_unlock(&watched.mutex);
+        pthread_join(watched.thread, NULL);
+        watched.running = 0;
     }
-    pthread_cond_destroy(&dog.changed);
+    pthread_cond_destroy(&watched.changed);
 }

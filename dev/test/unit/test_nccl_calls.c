@@ -1,6 +1,6 @@
-// test_nccl_calls.c: NCCL's calls on one rank, in the order in which the transport (zero/comm/nccl) makes them. One rank needs
-// no second GPU and no network, so this is the first thing to run where NCCL is new. Prints what non-blocking calls
-// return, which the stand-in on the CPU imitates.
+// test_nccl_calls.c: NCCL's calls on one rank, in the order in which the transport (zero/comm/nccl) makes them. One
+// rank needs no second GPU and no network, so this is the first test to run where NCCL is new. Prints what non-blocking
+// calls return, which the stand-in on the CPU imitates.
 #include "test/harness/harness.h"
 #include "zero/comm/nccl/nccl_internal.h"
 
