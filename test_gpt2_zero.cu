@@ -25,10 +25,9 @@
 
 #include <time.h>
 
-#include "test/harness/gpt2_baseline.cuh"       // setups, and the expected outcome of each
-#include "zero/comm/bootstrap/bootstrap_mpi.h"  // how ranks meet, for NCCL
-#include "zero/comm/mpi/comm_mpi.h"             // transports over the same ranks
-#include "zero/comm/nccl/comm_nccl.h"
+#include "test/harness/gpt2_baseline.cuh"  // setups, and the expected outcome of each
+#include "zero/comm/bootstrap/mpi.h"       // how ranks meet
+#include "zero/comm/transports.h"          // transports over the same ranks
 
 #ifdef CUDA_ON_CPU_EMULATED
 enum { EMULATED = 1 };
@@ -81,8 +80,7 @@ typedef struct Trainer {
 } Trainer;
 
 static enum Breakage breakage;
-// all ranks; those of a shard group; those that hold the same shard
-static zero_comm *comms[TRANSPORTS], *shards[TRANSPORTS], *replicas[TRANSPORTS];
+static zero_mesh_comms comms[TRANSPORTS];
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The sharded side: the model on an engine
@@ -142,8 +140,8 @@ static void trainer_create(Trainer *t, Setup *s, int stage, const Case *c) {
     config.tensors = s->tensors;
     config.num_tensors = s->b.num_tensors;
     const int groups = stage > 0 && config.settings.reduction == ZERO_REDUCE_EXACT;
-    config.shard_comm = groups ? shards[c->transport] : comms[c->transport];
-    config.replicate_comm = groups ? replicas[c->transport] : NULL;
+    config.shard_comm = groups ? comms[c->transport].shard : comms[c->transport].data;
+    config.replicate_comm = groups ? comms[c->transport].replicate : NULL;
     config.accounting = &t->memory;
     config.settings.delay_seed = c->disturbance == DELAYS ? 1 + (uint64_t)c->stage : 0;
     config.stream = stream;
@@ -363,7 +361,8 @@ static void train_and_compare(Setup *s, Case c) {
 }
 
 static void run_case(Setup *s, Case c) {
-    if (comms[c.transport] == NULL) c.transport = SHARED_MEMORY;  // NCCL, with fewer GPUs than ranks; main printed so
+    if (comms[c.transport].data == NULL)
+        c.transport = SHARED_MEMORY;  // NCCL, with fewer GPUs than ranks; main printed so
     CASE("stage %d N %d G %zu recompute %d, %s%s: %s%s", c.stage, ranks, s->G[0], c.recompute,
          TRANSPORT_NAMES[c.transport], c.split_master ? ", split master" : "", s->name,
          DISTURBANCE_NAMES[c.disturbance])
@@ -451,9 +450,7 @@ static void create_transports(zero_accounting *memory) {
     for (int i = 0; i < TRANSPORTS; i++) {
         const int nccl = i == NCCL || i == NCCL_TWO_GROUPS;
         if (nccl && !nccl_runs_here()) continue;
-        zero_comm_nccl_config nccl_config = {};
-        nccl_config.timeout_s = 60;
-        zero_comm_mpi_config config = {};
+        zero_comm_config config = {};
         config.timeout_s = 60;
         config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
         config.staged = i == STAGED;
@@ -467,12 +464,9 @@ static void create_transports(zero_accounting *memory) {
         char err[512];
         int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err,
                                   sizeof err);
-        if (rc == ZERO_OK && nccl)
-            rc = zero_mesh_comms_nccl(&mesh, boot, &nccl_config, memory, &comms[i], &shards[i], &replicas[i], err,
-                                      sizeof err);
-        else if (rc == ZERO_OK)
-            rc = zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &config, memory, &comms[i], &shards[i], &replicas[i], err,
-                                     sizeof err);
+        if (rc == ZERO_OK)
+            rc = zero_mesh_comms_create(&comms[i], &mesh, zero_transport_find(nccl ? "nccl" : "mpi"), boot, &config,
+                                        memory, err, sizeof err);
         must(rc == ZERO_OK, TRANSPORT_NAMES[i], err);
     }
     zero_bootstrap_destroy(boot);
@@ -506,11 +500,7 @@ int main(int argc, char **argv) {
         run_emulated();
     else
         run_all(seed);
-    for (int i = 0; i < TRANSPORTS; i++) {
-        zero_comm_destroy(replicas[i]);
-        if (shards[i] != comms[i]) zero_comm_destroy(shards[i]);
-        zero_comm_destroy(comms[i]);
-    }
+    for (int i = 0; i < TRANSPORTS; i++) zero_mesh_comms_destroy(&comms[i]);
     cudaCheck(cudaStreamDestroy(stream));
     return test_finish();
 }

@@ -37,12 +37,14 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-// Stages 2, 3: elements of the pools of unit buffers.
-static size_t pooled(const zero_layout *l, size_t param_depth) {
+// Stages 2, 3: bytes of the pools of unit buffers. Those of gradients are symmetric.
+static size_t pooled(const zero_layout *l, const zero_comm_shape *comm, size_t param_depth, size_t elem) {
     size_t n = 0;
-    for (size_t u = 0; u < l->num_units; u++)
-        n += (size_t)(zero_pool_has(l, u, ZERO_POOL_DEPTH) + zero_pool_has(l, u, param_depth)) *
-             zero_layout_unit_numel(l, u);
+    for (size_t u = 0; u < l->num_units; u++) {
+        const size_t bytes = zero_layout_unit_numel(l, u) * elem;
+        n += (size_t)zero_pool_has(l, u, ZERO_POOL_DEPTH) * zero_comm_alloc_bytes(comm, bytes) +
+             (size_t)zero_pool_has(l, u, param_depth) * bytes;
+    }
     return n;
 }
 
@@ -61,12 +63,14 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
                  master = zero_master_bytes(p->settings.dtype, p->settings.master);
     const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
     const char *over = stage == 0 ? "" : "/N";
+    const zero_comm_shape *comm = &p->shard_transport;
     const zero_optimizer *optimizer = zero_optimizer_get(p->settings.optimizer);
-    add(&t, MEMORY(ZERO_MEM_PARAMS), (stage == 3 ? shard : psi) * b, "%zu Psi%s", b, stage == 3 ? "/N" : "");
+    add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(comm, (stage == 3 ? shard : psi) * b), "%zu Psi%s", b,
+        stage == 3 ? "/N" : "");
     if (stage >= 2)
         add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
     else
-        add(&t, MEMORY(ZERO_MEM_GRADS), psi * b, "%zu Psi", b);
+        add(&t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi * b), "%zu Psi", b);
     const size_t sums = partial_sums(p->max_micro_batches, library);
     add(&t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * shard * sizeof(float),
         library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", sums);
@@ -80,12 +84,14 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
     const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest * sizeof(float) : 0;
     const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) * sizeof(float) : 0;
+    const size_t sums_buffer = gathered_sums ? zero_comm_alloc_bytes(comm, gathered_sums) : 0;
+    const size_t replica_buffers = replica ? 2 * zero_comm_alloc_bytes(&p->replicate_transport, replica) : 0;
     const char *with_replicas = replica ? " + 8 x largest shard" : "";
     if (stage >= 2)
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, param_depth) * b + 2 * replica,
+        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, comm, param_depth, b) + replica_buffers,
             "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, with_replicas);
     else
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), gathered_sums + 2 * replica, "%s%s",
+        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), sums_buffer + replica_buffers, "%s%s",
             gathered_sums ? "4 x largest unit" : "0", with_replicas);
 
     size_t tables = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);

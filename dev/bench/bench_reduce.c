@@ -14,9 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 #include "bench/bench.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
-#include "zero/comm/mpi/comm_mpi.h"
-#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transports.h"
 #include "zero/kernels.h"
 
 enum { COPY, ORDERED, LIBRARY, GATHER, CANDIDATES, ROUNDS = 3 };
@@ -52,15 +51,16 @@ static void gather(zero_comm *c, float *params, size_t piece, cudaStream_t s) {
          c);
 }
 
-static zero_comm *connect(int nccl, zero_bootstrap **boot) {
+static zero_comm *connect(const zero_transport *transport) {
     zero_comm *c = NULL;
-    *boot = NULL;
-    if (!nccl) {
-        must(!zero_comm_create_mpi(&c, MPI_COMM_WORLD, &(zero_comm_mpi_config){ .timeout_s = 0 }, &memory), c);
-    } else {
-        must(!zero_bootstrap_create_mpi(boot, MPI_COMM_WORLD, 0), NULL);
-        must(!zero_comm_create_nccl(&c, *boot, &(zero_comm_nccl_config){ .timeout_s = 0 }, &memory), c);
+    zero_bootstrap *boot = NULL;
+    char err[512] = "";
+    must(!zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 0), NULL);
+    if (zero_comm_create(&c, transport, boot, &(zero_comm_config){ .timeout_s = 0 }, &memory, err, sizeof err)) {
+        fprintf(stderr, "%s\n", err);
+        MPI_Abort(MPI_COMM_WORLD, 1);
     }
+    zero_bootstrap_destroy(boot);
     return c;
 }
 
@@ -70,20 +70,19 @@ int main(int argc, char **argv) {
     double seconds[CANDIDATES][ROUNDS], ratio[CANDIDATES][ROUNDS];
     int rank, devices = 0;
     void *p = NULL;
-    zero_bootstrap *boot;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     const size_t wanted = argc > 1 ? strtoull(argv[1], NULL, 10) : 124475904,
                  repeats = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
-    const int nccl = argc > 2 && !strcmp(argv[2], "nccl");
-    if (argc > 4 || !wanted || !repeats || (argc > 2 && !nccl && strcmp(argv[2], "mpi"))) {
+    const zero_transport *transport = zero_transport_find(argc > 2 ? argv[2] : "mpi");
+    if (argc > 4 || !wanted || !repeats || !transport) {
         if (rank == 0) fprintf(stderr, "usage: bench_reduce [ELEMENTS [mpi|nccl [REPEATS]]]\n");
         MPI_Finalize();
         return 1;
     }
     // all ranks are on one host
     must(!cudaGetDeviceCount(&devices) && devices > 0 && !cudaSetDevice(rank % devices), NULL);
-    zero_comm *c = connect(nccl, &boot);
+    zero_comm *c = connect(transport);
     const cudaStream_t s = zero_comm_stream(c);
     const size_t ranks = (size_t)zero_comm_size(c), piece = (wanted + 64 * ranks - 1) / (64 * ranks) * 64,
                  n = piece * ranks;
@@ -129,7 +128,6 @@ int main(int argc, char **argv) {
     zero_accounting_free(&memory, ZERO_MEM_GRAD_SHARDS, shard, piece * sizeof(float));
     zero_accounting_free(&memory, ZERO_MEM_PARAMS, copy, n * sizeof(float));
     zero_comm_destroy(c);
-    zero_bootstrap_destroy(boot);
     free(host);
     MPI_Finalize();
     return 0;

@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "zero/comm/mpi/comm_mpi.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transports.h"
 #include "zero/zero.h"
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };
@@ -185,11 +186,15 @@ int main(int argc, char **argv) {
     zero *z = NULL;
     zero_comm *comm = NULL;
     zero_accounting accounting = { 0 };
-    const zero_comm_mpi_config transport = { .timeout_s = 60 };
+    const zero_comm_config transport = { .timeout_s = 60 };
+    zero_bootstrap *boot = NULL;
+    char err[640] = "";
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
-    const int joined = zero_comm_create_mpi(&comm, MPI_COMM_WORLD, &transport, &accounting);
-    check(joined == ZERO_OK, "zero_comm_create_mpi", comm ? zero_comm_error(comm) : "out of memory");
+    check(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "MPI failed");
+    check(zero_comm_create(&comm, zero_transport_find("mpi"), boot, &transport, &accounting, err, sizeof err) == ZERO_OK,
+          "zero_comm_create", err);
+    zero_bootstrap_destroy(boot);
     const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,

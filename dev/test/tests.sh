@@ -2,7 +2,7 @@
 
 build cpu FP32 all
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
-build emulated FP32 $asan/{planted_faults,test_{emulator,kernels,model,gpt2_zero,nccl},train_gpt2_zero}
+build emulated FP32 $asan/{planted_faults,test_{emulator,kernels,model,gpt2_zero,comm,nccl,nccl_stand_in},train_gpt2_zero}
 build emulated BF16 build/emulated-bf16/train_gpt2_zero
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
@@ -27,15 +27,16 @@ run 0 120 "ranks meet, by TCP" $fp32/test_bootstrap tcp
 run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
 run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
-    run $ranks 120 "transport, $ranks ranks" $fp32/test_comm
+    run $ranks 120 "transports, $ranks ranks" $fp32/test_comm
 done
+run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap
-for ranks in 1 2 3 8; do
-    run $ranks 120 "NCCL transport, $ranks ranks" $fp32/test_nccl
-done
+run 3 60 "the stand-in does what NCCL does" $fp32/test_nccl_stand_in
 for seed in 0 1 2 3; do     # 0: only what the host waits for is run; else a random order of what may run
     CUDA_ON_CPU_STREAMS=$seed CUDA_ON_CPU_PROTECT=1 \
-        run $((2 + seed % 3)) 120 "NCCL transport, streams in order $seed" $fp32/test_nccl
+        run $((2 + seed % 2)) 120 "transports, NCCL, streams in order $seed" $fp32/test_comm --case NCCL
+    CUDA_ON_CPU_STREAMS=$seed CUDA_ON_CPU_PROTECT=1 \
+        run $((2 + seed % 3)) 120 "waits of NCCL, streams in order $seed" $fp32/test_nccl
 done
 for ranks in 1 3 8; do
     run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
@@ -119,7 +120,9 @@ run 0 300 "kernels, emulated GPU" $asan/test_kernels
 run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
-CUDA_ON_CPU_STREAMS=1 run 2 120 "NCCL transport, emulated GPU, streams in order 1" $asan/test_nccl
+CUDA_ON_CPU_STREAMS=1 run 2 120 "transports, NCCL, emulated GPU, streams in order 1" $asan/test_comm --case NCCL
+CUDA_ON_CPU_STREAMS=1 run 2 120 "waits of NCCL, emulated GPU, streams in order 1" $asan/test_nccl
+run 2 120 "the stand-in does what NCCL does, emulated GPU" $asan/test_nccl_stand_in
 
 # The whole trainer there: blocks, warps and lanes in another order each time (CUDA_ON_CPU_SCHEDULE), and streams
 # (CUDA_ON_CPU_STREAMS).

@@ -25,7 +25,7 @@
 #include "trainer/environment.h"
 #include "trainer/launch.h"
 #include "trainer/watchdog.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
+#include "zero/comm/bootstrap/mpi.h"
 
 static Launch here = { .ranks = 1, .local_ranks = 1 };
 static zero_bootstrap *bootstrap;

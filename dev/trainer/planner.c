@@ -12,8 +12,7 @@
 #include <string.h>
 
 #include "trainer/planner.h"
-#include "zero/comm/mpi/comm_mpi.h"
-#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/comm/transports.h"
 #include "zero/accounting.h"
 
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {
@@ -52,7 +51,7 @@ static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
 }
 
 static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) {
-    return in->nccl ? zero_comm_nccl_shape(ranks) : zero_comm_mpi_shape(ranks, in->staged, remote);
+    return zero_transport_shape(in->transport, &in->comm_config, ranks, remote);
 }
 
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same.
@@ -357,7 +356,7 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out,
             "\nB x T = %zu x %zu, micro-steps G = %zu, %zu tokens a step; prefetch %zu, recompute %d, transport %s\n",
             in->B, in->T, p->micro_steps, in->B * in->T * p->micro_steps * in->ranks, (size_t)in->settings.prefetch,
-            in->recompute, in->nccl ? "NCCL" : "MPI");
+            in->recompute, zero_transport_title(in->transport));
     fprintf(out, "parameters: %zu; Psi = %zu with padding, which wastes %zu = %.4f%%\n", p->numel, p->numel_padded,
             waste, 100.0 * (double)waste / (double)p->numel);
     print_memory(out, p, in);
@@ -421,7 +420,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             ",\n \"precision\": \"%s\", \"ranks\": %zu, \"ranks_per_host\": %zu, \"shard_group\": %zu, \"transport\": "
             "\"%s\",\n",
             in->settings.dtype == ZERO_BF16 ? "bf16" : "fp32", in->ranks, in->ranks_per_host, in->settings.shard_group,
-            in->nccl ? "nccl" : "mpi");
+            zero_transport_name(in->transport));
     fprintf(out, " \"B\": %zu, \"T\": %zu, \"micro_steps\": %zu, \"recompute\": %d, \"prefetch\": %zu,\n", in->B, in->T,
             p->micro_steps, in->recompute, (size_t)in->settings.prefetch);
     fprintf(out, " \"parameters\": %zu, \"parameters_padded\": %zu, \"flops_per_token\": %.9g,\n", p->numel,

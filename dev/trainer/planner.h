@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "zero/comm/transports.h"
 #include "zero/cost.h"
 
 #ifdef __cplusplus
@@ -28,10 +29,10 @@ typedef struct {
     size_t activation_bytes;
     double flops_per_token;  // forward and backward
     size_t B, T;
-    size_t total_tokens;            // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
-    size_t ranks, ranks_per_host;   // ranks_per_host 0: all on one host
-    int nccl;                       // the transport: NCCL, else MPI
-    int staged;                     // MPI copies through host memory
+    size_t total_tokens;           // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
+    size_t ranks, ranks_per_host;  // ranks_per_host 0: all on one host
+    const zero_transport *transport;
+    zero_comm_config comm_config;
     double device_bytes;            // memory of a rank
     double link_bytes_per_second;   // that a rank can receive
     double peak_flops, efficiency;  // of a rank; the fraction of it that is reached (MFU)

@@ -236,10 +236,11 @@ static void fill_plan_input(const Run *r, PlanInput *in) {
         .ranks = (size_t)r->ranks,
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
 #ifdef CUDA_ON_CPU
-        .nccl = o->transport == OPTION_TRANSPORT_NCCL,
+        .transport = zero_transport_find(o->transport == OPTION_TRANSPORT_NCCL ? "nccl" : "mpi"),
+        .comm_config = { .register_buffers = (int)o->nccl_register },
 #else
-        .staged = 1,
-        .nccl = o->transport != OPTION_TRANSPORT_MPI,
+        .transport = zero_transport_find(o->transport == OPTION_TRANSPORT_MPI ? "mpi" : "nccl"),
+        .comm_config = { .staged = 1, .register_buffers = (int)o->nccl_register },
 #endif
         .device_bytes = o->device_memory * 1e9,
         .link_bytes_per_second = o->link_gbs * 1e9,
@@ -267,10 +268,10 @@ void print_plan(const Run *r) {
         if (r->choice[0] != '\0') printf("%s\n", r->choice);
         plan_print(stdout, &plan, &in);
 #ifdef CUDA_ON_CPU
-        if (in.settings.dtype == ZERO_F32 || !in.nccl)
+        if (in.settings.dtype == ZERO_F32 || !zero_transport_needs_device(in.transport))
             printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
                    "--transport nccl\n",
-                   in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", in.nccl ? "NCCL" : "MPI");
+                   in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", zero_transport_title(in.transport));
 #endif
         if (r->kernels.attention != NULL)
             printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", r->kernels.attention_scratch);

@@ -12,8 +12,7 @@
 
 #include "data/content.h"
 #include "device/process.h"
-#include "zero/comm/mpi/comm_mpi.h"
-#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/comm/transports.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The device.
@@ -231,10 +230,12 @@ static int use_nccl(Run *r, zero_bootstrap *boot) {
     (void)boot;
     return 0;
 #else
+    const zero_transport *nccl = zero_transport_find("nccl");
     char why[ERR_BYTES];
     // Of two MIG devices on one GPU, NCCL sees only the GPU.
     const int mine[3] = { r->sharers,
-                          r->sharers == 1 && r->ranks > 1 && !zero_comm_nccl_available(NULL, why, sizeof why),
+                          r->sharers == 1 && r->ranks > 1 &&
+                              !zero_transport_available(nccl, &(zero_comm_config){ .timeout_s = 0 }, why, sizeof why),
                           r->ranks > 1 && strstr(r->device.name, " MIG ") != NULL };
     int *all = allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
@@ -261,25 +262,23 @@ void create_transport(Run *r) {
     if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err,
                          sizeof err) != ZERO_OK ||
         zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
-        die("%s", err);
+        die("--tp %d --pp %d --shard-group %d: %s", (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err);
     }
     zero_bootstrap *boot = launch_bootstrap(o->timeout, err, sizeof err);
     if (boot == NULL) die("%s", err);
-    int e;
-    if (use_nccl(r, boot)) {
-        const zero_comm_nccl_config nccl = { .timeout_s = o->timeout, .register_buffers = (int)o->nccl_register };
-        e = zero_mesh_comms_nccl(&r->mesh, boot, &nccl, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm, err,
-                                 sizeof err);
-    } else {
-        const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves the bytes another way
-        const zero_comm_mpi_config mpi = { .timeout_s = o->timeout,
-                                           .no_shared_memory = path == 1,
-                                           .staged = path == 2,
-                                           .ranks_per_host = path == 3 ? 2 : 0 };
-        e = zero_mesh_comms_mpi(&r->mesh, MPI_COMM_WORLD, &mpi, &r->memory, &r->comm, &r->shard_comm, &r->replica_comm,
-                                err, sizeof err);
-    }
+    const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves MPI's bytes another way
+    const zero_comm_config config = { .timeout_s = o->timeout,
+                                      .register_buffers = (int)o->nccl_register,
+                                      .no_shared_memory = path == 1,
+                                      .staged = path == 2,
+                                      .ranks_per_host = path == 3 ? 2 : 0 };
+    zero_mesh_comms comms;
+    const int e = zero_mesh_comms_create(&comms, &r->mesh, zero_transport_find(use_nccl(r, boot) ? "nccl" : "mpi"),
+                                         boot, &config, &r->memory, err, sizeof err);
     if (e != ZERO_OK) die("transport: %s", err);
+    r->comm = comms.data;
+    r->shard_comm = comms.shard;
+    r->replica_comm = comms.replicate;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,14 @@
-// comm.c: what all transports share: the dispatch, the books of wire bytes, the words of an error.
+// comm.c: what all transports share: dispatch, the record of calls that ranks must agree about, the list of symmetric
+// buffers, messages of errors, injected delays.
+//
+// Agreement. Ranks that call different collectives, or the same ones for different units, would exchange garbage or
+// hang. So each collective has a record (struct zero_comm_call), with a hash of all records before it. The mpi transport
+// compares records wherever ranks meet; the nccl transport, which cannot look at what its stream moves, in every
+// all-gather of scalars, hence before a norm, a loss or a hash is returned.
 #include "zero/comm/comm.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include "zero/comm/transport.h"
 
@@ -11,45 +18,89 @@ const char *zero_comm_name(const zero_comm *c) { return c->name; }
 const char *zero_comm_error(const zero_comm *c) { return c->error; }
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
 cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
-int zero_comm_synchronize(zero_comm *c, cudaStream_t stream) { return c->ops->synchronize(c, stream); }
 
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit) {
     c->phase = phase;
     c->phase_unit = unit;
 }
 
+int zero_comm_world_rank(const zero_comm *c, int rank) { return c->world_rank ? c->world_rank[rank] : rank; }
+
 int zero_comm_fail(zero_comm *c, int code, const char *format, ...) {
-    char words[512];
+    if (c->failed) return c->failed;
+    char message[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(words, sizeof words, format, args);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    snprintf(c->error, sizeof c->error, "rank %d, in %s (unit %zu): %s", c->names ? c->names[c->rank] : c->rank,
-             c->phase ? c->phase : "start-up", c->phase_unit, words);
+    snprintf(c->error, sizeof c->error, "rank %d, in %s (unit %zu): %s", zero_comm_world_rank(c, c->rank),
+             c->phase ? c->phase : "start-up", c->phase_unit, message);
+    if (code == ZERO_ERR_COMM) c->failed = code;
     return code;
 }
 
+// ---- injected delays ------------------------------------------------------------------------------------------------
+
 void zero_comm_set_delay_seed(zero_comm *c, uint64_t seed) {
-    c->dice = seed && c->size > 1 ? (seed + (uint64_t)c->rank + 1) * 0x9e3779b97f4a7c15u : 0;
+    c->delay_state = seed && c->size > 1 ? (seed + (uint64_t)c->rank + 1) * 0x9e3779b97f4a7c15u : 0;
 }
 
 void zero_comm_inject_delay(zero_comm *c) {
-    if (!c->dice) return;
-    c->dice ^= c->dice << 13;
-    c->dice ^= c->dice >> 7;
-    c->dice ^= c->dice << 17;
-    if (c->dice % 8 == 0) nanosleep(&(struct timespec){ 0, (long)(c->dice >> 32) % 500000 }, NULL);
+    if (!c->delay_state) return;
+    c->delay_state ^= c->delay_state << 13;
+    c->delay_state ^= c->delay_state >> 7;
+    c->delay_state ^= c->delay_state << 17;
+    if (c->delay_state % 8 == 0) nanosleep(&(struct timespec){ 0, (long)(c->delay_state >> 32) % 500000 }, NULL);
 }
 
-// Where all collectives pass.
-static const zero_comm_ops *ops(zero_comm *c) {
-    zero_comm_inject_delay(c);
-    return c->ops;
+// ---- agreement ------------------------------------------------------------------------------------------------------
+
+static const char *call_name(uint64_t kind) {
+    static const char *const names[] = { "nothing",         "an all-to-all",
+                                         "an all-gather",   "an all-gather of scalars",
+                                         "a window gather", "a reduce-scatter" };
+    return names[kind < sizeof names / sizeof *names ? kind : 0];
 }
+
+int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer, const struct zero_comm_call *theirs) {
+    if (!memcmp(mine, theirs, sizeof *mine)) return ZERO_OK;
+    struct zero_comm_call but_history = *theirs;
+    but_history.history = mine->history;
+    if (!memcmp(mine, &but_history, sizeof *mine))
+        return zero_comm_fail(c, ZERO_ERR_COMM,
+                              "the ranks disagree about the calls before collective %llu: rank %d has made them in "
+                              "another order, for other units, or with other sizes than this rank: all ranks must make "
+                              "the same calls in the same order",
+                              (unsigned long long)mine->number, zero_comm_world_rank(c, peer));
+    return zero_comm_fail(
+        c, ZERO_ERR_COMM,
+        "the ranks disagree: this rank's collective %llu is %s of unit %llu (buffer %llu, offset %llu, %llu bytes), "
+        "rank "
+        "%d's, its collective %llu, is %s of unit %llu (buffer %llu, offset %llu, %llu bytes): all ranks must make the "
+        "same calls in the same order",
+        (unsigned long long)mine->number, call_name(mine->kind), (unsigned long long)mine->unit,
+        (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes,
+        zero_comm_world_rank(c, peer), (unsigned long long)theirs->number, call_name(theirs->kind),
+        (unsigned long long)theirs->unit, (unsigned long long)theirs->buffer, (unsigned long long)theirs->offset,
+        (unsigned long long)theirs->bytes);
+}
+
+// All collectives pass here: numbers the call, and adds it to the history of later ones.
+static struct zero_comm_call note_call(zero_comm *c, enum zero_comm_call_kind kind, uint64_t buffer, uint64_t offset,
+                                       uint64_t bytes) {
+    const struct zero_comm_call call = { ++c->calls, kind, c->phase_unit, buffer, offset, bytes, c->history };
+    const uint64_t fields[] = { call.kind, call.unit, call.buffer, call.offset, call.bytes };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        c->history = (c->history ^ fields[i]) * 0x9e3779b97f4a7c15u + (c->history >> 29);
+    return call;
+}
+
+// ---- memory ---------------------------------------------------------------------------------------------------------
 
 int zero_comm_alloc(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, void **ptr, size_t bytes) {
     int i = 0;
     *ptr = NULL;
+    if (c->failed) return c->failed;
     while (i < ZERO_COMM_MAX_BUFFERS && c->buffers[i].ptr) i++;
     if (i == ZERO_COMM_MAX_BUFFERS)
         return zero_comm_fail(c, ZERO_ERR_MEMORY, "more than %d symmetric buffers", ZERO_COMM_MAX_BUFFERS);
@@ -73,7 +124,7 @@ int zero_comm_free(zero_comm *c, void *ptr) {
     if (!ptr) return ZERO_OK;
     for (int i = 0; i < ZERO_COMM_MAX_BUFFERS; i++)
         if (c->buffers[i].ptr == ptr) return free_buffer(c, &c->buffers[i]);
-    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not give");
+    return zero_comm_fail(c, ZERO_ERR_ARG, "zero_comm_free of a pointer that zero_comm_alloc did not return");
 }
 
 void zero_comm_free_all(zero_comm *c) {
@@ -90,67 +141,131 @@ int zero_comm_find_buffer(const zero_comm *c, const void *pointer, size_t bytes)
     return -1;
 }
 
-int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->all_to_all_begin(c, buf, chunk_bytes, stream, ticket);
-}
-int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **pieces) {
-    return ops(c)->all_to_all_finish(c, ticket, stream, pieces);
-}
-int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return ops(c)->all_to_all_done(c, ticket, stream);
-}
-int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
-                              zero_ticket *ticket) {
-    return ops(c)->allgather_begin(c, buf, chunk_bytes, kind, stream, ticket);
-}
-int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return ops(c)->allgather_finish(c, ticket, stream);
-}
-int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return ticket ? ops(c)->reusable(c, ticket, stream) : ZERO_OK;
-}
-int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
-                             cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->reduce_scatter(c, buf, dtype, chunk_numel, out, stream, ticket);
-}
-int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) {
-    return ops(c)->allgather_host(c, mine, bytes, all);
-}
+zero_comm_shape zero_comm_get_shape(const zero_comm *c) { return c->ops->shape(c); }
 
-int zero_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
-                       zero_window **out) {
-    return c->ops->window_create(c, mem, category, bytes, out);
-}
-void *zero_window_shard(const zero_window *w) { return w->shard; }
-int zero_window_open(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->expose(c, w, stream); }
-int zero_window_close(zero_comm *c, zero_window *w, cudaStream_t stream) { return ops(c)->conceal(c, w, stream); }
-int zero_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
-                             cudaStream_t stream, zero_ticket *ticket) {
-    return ops(c)->fetch_begin(c, w, offset, chunk_bytes, out, stream, ticket);
-}
-int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) {
-    return ops(c)->fetch_finish(c, w, ticket, stream);
-}
-size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
-    return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes);
-}
-
-void zero_window_destroy(zero_comm *c, zero_window *w) {
-    if (w) c->ops->window_destroy(c, w);
+size_t zero_comm_alloc_bytes(const zero_comm_shape *s, size_t bytes) {
+    const size_t g = s->granularity, least = bytes ? bytes : 1;
+    return g ? (least + g - 1) / g * g : bytes;
 }
 
 size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                size_t reduced_numel) {
     return s->ops->scratch_bytes(s, all_to_all_bytes, gather_bytes, reduced_numel);
 }
+
 size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype) {
     return s->ops->sums_narrow ? zero_dtype_bytes(dtype) : sizeof(float);
 }
-zero_comm_shape zero_comm_get_shape(const zero_comm *c) { return c->ops->shape(c); }
+
+// ---- collectives ----------------------------------------------------------------------------------------------------
+
+// The record of a collective on a symmetric buffer: the same buffer and offset on all ranks.
+static int begin_on_buffer(zero_comm *c, enum zero_comm_call_kind kind, const void *buf, size_t chunk_bytes,
+                           struct zero_comm_call *call) {
+    zero_comm_inject_delay(c);
+    if (c->failed) return c->failed;
+    const int b = zero_comm_find_buffer(c, buf, chunk_bytes * (size_t)c->size);
+    if (b < 0) return zero_comm_fail(c, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", call_name(kind));
+    *call = note_call(c, kind, (uint64_t)b, (uint64_t)((const char *)buf - c->buffers[b].ptr), chunk_bytes);
+    return ZERO_OK;
+}
+
+static const zero_comm_ops *ops(zero_comm *c) {
+    zero_comm_inject_delay(c);
+    return c->ops;
+}
+
+int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
+    struct zero_comm_call call;
+    const int e = begin_on_buffer(c, ZERO_CALL_ALL_TO_ALL, buf, chunk_bytes, &call);
+    return e ? e : c->ops->all_to_all_begin(c, &call, buf, stream, ticket);
+}
+
+int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
+    return c->failed ? c->failed : ops(c)->all_to_all_finish(c, ticket, stream, chunks);
+}
+
+int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+    return c->failed ? c->failed : ops(c)->all_to_all_done(c, ticket, stream);
+}
+
+int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
+                              zero_ticket *ticket) {
+    struct zero_comm_call call;
+    const int e = begin_on_buffer(c, ZERO_CALL_ALLGATHER, buf, chunk_bytes, &call);
+    return e ? e : c->ops->allgather_begin(c, &call, buf, kind, stream, ticket);
+}
+
+int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+    return c->failed ? c->failed : ops(c)->allgather_finish(c, ticket, stream);
+}
+
+int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
+    if (!ticket) return ZERO_OK;
+    return c->failed ? c->failed : ops(c)->reusable(c, ticket, stream);
+}
+
+int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
+                             cudaStream_t stream, zero_ticket *ticket) {
+    struct zero_comm_call call;
+    const int e = begin_on_buffer(c, ZERO_CALL_REDUCE_SCATTER, buf, chunk_numel * zero_dtype_bytes(dtype), &call);
+    return e ? e : c->ops->reduce_scatter(c, &call, buf, dtype, chunk_numel, out, stream, ticket);
+}
+
+int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) {
+    zero_comm_inject_delay(c);
+    if (c->failed) return c->failed;
+    const struct zero_comm_call call = note_call(c, ZERO_CALL_SCALARS, 0, 0, bytes);
+    const int e = c->ops->allgather_host(c, &call, mine, bytes, all);
+    if (!e) c->received[ZERO_WIRE_SCALARS] += (size_t)(c->size - 1) * bytes;
+    return e;
+}
 
 int zero_comm_barrier(zero_comm *c) {
     char mine = 0, all[c->size];
     return zero_comm_allgather_host(c, &mine, 1, all);
+}
+
+int zero_comm_synchronize(zero_comm *c, cudaStream_t stream) { return c->ops->synchronize(c, stream); }
+
+// ---- windows --------------------------------------------------------------------------------------------------------
+
+int zero_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
+                       zero_window **out) {
+    *out = NULL;
+    return c->failed ? c->failed : c->ops->window_create(c, mem, category, bytes, out);
+}
+
+void zero_window_destroy(zero_comm *c, zero_window *w) {
+    if (w) c->ops->window_destroy(c, w);
+}
+
+void *zero_window_shard(const zero_window *w) { return w->shard; }
+
+int zero_window_open(zero_comm *c, zero_window *w, cudaStream_t stream) {
+    return c->failed ? c->failed : ops(c)->window_open(c, w, stream);
+}
+
+int zero_window_close(zero_comm *c, zero_window *w, cudaStream_t stream) {
+    return c->failed ? c->failed : ops(c)->window_close(c, w, stream);
+}
+
+int zero_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
+                             cudaStream_t stream, zero_ticket *ticket) {
+    zero_comm_inject_delay(c);
+    if (c->failed) return c->failed;
+    if (chunk_bytes > w->bytes || offset > w->bytes - chunk_bytes)
+        return zero_comm_fail(c, ZERO_ERR_ARG, "a gather leaves the window");
+    const struct zero_comm_call call = note_call(c, ZERO_CALL_WINDOW_GATHER, 0, offset, chunk_bytes);
+    return c->ops->window_gather_begin(c, w, &call, out, stream, ticket);
+}
+
+int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) {
+    return c->failed ? c->failed : ops(c)->window_gather_finish(c, w, ticket, stream);
+}
+
+size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
+    return s->ops->window_scratch_bytes(s, shard_bytes, unit_bytes);
 }
 
 void zero_comm_destroy(zero_comm *c) {

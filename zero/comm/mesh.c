@@ -1,5 +1,5 @@
-// mesh.c: coordinates in the grid of ranks, and the tensor- and pipeline-parallel hooks. The hooks are the only stubs
-// of the project, on purpose: of size 1 they are exact (the identity), and asked for more they say ZERO_ERR_ARG.
+// mesh.c: coordinates in the grid of ranks, and the hooks for tensor and pipeline parallelism. With size 1 a hook is
+// exact (it does nothing); larger sizes it refuses with ZERO_ERR_ARG.
 #include "zero/comm/mesh.h"
 #include <stdio.h>
 #include <string.h>
@@ -8,14 +8,14 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     memset(m, 0, sizeof *m);
     if (tensor < 1 || pipe < 1 || shard < 0 || ranks < 1 || rank < 0 || rank >= ranks) {
         snprintf(err, err_bytes,
-                 "a mesh of tensor %d x pipeline %d, groups of %d, over %d ranks (this is rank %d) makes no sense: "
-                 "--tp and --pp are at least 1, "
-                 "--shard-group at least 0",
-                 tensor, pipe, shard, ranks, rank);
+                 "zero_mesh_create: tensor %d, pipe %d, shard %d, rank %d of %d: tensor and pipe must be at least 1, "
+                 "shard at least 0, and rank one of the ranks",
+                 tensor, pipe, shard, rank, ranks);
         return ZERO_ERR_ARG;
     }
     if ((size_t)ranks % ((size_t)tensor * (size_t)pipe)) {
-        snprintf(err, err_bytes, "--tp %d x --pp %d does not divide the %d ranks: choose sizes whose product does",
+        snprintf(err, err_bytes,
+                 "zero_mesh_create: tensor %d x pipe %d does not divide the %d ranks: choose sizes whose product does",
                  tensor, pipe, ranks);
         return ZERO_ERR_ARG;
     }
@@ -27,10 +27,10 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     m->pipe_rank = rank / tensor / m->data;
     m->shard = shard ? shard : m->data;
     if (m->data % m->shard) {
-        snprintf(
-            err, err_bytes,
-            "--shard-group %d does not divide the %d data-parallel ranks: choose a size that does, or 0 for one group",
-            shard, m->data);
+        snprintf(err, err_bytes,
+                 "zero_mesh_create: a shard group (shard) of %d does not divide the %d data-parallel ranks: choose a "
+                 "size that does, or 0 for one group",
+                 shard, m->data);
         return ZERO_ERR_ARG;
     }
     m->groups = m->data / m->shard;
@@ -43,8 +43,8 @@ int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes)
     if (m->tensor == 1 && m->pipe == 1) return ZERO_OK;
     snprintf(
         err, err_bytes,
-        "--tp %d --pp %d: tensor and pipeline parallelism are hooks (zero/comm/mesh.h) for a model that brings them; "
-        "this one shards over data-parallel ranks only: use --tp 1 --pp 1",
+        "zero_mesh: tensor %d, pipe %d: this model shards over data-parallel ranks only, both must be 1; the hooks "
+        "in zero/comm/mesh.h are for models with tensor or pipeline parallelism of their own",
         m->tensor, m->pipe);
     return ZERO_ERR_ARG;
 }

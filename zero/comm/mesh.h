@@ -1,13 +1,17 @@
-// mesh.h: ranks as a grid of data x tensor x pipeline parallelism, data ranks as groups that shard, and the hooks for
-// tensor and pipeline parallelism.
+// mesh.h: ranks as a grid of data x tensor x pipeline parallelism, data ranks in shard groups, and hooks for tensor and
+// pipeline parallelism.
 //
-// Rank order: tensor fastest, then data, then pipeline: rank = (pipe * data + d) * tensor + t, so that tensor-parallel
-// ranks are neighbours on one host. Data ranks: d = group * shard + s: neighbours shard among them, groups hold the
-// same.
+// Tensor-parallel ranks are neighbours on one host, so the tensor coordinate varies fastest, then data, then pipeline.
+// Data ranks d = group * shard + s: neighbours shard among themselves, groups replicate (HSDP). With 16 ranks, tensor 2,
+// pipe 2, shard 2:
 //
-// zero/ itself is data parallelism. Tensor and pipeline parallelism are a model's own, and the hooks are where a model
-// calls them: of size 1 they are the identity, larger sizes they refuse. The grid and its communicators
-// (zero_mesh_comms_mpi in comm_mpi.h) are there for any size.
+//     rank = (pipe * data + d) * tensor + t                 data rank d     0 1 2 3
+//     pipe 0:  d 0: ranks 0 1   d 1: 2 3   2: 4 5   3: 6 7  group           0 0 1 1
+//     pipe 1:  d 0: ranks 8 9   d 1: 10 11 ...              rank in group   0 1 0 1
+//
+// zero/ itself is data parallelism. Tensor and pipeline parallelism belong to the model, and the hooks are where a model
+// calls them: with size 1 they do nothing, larger sizes they refuse. zero_mesh_comms_create (transports.h) makes the
+// communicators of a grid of any size.
 //
 // Pure functions of their arguments; no communication, except where a hook says so.
 #ifndef ZERO_MESH_H
@@ -26,12 +30,12 @@ typedef struct zero_mesh {
     int shard_rank, group;
 } zero_mesh;
 
-// shard: data ranks that shard among them; 0: all. ZERO_OK, or ZERO_ERR_ARG with a message in err if sizes do not
-// divide. Not collective.
+// The coordinates of a rank. shard: data ranks of a shard group; 0: all. Returns ZERO_ERR_ARG, with a message in err, if
+// the sizes do not divide. Not collective.
 int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, int shard, char *err, size_t err_bytes);
 
-// For a model that has no tensor or pipeline parallelism of its own: ZERO_ERR_ARG with a message in err unless both are
-// 1.
+// For a model that has no tensor or pipeline parallelism of its own: returns ZERO_ERR_ARG, with a message in err, unless
+// both sizes are 1.
 int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes);
 
 // Tensor parallelism (Shoeybi et al. 2019, "f" and "g"). A column-parallel matmul calls zero_tp_copy on its input

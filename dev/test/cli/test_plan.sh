@@ -72,6 +72,9 @@ for trainer in "$@"; do
     done
     check "$trainer, NCCL, two groups of ranks" \
         plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
+    check "$trainer, NCCL, registered buffers" plan_equals_run "$trainer" 2 2 "--transport nccl --nccl-register 1"
+    check "$trainer, NCCL, registered buffers, two groups of ranks" \
+        plan_equals_run "$trainer" 4 3 "--transport nccl --nccl-register 1 --shard-group 2"
     check "$trainer, NCCL, its own sum" plan_equals_run "$trainer" 2 2 "--transport nccl --reduce library"
     for kind in 0 2; do     # of master weights
         [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"

@@ -22,7 +22,7 @@
 #include "test/harness/ranks.h"
 #include "trainer/launch.h"
 #include "zero/comm/bootstrap/bootstrap.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
+#include "zero/comm/bootstrap/mpi.h"
 
 enum { MAX_RANKS = 8, LARGE = 100000 };
 static const size_t SIZES[] = { 1, 128, LARGE, 0, 8, 8 };

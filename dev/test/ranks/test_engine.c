@@ -13,9 +13,8 @@
 #include <string.h>
 #include "test/harness/ranks.h"
 #include "test/ranks/toy_model.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
-#include "zero/comm/mpi/comm_mpi.h"
-#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transports.h"
 #include "zero/internal.h"  // to see the padding of optimizer state, which no call shows
 
 static zero_accounting memory;
@@ -25,14 +24,14 @@ static uint64_t *sent_to, asked_for;  // bytes in messages of MPI since the star
 int MPI_Isend(const void *buf, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
     int size;
     MPI_Type_size(type, &size);
-    sent_to[to] += (uint64_t)count * (uint64_t)size;
+    if (tag == 0) sent_to[to] += (uint64_t)count * (uint64_t)size;  // not the records of the calls, of tag 1
     return PMPI_Isend(buf, count, type, to, tag, comm, request);
 }
 
 int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *request) {
     int size;
     MPI_Type_size(type, &size);
-    asked_for += (uint64_t)count * (uint64_t)size;
+    if (tag == 0) asked_for += (uint64_t)count * (uint64_t)size;
     return PMPI_Irecv(buf, count, type, from, tag, comm, request);
 }
 
@@ -243,15 +242,14 @@ static int aborts(void *ctx, size_t tensor, size_t begin, size_t count, float *o
 // gradients. In groups that shard, if there are enough data ranks.
 static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int shard) {
     zero_mesh mesh;
-    zero_comm *data, *shards, *replicas;
+    zero_mesh_comms comms;
     char err[512] = "";
     int who[2], all[2 * 64];
     CHECK(zero_mesh_create(&mesh, rank, ranks, tensor, pipe, shard, err, sizeof err) == ZERO_OK, "mesh: %s", err);
-    const int e = nccl ? zero_mesh_comms_nccl(&mesh, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory, &data,
-                                              &shards, &replicas, err, sizeof err)
-                       : zero_mesh_comms_mpi(&mesh, MPI_COMM_WORLD, &(zero_comm_mpi_config){ .timeout_s = 60 }, &memory,
-                                             &data, &shards, &replicas, err, sizeof err);
-    CHECK(e == ZERO_OK, "comms: %s", err);
+    const int e = zero_mesh_comms_create(&comms, &mesh, zero_transport_find(nccl ? "nccl" : "mpi"), boot,
+                                         &(zero_comm_config){ .timeout_s = 60 }, &memory, err, sizeof err);
+    REQUIRE(e == ZERO_OK, "comms: %s", err);
+    zero_comm *data = comms.data, *shards = comms.shard;
     data_rank = zero_comm_rank(data);
     data_ranks = zero_comm_size(data);
     stripe = who[0] = mesh.pipe_rank * tensor + mesh.tensor_rank;
@@ -265,7 +263,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
               "rank %d is not data rank %d", all[2 * d + 1], d);
     const zero_comm_shape shape = zero_comm_get_shape(data);
     other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-    zero *z = make(shards, replicas, variant, ZERO_REDUCE_EXACT);
+    zero *z = make(shards, comms.replicate, variant, ZERO_REDUCE_EXACT);
     double norm;
     uint64_t hash[2];
     for (size_t s = 0; s < 3; s++) {
@@ -276,9 +274,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
     }
     CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
     zero_destroy(z);
-    zero_comm_destroy(replicas);
-    if (shards != data) zero_comm_destroy(shards);
-    zero_comm_destroy(data);
+    zero_mesh_comms_destroy(&comms);
     CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
     memset(&memory, 0, sizeof memory);
     data_rank = rank;
@@ -343,17 +339,18 @@ static void refuses(zero_comm *c, zero_config config, const char *message) {
 
 // Ways to move bytes: MPI's, and NCCL.
 struct way {
-    const char *name;
-    zero_comm_mpi_config config;
+    const char *name, *transport;
+    zero_comm_config config;
 };
-static const char NCCL[] = "NCCL";
+
+static int is_nccl(const struct way *way) { return !strcmp(way->transport, "nccl"); }
 
 static zero_comm *connect(const struct way *way) {
     zero_comm *c;
-    const int e = way->name == NCCL
-                      ? zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory)
-                      : zero_comm_create_mpi(&c, MPI_COMM_WORLD, &way->config, &memory);
-    CHECK(e == ZERO_OK, "create: %s", zero_comm_error(c));
+    char err[512] = "";
+    const int e = zero_comm_create(&c, zero_transport_find(way->transport), boot, &way->config, &memory, err,
+                                   sizeof err);
+    REQUIRE(e == ZERO_OK, "create: %s", err);
     return c;
 }
 
@@ -447,12 +444,12 @@ static void a_split_master_trains_as_a_plain_one(const struct way *way) {
 
 static void the_librarys_reduction_has_norms_of_double(const struct way *way) {
     for (int stage = 0; stage < VARIANTS; stage++) {
-        kind = way->name == NCCL && stage % 2 ? BF16 : F32;  // in bf16 NCCL's sums are rounded: norms only so far
+        kind = is_nccl(way) && stage % 2 ? BF16 : F32;  // in bf16 NCCL's sums are rounded: norms only so far
         memset(&memory, 0, sizeof memory);
         zero_comm *c = connect(way);
         zero *z = make(c, NULL, stage, ZERO_REDUCE_LIBRARY);
         uint64_t hash[3];
-        tolerance = kind == BF16 && way->name == NCCL ? 1e-2 : 1e-6;
+        tolerance = kind == BF16 && is_nccl(way) ? 1e-2 : 1e-6;
         train(z, 6, hash);  // no promise about the hash
         zero_destroy(z);
         zero_comm_destroy(c);
@@ -541,11 +538,11 @@ static void all_meshes_reduce_apart(int nccl, int tensor, int pipe, int data) {
 
 int main(int argc, char **argv) {
     static const struct way ways[] = {
-        { "shared memory", { .timeout_s = 60 } },
-        { "messages", { .timeout_s = 60, .no_shared_memory = 1 } },
-        { "staged", { .timeout_s = 60, .staged = 1 } },
-        { "two ranks a host", { .timeout_s = 60, .ranks_per_host = 2 } },
-        { NCCL, { .timeout_s = 60 } },
+        { "shared memory", "mpi", { .timeout_s = 60 } },
+        { "messages", "mpi", { .timeout_s = 60, .no_shared_memory = 1 } },
+        { "staged", "mpi", { .timeout_s = 60, .staged = 1 } },
+        { "two ranks a host", "mpi", { .timeout_s = 60, .ranks_per_host = 2 } },
+        { "NCCL", "nccl", { .timeout_s = 60 } },
     };
     test_start_ranks(&argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -556,11 +553,11 @@ int main(int argc, char **argv) {
     data_rank = rank;
     data_ranks = ranks;
     for (size_t w = 0; w < num_ways; w++)
-        for (kind = 0; kind < (w == 0 ? KINDS : ways[w].name == NCCL ? BF16 : BF16_SPLIT); kind++)
+        for (kind = 0; kind < (w == 0 ? KINDS : is_nccl(&ways[w]) ? BF16 : BF16_SPLIT); kind++)
             for (int variant = 0; variant < VARIANTS; variant++) every_way_trains_alike(&ways[w], w > 0, variant);
     CASE("a split master trains as a plain one, none otherwise") a_split_master_trains_as_a_plain_one(&ways[0]);
     for (size_t w = 0; w < num_ways; w++)
-        if (w == 0 || ways[w].name == NCCL)
+        if (w == 0 || is_nccl(&ways[w]))
             CASE("the library's reduction: norms of double: %s", ways[w].name)
                 the_librarys_reduction_has_norms_of_double(&ways[w]);
     cases_of_one_transport(&ways[0]);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
-#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transports.h"
 #include "zero/nvtx.h"
 #include "zero/zero.h"
 
@@ -183,9 +183,12 @@ int main(int argc, char **argv) {
     test_start_ranks(&argc, argv);
     zero_bootstrap *boot = NULL;
     zero_comm *c = NULL;
-    CHECK(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s", zero_bootstrap_error(boot));
-    CHECK(zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = 60 }, &memory) == ZERO_OK,
-          "create: %s", c ? zero_comm_error(c) : "out of memory");
+    char err[512] = "";
+    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap: %s",
+            zero_bootstrap_error(boot));
+    REQUIRE(zero_comm_create(&c, zero_transport_find("nccl"), boot, &(zero_comm_config){ .timeout_s = 60 }, &memory,
+                             err, sizeof err) == ZERO_OK,
+            "create: %s", err);
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
     for (int stage = 0; stage <= 3; stage++) run_stage(stage, c, stream);
     zero_comm_destroy(c);

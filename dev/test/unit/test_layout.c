@@ -374,16 +374,16 @@ static void check_mesh_refused(int ranks, int tensor, int pipe, int shard, const
     CHECK_EQ(small[4], 'x');  // not a byte more than it was given
 }
 
-static void meshes_that_cannot_run_are_refused_by_flag(void) {
-    check_mesh_refused(8, 2, 1, 0, "--tp");
-    check_mesh_refused(8, 1, 2, 0, "--pp");
-    check_mesh_refused(8, 3, 1, 0, "--tp");
-    check_mesh_refused(8, 1, 5, 0, "--pp");
-    check_mesh_refused(8, 0, 1, 0, "--tp");
-    check_mesh_refused(8, 1, -1, 0, "--pp");
-    check_mesh_refused(8, 1, 1, 3, "--shard-group");
-    check_mesh_refused(8, 1, 1, 16, "--shard-group");
-    check_mesh_refused(8, 1, 1, -1, "--shard-group");
+static void meshes_that_cannot_run_are_refused_by_size(void) {
+    check_mesh_refused(8, 2, 1, 0, "tensor");
+    check_mesh_refused(8, 1, 2, 0, "pipe");
+    check_mesh_refused(8, 3, 1, 0, "tensor");
+    check_mesh_refused(8, 1, 5, 0, "pipe");
+    check_mesh_refused(8, 0, 1, 0, "tensor");
+    check_mesh_refused(8, 1, -1, 0, "pipe");
+    check_mesh_refused(8, 1, 1, 3, "shard");
+    check_mesh_refused(8, 1, 1, 16, "shard");
+    check_mesh_refused(8, 1, 1, -1, "shard");
 }
 
 int main(int argc, char **argv) {
@@ -397,6 +397,6 @@ int main(int argc, char **argv) {
     RUN(sums_that_wrap_around_are_refused);
     RUN(data_parallel_meshes_number_the_ranks);
     RUN(grids_number_every_rank_once);
-    RUN(meshes_that_cannot_run_are_refused_by_flag);
+    RUN(meshes_that_cannot_run_are_refused_by_size);
     return test_finish();
 }

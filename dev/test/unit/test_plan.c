@@ -31,6 +31,7 @@ static PlanInput model(size_t units, size_t numel, size_t ranks) {
         .order_length = 2 * units,
         .settings.prefetch = 1,
         .settings.dtype = ZERO_BF16,
+        .transport = zero_transport_find("mpi"),
         .B = 1,
         .T = 1,
         .ranks = ranks,

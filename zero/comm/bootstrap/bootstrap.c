@@ -57,12 +57,6 @@ uint64_t zero_bootstrap_job(const zero_bootstrap_config *config) {
     return config->job ? XXH3_64bits(config->job, strlen(config->job)) : 0;
 }
 
-double zero_bootstrap_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void zero_bootstrap_pause(double *seconds, double longest) {
     nanosleep(&(struct timespec){ (time_t)*seconds, (long)((*seconds - (double)(time_t)*seconds) * 1e9) }, NULL);
     *seconds = *seconds * 1.5 < longest ? *seconds * 1.5 : longest;

@@ -32,7 +32,6 @@ int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) __
 int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes);
 
 uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);  // a number for config->job
-double zero_bootstrap_now(void);                                   // seconds, of a clock that only goes forward
 void zero_bootstrap_pause(double *seconds, double longest);        // sleep, and a little longer the next time
 
 // What rank 0 knows should reach the others before they give up for want of it: they wait this much longer.

@@ -32,6 +32,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 
 #define MAGIC  "zero-f1"  // and the version of the formats here
@@ -215,7 +216,7 @@ static void remove_old_files(const bootstrap_fs *t) {
 
 static int start_as_0(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s;
+    const double deadline = zero_clock() + b->timeout_s;
     unsigned char *here = calloc((size_t)b->ranks, 1);
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), version = 0;
     char wrong[128] = "";
@@ -246,7 +247,7 @@ static int start_as_0(bootstrap_fs *t) {
             e = write_answer(t, SEEN, ++version, nonces, "");
             pause = FIRST_PAUSE;
         }
-        if (!e && zero_bootstrap_now() > deadline) {
+        if (!e && zero_clock() > deadline) {
             char who[256], words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
             zero_bootstrap_missing(b, here, who, sizeof who);
             snprintf(words, sizeof words,
@@ -265,7 +266,7 @@ static int start_as_0(bootstrap_fs *t) {
 
 static int start_as_other(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
+    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), session = 0, version = 0;
     char path[MAX_PATH], wrong[128] = "";
     PATH(path, "answer");
@@ -289,7 +290,7 @@ static int start_as_other(bootstrap_fs *t) {
             else if (a.session != session || a.version != version)
                 e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
         }
-        if (!e && zero_bootstrap_now() > deadline)
+        if (!e && zero_clock() > deadline)
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                     "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see "
                                     "this directory (-pf)? More time: --timeout%s%s",
@@ -329,7 +330,7 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
                 return -1;
             }
         }
-        if (missing && zero_bootstrap_now() > deadline) break;
+        if (missing && zero_clock() > deadline) break;
     }
     return missing;
 }
@@ -342,7 +343,7 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
     if (!here) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     here[0] = 1;
     memmove(all, mine, bytes);
-    const int missing = read_letters(t, bytes, all, here, zero_bootstrap_now() + b->timeout_s, words, sizeof words);
+    const int missing = read_letters(t, bytes, all, here, zero_clock() + b->timeout_s, words, sizeof words);
     if (missing > 0) {
         zero_bootstrap_missing(b, here, who, sizeof who);
         snprintf(words, sizeof words,
@@ -365,7 +366,7 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
 
 static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
+    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
     const struct letter l = { b->round, bytes };
     char path[MAX_PATH];
     round_path(t, path, b->rank);
@@ -379,7 +380,7 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
         // (it may have come after the line above, with 0 bytes in it)
         if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
-        if (zero_bootstrap_now() > deadline)
+        if (zero_clock() > deadline)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                        "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or "
                                        "took another path; see its own output, "
@@ -406,7 +407,7 @@ static void destroy(zero_bootstrap *b) {
         write_file(t, path, &l, sizeof l, NULL, 0);
     } else if (!b->failed && here) {
         const double wait = b->timeout_s < LAST_WAIT ? b->timeout_s : LAST_WAIT;
-        read_letters(t, 0, NULL, here, zero_bootstrap_now() + wait, err, sizeof err);
+        read_letters(t, 0, NULL, here, zero_clock() + wait, err, sizeof err);
         for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
         unlink(t->last);
     }

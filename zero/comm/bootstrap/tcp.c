@@ -24,6 +24,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 
 enum { MAX_STRANGERS = 64 };  // who have not said hello yet
@@ -72,7 +73,7 @@ static void hang_up(struct peer *p) {
 }
 
 static int milliseconds_to(double deadline, double at_most) {
-    const double left = deadline - zero_bootstrap_now();
+    const double left = deadline - zero_clock();
     return left <= 0 ? 0 : (int)(1000 * (left < at_most ? left : at_most)) + 1;
 }
 
@@ -80,7 +81,7 @@ static int milliseconds_to(double deadline, double at_most) {
 static int ready(int fd, short events, double deadline) {
     struct pollfd p = { fd, events, 0 };
     while (poll(&p, 1, milliseconds_to(deadline, 1)) <= 0)
-        if (zero_bootstrap_now() > deadline) return 0;
+        if (zero_clock() > deadline) return 0;
     return 1;
 }
 
@@ -120,7 +121,7 @@ static int give_up(bootstrap_tcp *t, int code, const char *words) {
     zero_bootstrap *b = &t->base;
     for (int r = 1; r < b->ranks; r++)
         if (t->peers[r].fd >= 0) {
-            send_answer(t->peers[r].fd, REFUSED, b->round, 0, words, zero_bootstrap_now());
+            send_answer(t->peers[r].fd, REFUSED, b->round, 0, words, zero_clock());
             hang_up(&t->peers[r]);
         }
     return zero_bootstrap_fail(b, code, "%s", words);
@@ -223,14 +224,14 @@ static void answer_call(bootstrap_tcp *t) {
         if (t->strangers[i].since < oldest->since) oldest = &t->strangers[i];
     }
     if (!s) hang_up(s = oldest);
-    *s = (struct peer){ .fd = fd, .since = zero_bootstrap_now() };
+    *s = (struct peer){ .fd = fd, .since = zero_clock() };
     describe(s->from, sizeof s->from, (struct sockaddr *)&from, length);
 }
 
 static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *words) {
     snprintf(t->refused, sizeof t->refused, "; refused was rank %d of %d, from %s%s", s->hello.rank, s->hello.ranks,
              s->from, verdict == LATER ? ", of another job" : "");
-    send_answer(s->fd, verdict, 0, 0, words, zero_bootstrap_now());
+    send_answer(s->fd, verdict, 0, 0, words, zero_clock());
     hang_up(s);
 }
 
@@ -300,7 +301,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
     if (!here || !polls) e = give_up(t, ZERO_ERR_MEMORY, "out of host memory");
     while (!e) {
         if (!(missing = count_missing(t, here))) break;
-        if (zero_bootstrap_now() > deadline) break;
+        if (zero_clock() > deadline) break;
         polls[0] = (struct pollfd){ t->listening, POLLIN, 0 };
         // poll leaves out negative ones
         for (int i = 0; i < MAX_STRANGERS; i++) polls[1 + i] = (struct pollfd){ t->strangers[i].fd, POLLIN, 0 };
@@ -309,7 +310,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
             struct peer *s = &t->strangers[i];
             if (s->fd >= 0 && some > 0 && polls[1 + i].revents)
                 listen_to(t, s);
-            else if (s->fd >= 0 && zero_bootstrap_now() > s->since + PATIENCE)
+            else if (s->fd >= 0 && zero_clock() > s->since + PATIENCE)
                 hang_up(s);
         }
         if (some > 0 && polls[0].revents) answer_call(t);
@@ -334,7 +335,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
 
 static int start_server(bootstrap_tcp *t, const char *server, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s;
+    const double deadline = zero_clock() + b->timeout_s;
     char why[256] = "";
     t->strangers = calloc(MAX_STRANGERS, sizeof *t->strangers);
     if (!t->strangers) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
@@ -342,7 +343,7 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
     // Another job may be about to leave the port.
     for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0;
          zero_bootstrap_pause(&pause, 0.5))
-        if (t->listening != -EADDRINUSE || zero_bootstrap_now() > deadline)
+        if (t->listening != -EADDRINUSE || zero_clock() > deadline)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (-ps)", host,
                                        port, why);
     const int e = wait_for_all(t, server, deadline);
@@ -360,7 +361,7 @@ static int connect_to(const char *host, const char *port, double deadline, char 
     if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
     if (!list && error == EAI_NONAME) return -2;
     for (struct addrinfo *a = list; a; a = a->ai_next) {
-        const double now = zero_bootstrap_now(), limit = deadline < now + 5 ? deadline : now + 5;
+        const double now = zero_clock(), limit = deadline < now + 5 ? deadline : now + 5;
         const int one = 1;
         int problem = 0;
         socklen_t length = sizeof problem;
@@ -387,11 +388,11 @@ static int connect_to(const char *host, const char *port, double deadline, char 
 
 static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s;
+    const double deadline = zero_clock() + b->timeout_s;
     const struct hello hello = { MAGIC, b->rank, b->ranks, t->job };
     struct answer a = { .verdict = 0 };
     char why[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
-    for (double pause = 0.02; zero_bootstrap_now() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
+    for (double pause = 0.02; zero_clock() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
         const int fd = connect_to(host, port, deadline, why, sizeof why);
         if (fd == -2)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM,
@@ -449,7 +450,7 @@ static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char
 
 static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s;
+    const double deadline = zero_clock() + b->timeout_s;
     const size_t ranks = (size_t)b->ranks;
     unsigned char *here = calloc(ranks, 1);
     struct pollfd *polls = calloc(ranks, sizeof *polls);
@@ -468,7 +469,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
                 else if (done)
                     here[r] = 1, missing--;
             }
-        else if (zero_bootstrap_now() > deadline)
+        else if (zero_clock() > deadline)
             break;
     }
     if (!e && missing) {
@@ -495,7 +496,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
 
 static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_bootstrap_now() + b->timeout_s + zero_bootstrap_grace(b);
+    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
     const int fd = t->peers[0].fd;
     const struct letter letter = { MAGIC, b->round, bytes };
     struct answer a = { .verdict = 0 };

@@ -1,94 +1,125 @@
-// comm_mpi_inside.h: what comm_mpi.c (exchange, all-gather) and window_mpi.c (windows) share.
+// mpi_internal.h: what the files of the MPI transport share.
+//
+//     create.c       communicators: which ranks share a host, control blocks, split, destroy
+//     memory.c       symmetric memory, staging, scratch, and their formulas
+//     messages.c     messages between hosts
+//     collectives.c  all-to-all, all-gather, reduce-scatter
+//     windows.c      windows
+//     shared_memory.[ch]  memory that the ranks of a host map, and counters in it to wait on
 #ifndef ZERO_MPI_INTERNAL_H
 #define ZERO_MPI_INTERNAL_H
 #include <mpi.h>
 #include <stdatomic.h>
-#include "zero/comm/transport.h"
 #include "zero/comm/mpi/shared_memory.h"
+#include "zero/comm/transport.h"
 
-enum { RING = 2 * ZERO_COMM_MAX_PENDING, SMALL_BYTES = 4096 };
-#define MAX_MESSAGE ((size_t)1 << 30)  // MPI counts are ints
+enum { RING = 2 * ZERO_COMM_MAX_PENDING, SCALAR_BYTES = 4096 };
 
-// What was begun under a ticket. The offset is into the symmetric buffer, so all ranks must have the same.
-struct call {
-    uint64_t kind, buffer, offset, bytes;
-};
-enum call_kind { CALL_EXCHANGE = 1, CALL_ALLGATHER, CALL_SMALL };
-
-struct control {  // one per rank, written by its owner, read by the ranks of its host
-    _Atomic uint32_t ready;
+struct control {             // one per rank, written by its owner, read by the ranks of its host
+    _Atomic uint32_t ready;  // the last ticket that its owner has begun
     char pad1[60];
-    _Atomic uint32_t done;
+    _Atomic uint32_t done;  // the last one that its owner has finished reading
     char pad2[60];
-    struct call ring[RING];
-    char small[2][SMALL_BYTES];
+    struct zero_comm_call ring[RING];  // what was begun, by ticket
+    char scalars[2][SCALAR_BYTES];
 };
 
-struct pending {
-    struct call call;
+struct pending {  // begun by this rank, and not finished
+    struct zero_comm_call call;
     char *buf;
     enum zero_wire wire;
 };
 
+// Messages of one collective with every rank of another host, and their tags.
+enum { ZERO_MPI_CHUNKS, ZERO_MPI_RECORD, ZERO_MPI_MEET };
 struct messages {
     MPI_Request *requests;
-    int *peer;
-    int count, max;
+    int *peer, count, max;
+    struct zero_comm_call mine, *theirs;  // theirs: [size]
 };
 
 typedef struct comm_mpi {
     zero_comm base;
     MPI_Comm comm;
-    double timeout_s;
+    zero_comm_config config;
     int staged, pinned, spin;  // pinned: staging is
     int *on_host;              // [size] 1: rank r shares this host's memory (this rank included)
     int num_remote;            // ranks of other hosts
-    int sharing;               // some ranks share memory: symmetric buffers are mapped (the same verdict
-                               // on all ranks)
+    int sharing;               // some ranks share memory, so symmetric buffers are mapped (the same on all ranks)
     struct zero_shm control;
     zero_accounting *memory;
     struct zero_shm maps[ZERO_COMM_MAX_BUFFERS];  // of the symmetric buffers
     zero_ticket begun, finished;
     struct pending pending[RING];
-    zero_ticket small_ticket[2], staging_ticket;
-    size_t small_count;
+    zero_ticket scalar_ticket[2], staging_ticket;
+    size_t scalar_count;
     struct zero_shm staging;  // staged: one unit of host memory that the peers read
-    char *received;           // pieces from remote ranks (host)
+    char *received;           // chunks from remote ranks (host)
     size_t received_bytes;
-    char *device_scratch;  // staged: the peers' pieces on the device
+    char *device_scratch;  // staged: the peers' chunks on the device
     size_t device_scratch_bytes;
-    const void **pieces, **pieces_device;  // [size]
-    struct messages messages;              // of the operation at hand
+    const void **chunks, **chunks_device;  // [size]
+    struct messages messages;              // of the collective at hand
 } comm_mpi;
 
-static inline comm_mpi *self(zero_comm *c) { return (comm_mpi *)c; }
-static inline struct control *control_of(comm_mpi *m, int rank) { return (struct control *)m->control.peer[rank]; }
+static inline comm_mpi *zero_mpi_self(zero_comm *c) { return (comm_mpi *)c; }
+static inline struct control *zero_mpi_control(comm_mpi *m, int rank) {
+    return (struct control *)m->control.peer[rank];
+}
 
+extern const zero_comm_ops zero_mpi_ops;
+
+// ZERO_OK, or ZERO_ERR_DEVICE with CUDA's message.
 int zero_mpi_device_check(comm_mpi *m, cudaError_t e);
 
-// Wait until a counter of a peer has reached value; verb ("has begun") is for the message.
+// collectives.c: waits until a counter of a peer has reached value. verb ("has begun collective") is for the message.
 int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint32_t *counter, uint64_t value, const char *verb);
+int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket);  // until the ranks of this host have read ticket's buffer
+int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
+                              zero_ticket *ticket);
+int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
+int zero_mpi_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+int zero_mpi_allgather_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, enum zero_wire kind,
+                             cudaStream_t stream, zero_ticket *ticket);
+int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+int zero_mpi_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
+int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, const void *buf, enum zero_dtype dtype,
+                            size_t chunk_numel, float *out, cudaStream_t stream, zero_ticket *ticket);
+int zero_mpi_allgather_host(zero_comm *c, const struct zero_comm_call *call, const void *mine, size_t bytes, void *all);
+int zero_mpi_synchronize(zero_comm *c, cudaStream_t stream);
 
-// Messages with every rank of another host: bytes from send + r * send_stride to rank r, and from it to receive + r *
-// receive_stride. Posted, not waited for.
-int zero_mpi_post(comm_mpi *m, struct messages *msgs, int tag, char *send, size_t send_stride, char *receive,
-                  size_t receive_stride, size_t bytes);
+// messages.c: with every rank of another host: bytes from send + r * send_stride to rank r, and from it to receive + r *
+// receive_stride. post does not wait; wait fails if a peer has made another call.
+int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_call *call, char *send, size_t send_stride,
+                  char *receive, size_t receive_stride, size_t bytes);
 int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
+// An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's mine.
+// On a time-out the message names the ranks that are missing.
+int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all);
+int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, MPI_Request **out);
+void zero_mpi_free_messages(struct messages *msgs);
 
-// A scratch that only grows; its old contents are of no use. Pinned host memory, or device memory.
+// memory.c. zero_mpi_map: zero_shm_map over this communicator's ranks.
+int zero_mpi_map(comm_mpi *m, struct zero_shm *s, size_t bytes);
+int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b);
+int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b);
+// A scratch that only grows and loses its contents: pinned host memory, or device memory.
 int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device);
-
-// Shared memory for copies to and from the device: pinned, and in the books. Collective; not collective.
+int zero_mpi_can_pin(void *memory, size_t bytes);
+// Memory that the ranks of a host share, pinned if possible and accounted for, for copies to and from the device. map is
+// collective, unmap is not.
 int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes);
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s);
+size_t zero_mpi_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
+                              size_t reduced_numel);
 
-// Windows, of window_mpi.c.
+// windows.c
 int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, size_t bytes,
                            zero_window **out);
 void zero_mpi_window_destroy(zero_comm *c, zero_window *w);
 int zero_mpi_window_open(zero_comm *c, zero_window *w, cudaStream_t stream);
 int zero_mpi_window_close(zero_comm *c, zero_window *w, cudaStream_t stream);
-int zero_mpi_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t chunk_bytes, void *out,
+int zero_mpi_window_gather_begin(zero_comm *c, zero_window *w, const struct zero_comm_call *call, void *out,
                                  cudaStream_t stream, zero_ticket *ticket);
 int zero_mpi_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream);
 size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);

@@ -1,4 +1,4 @@
-// shm.c: shared memory by memfd, waiting by futex (shm.h).
+// shared_memory.c: memory by memfd, waiting by futex (shared_memory.h).
 #include "zero/comm/mpi/shared_memory.h"
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -9,12 +9,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-double zero_shm_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+#include "zero/clock.h"
 
 void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value) {
     atomic_store_explicit(counter, (uint32_t)value, memory_order_release);
@@ -25,12 +20,12 @@ int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double ti
     double deadline = 0;
     for (int i = 0;; i++) {
         *seen = atomic_load_explicit(counter, memory_order_acquire);
-        if ((int32_t)(*seen - value) >= 0) return 0;  // a signed difference does not mind that counters wrap
+        if ((int32_t)(*seen - value) >= 0) return 0;  // a signed difference: counters wrap
         if (i < spin) {
             atomic_signal_fence(memory_order_seq_cst);
             continue;
         }
-        const double now = zero_shm_now();
+        const double now = zero_clock();
         if (deadline == 0) deadline = now + timeout_s;
         if (now > deadline) return -1;
         const struct timespec slice = { 0, 200 * 1000 * 1000 };
@@ -68,34 +63,39 @@ static char *map_peer(const struct card *card, size_t bytes) {
     return p == MAP_FAILED ? NULL : p;
 }
 
-int zero_shm_map(struct zero_shm *s, MPI_Comm comm, const int *on_host, size_t bytes) {
-    int size, rank;
-    if (MPI_Comm_size(comm, &size) || MPI_Comm_rank(comm, &rank)) return ZERO_ERR_COMM;
-    struct card mine = { .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC) },
-                *cards = calloc((size_t)size, sizeof *cards);
+// This rank's memory; fd -1 or no peer[rank]: there is none.
+static void make_own(struct zero_shm *s, int rank, struct card *mine) {
     struct stat st;
-    *s = (struct zero_shm){ calloc((size_t)size, sizeof *s->peer), size, bytes };
-    if (!cards || !s->peer) {  // too little memory even for this: the job is lost, time-outs end the other ranks
+    *mine = (struct card){ .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC) };
+    if (mine->fd < 0 || ftruncate(mine->fd, (off_t)s->bytes) || fstat(mine->fd, &st)) return;
+    mine->device = st.st_dev;
+    mine->inode = st.st_ino;
+    char *p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
+    s->peer[rank] = p == MAP_FAILED ? NULL : p;
+}
+
+int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
+                 void *ctx) {
+    struct card mine, *cards = calloc((size_t)ranks, sizeof *cards);
+    int *all_ok = calloc((size_t)ranks, sizeof *all_ok);
+    *s = (struct zero_shm){ calloc((size_t)ranks, sizeof *s->peer), ranks, bytes };
+    if (!cards || !all_ok || !s->peer) {  // too little memory even for this: the others' time-outs end the job
         free(cards);
+        free(all_ok);
         free(s->peer);
         *s = (struct zero_shm){ 0 };
-        if (mine.fd >= 0) close(mine.fd);
         return ZERO_ERR_MEMORY;
     }
-    if (mine.fd >= 0 && !ftruncate(mine.fd, (off_t)bytes) && !fstat(mine.fd, &st)) {
-        mine.device = st.st_dev;
-        mine.inode = st.st_ino;
-        char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd, 0);
-        s->peer[rank] = p == MAP_FAILED ? NULL : p;
-    }
-    int ok = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, cards, sizeof mine, MPI_BYTE, comm) == MPI_SUCCESS &&
-             s->peer[rank];
-    for (int r = 0; r < size && ok; r++)
+    make_own(s, rank, &mine);
+    int e = meet(ctx, &mine, sizeof mine, cards), ok = s->peer[rank] != NULL;
+    for (int r = 0; r < ranks && ok && !e; r++)
         if (r != rank && on_host[r]) ok = (s->peer[r] = map_peer(&cards[r], bytes)) != NULL;
-    int all = 0;
-    if (MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, comm) != MPI_SUCCESS) all = 0;
+    if (!e) e = meet(ctx, &ok, sizeof ok, all_ok);  // and now nobody needs the descriptor any more
+    for (int r = 0; r < ranks && !e; r++)
+        if (!all_ok[r]) e = ZERO_ERR_MEMORY;
     if (mine.fd >= 0) close(mine.fd);
     free(cards);
-    if (!all) zero_shm_unmap(s);
-    return all ? ZERO_OK : ZERO_ERR_MEMORY;
+    free(all_ok);
+    if (e) zero_shm_unmap(s);
+    return e;
 }

@@ -1,10 +1,9 @@
-// shm.h: memory that the ranks of one host share, and counters in it to wait on.
+// shared_memory.h: memory that the ranks of one host share, and counters in it to wait on.
 //
-// The memory is a memfd that the other ranks map through /proc/<pid>/fd/<n>: nothing to clean up after a crash, and no
-// limit of /dev/shm's. Ranks wait with a futex, so that those that wait leave the core to those that compute.
+// The memory is a memfd that the other ranks map through /proc/<pid>/fd/<n>: nothing is left behind after a crash, and
+// /dev/shm's limit does not apply. Ranks wait with a futex, so that waiting ranks leave the core to those that compute.
 #ifndef ZERO_SHARED_MEMORY_H
 #define ZERO_SHARED_MEMORY_H
-#include <mpi.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,18 +15,21 @@ struct zero_shm {
     size_t bytes;  // of each rank
 };
 
-// Each rank makes `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. Collective over comm; all ranks
-// get the same verdict: ZERO_OK, or ZERO_ERR_MEMORY and nothing is mapped.
-int zero_shm_map(struct zero_shm *s, MPI_Comm comm, const int *on_host, size_t bytes);
+// An all-gather of `bytes` of each rank, with a time-out. Returns ZERO_OK or an error code.
+typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
+
+// Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. Collective over the ranks of meet.
+// Returns ZERO_OK; or, if that is impossible on any rank, ZERO_ERR_MEMORY on all ranks; or the error of meet. After an
+// error nothing is mapped.
+int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
+                 void *ctx);
 void zero_shm_unmap(struct zero_shm *s);  // not collective; peers keep their mappings
 
-// A counter that only its owner writes, ascending (it may wrap). Publish: everything written before is visible to who
-// has waited.
+// A counter that only its owner writes, ascending (it may wrap). Publishing makes everything written before visible to
+// ranks that have waited for the value.
 void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value);
-// Until the counter has reached value: 0; after timeout_s seconds: -1, and *seen is where it stands. Spins first if
-// asked to.
+// Waits until the counter has reached value; polls `spin` times before it sleeps. Returns 0; or -1 after timeout_s
+// seconds, and *seen is the counter.
 int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double timeout_s, uint32_t *seen);
-
-double zero_shm_now(void);  // seconds, of a clock that only goes forward
 
 #endif

@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap_internal.h"
-#include "zero/comm/bootstrap/bootstrap_mpi.h"
+#include "zero/comm/bootstrap/mpi.h"
 
 typedef struct bootstrap_mpi {
     zero_bootstrap base;
@@ -37,7 +38,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     for (int r = 0; r < b->ranks && ok; r++)
         ok = MPI_Irecv(received + (size_t)r * bytes, count, MPI_BYTE, r, tag, comm, &requests[2 * r]) == MPI_SUCCESS &&
              MPI_Isend(copy, count, MPI_BYTE, r, tag, comm, &requests[2 * r + 1]) == MPI_SUCCESS;
-    const double deadline = zero_bootstrap_now() + b->timeout_s;
+    const double deadline = zero_clock() + b->timeout_s;
     for (double pause = 1e-5; ok; zero_bootstrap_pause(&pause, 2e-3)) {
         missing = 0;
         for (int r = 0; r < b->ranks && ok; r++) {
@@ -50,7 +51,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
             missing += !both;
             ok = ok && size == count;
         }
-        if (!missing || zero_bootstrap_now() > deadline) break;
+        if (!missing || zero_clock() > deadline) break;
     }
     if (!ok) {
         e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
@@ -84,6 +85,10 @@ static void destroy(zero_bootstrap *b) {
 }
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
+
+MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b) {
+    return b->ops == &ops && !b->failed ? ((const bootstrap_mpi *)b)->comm : MPI_COMM_NULL;
+}
 
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {
     zero_bootstrap_config config = { .timeout_s = timeout_s };

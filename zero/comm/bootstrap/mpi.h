@@ -1,4 +1,4 @@
-// bootstrap_mpi.h: ranks that MPI has introduced (bootstrap.h says what a bootstrap does).
+// mpi.h: ranks that meet by MPI (bootstrap.h says what a bootstrap does).
 #ifndef ZERO_BOOTSTRAP_MPI_H
 #define ZERO_BOOTSTRAP_MPI_H
 #include <mpi.h>
@@ -10,6 +10,9 @@ extern "C" {
 // Collective over comm (duplicated, so the caller may go on using it; destroy before MPI_Finalize). timeout_s: 0 is 300
 // s.
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s);
+
+// The communicator of a bootstrap whose ranks met by MPI; MPI_COMM_NULL if they met in another way.
+MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,81 @@
+// transports.c: the list of transports, and what creating a communicator has in common to all of them (transports.h).
+#include "zero/comm/transports.h"
+#include <stdio.h>
+#include <string.h>
+#include "zero/comm/transport.h"
+
+static const zero_transport *const TRANSPORTS[] = {
+    &zero_transport_mpi,
+    &zero_transport_nccl,
+};
+enum { NUM_TRANSPORTS = sizeof TRANSPORTS / sizeof *TRANSPORTS };
+
+const zero_transport *zero_transport_at(size_t i) { return i < NUM_TRANSPORTS ? TRANSPORTS[i] : NULL; }
+
+const zero_transport *zero_transport_find(const char *name) {
+    for (size_t i = 0; i < NUM_TRANSPORTS; i++)
+        if (!strcmp(TRANSPORTS[i]->name, name)) return TRANSPORTS[i];
+    return NULL;
+}
+
+const char *zero_transport_name(const zero_transport *t) { return t->name; }
+const char *zero_transport_title(const zero_transport *t) { return t->title; }
+int zero_transport_needs_mpi(const zero_transport *t) { return t->needs_mpi; }
+int zero_transport_needs_device(const zero_transport *t) { return t->needs_device; }
+
+int zero_transport_available(const zero_transport *t, const zero_comm_config *config, char *message, size_t bytes) {
+    return t->available(config, message, bytes);
+}
+
+zero_comm_shape zero_transport_shape(const zero_transport *t, const zero_comm_config *config, size_t ranks,
+                                     int remote) {
+    return t->shape(config, ranks, remote);
+}
+
+// On failure the transport that failed holds the message: it goes to err, and the transport away.
+static int keep_message(int e, zero_comm **c, char *err, size_t err_bytes) {
+    if (!e) return ZERO_OK;
+    snprintf(err, err_bytes, "%s", *c ? zero_comm_error(*c) : "out of host memory");
+    zero_comm_destroy(*c);
+    *c = NULL;
+    return e;
+}
+
+int zero_comm_create(zero_comm **out, const zero_transport *t, zero_bootstrap *boot, const zero_comm_config *config,
+                     zero_accounting *accounting, char *err, size_t err_bytes) {
+    *out = NULL;
+    return keep_message(t->create(out, boot, config, accounting), out, err, err_bytes);
+}
+
+int zero_mesh_comms_create(zero_mesh_comms *out, const zero_mesh *m, const zero_transport *t, zero_bootstrap *boot,
+                           const zero_comm_config *config, zero_accounting *accounting, char *err, size_t err_bytes) {
+    const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // ranks of one stripe are data-parallel
+    zero_comm *world = NULL;
+    *out = (zero_mesh_comms){ NULL, NULL, NULL };
+    int e = zero_comm_create(&world, t, boot, config, accounting, err, err_bytes);
+    if (!e && m->tensor * m->pipe > 1)
+        e = keep_message(world->ops->split(world, stripe, m->data_rank, m->data, &out->data), &out->data, err,
+                         err_bytes);
+    else
+        out->data = world;
+    out->shard = out->data;
+    if (!e && m->groups > 1) {
+        out->shard = NULL;
+        e = keep_message(world->ops->split(world, stripe * m->groups + m->group, m->shard_rank, m->shard, &out->shard),
+                         &out->shard, err, err_bytes);
+        if (!e)
+            e = keep_message(
+                world->ops->split(world, stripe * m->shard + m->shard_rank, m->group, m->groups, &out->replicate),
+                &out->replicate, err, err_bytes);
+    }
+    if (world != out->data) zero_comm_destroy(world);
+    if (e) zero_mesh_comms_destroy(out);
+    return e;
+}
+
+void zero_mesh_comms_destroy(zero_mesh_comms *c) {
+    zero_comm_destroy(c->replicate);
+    if (c->shard != c->data) zero_comm_destroy(c->shard);
+    zero_comm_destroy(c->data);
+    *c = (zero_mesh_comms){ NULL, NULL, NULL };
+}
