@@ -254,7 +254,8 @@ fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero \
 	    build/$(DEVICE)-fp32/fuzz
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 USE_CUDNN=0 build/$(DEVICE)-bf16/train_gpt2_zero
-	@build/$(DEVICE)-fp32/fuzz --build build/$(DEVICE) --seconds $(SECONDS) $(SEED:%=--seed %)
+	@build/$(DEVICE)-fp32/fuzz $(foreach p,fp32 bf16,build/$(DEVICE)-$(p)/train_gpt2_zero) --seconds $(SECONDS) \
+	    $(SEED:%=--seed %)
 
 bench: $(call BINARIES,$(BENCHES)) $(BUILD)/train_gpt2_zero $(TEXT)
 	@bash dev/bench/run_bench.sh $(BUILD)

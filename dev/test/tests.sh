@@ -87,8 +87,10 @@ same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*"
 same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" \
     "8 -w 0 -z 3 --shard-group 2 $tiny"
-run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz --build build/cpu --seconds 60 --seed 1
-must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz --build build/cpu --break 1 --seed 1
+run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
+    --seconds 60 --seed 1
+must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz $fp32/train_gpt2_zero \
+    $bf16/train_gpt2_zero --break 1 --seed 1
 run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero

@@ -1,6 +1,32 @@
 # tests_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
-build cpu FP32 $fp32/{fuzz,train_gpt2_zero}
-build cpu BF16 $bf16/train_gpt2_zero
+if [ -z "$suffix" ]; then
+    build cpu FP32 $fp32/{fuzz,train_gpt2_zero}
+    build cpu BF16 $bf16/train_gpt2_zero
+    build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
+    build emulated BF16 build/emulated-bf16/train_gpt2_zero
+    run 0 600 "fuzz: 300 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
+        --seconds 300 --seed 2
+    run 0 600 "fuzz, emulated GPU: 300 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
+        build/emulated-bf16/train_gpt2_zero --seconds 300 --seed 3
+    run 2 900 "transport, emulated GPU" $asan/test_comm
+    run 2 900 "engine, emulated GPU" $asan/test_engine
+fi
 
-run 0 600 "fuzz: 300 s of configurations, one seed" $fp32/fuzz --build build/cpu --seconds 300 --seed 2
+# The CPU's build under sanitizers: programs that start ranks, and those that read files and flags.
+for SANITIZE in address undefined; do
+    export SANITIZE
+    suffix=-$SANITIZE
+    dir=build/cpu-fp32$suffix
+    build cpu FP32 $dir/{test_{layout,options,output,content,data,bootstrap,comm,nccl,engine,gpt2_zero},train_gpt2_zero}
+    for program in layout options output content data; do
+        run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
+    done
+    run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp
+    run 0 600 "ranks meet, by a directory, SANITIZE=$SANITIZE" $dir/test_bootstrap fs
+    run 3 600 "transport, SANITIZE=$SANITIZE" $dir/test_comm
+    run 3 600 "NCCL transport, SANITIZE=$SANITIZE" $dir/test_nccl
+    run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
+    run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
+    run 0 900 "command line, SANITIZE=$SANITIZE" dev/test/cli/test_cli.sh $dir/train_gpt2_zero
+done

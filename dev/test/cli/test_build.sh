@@ -6,7 +6,6 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 unset EXTRA CFLAGS CXXFLAGS CPPFLAGS NVCCFLAGS LDFLAGS MARCH WERROR DEBUG SANITIZE MAKEFLAGS MAKELEVEL
 
 cpu=(SETUP=true DEVICE=cpu PRECISION=FP32 --no-print-directory)

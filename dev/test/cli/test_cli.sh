@@ -17,7 +17,6 @@ trainer=$1
 tokenize=$(dirname "$trainer")/tokenize_bytes
 NP=2
 . scripts/env.sh
-work=$(mktemp -d)
 
 # job RANKS ARGUMENTS...
 job() {

@@ -6,7 +6,6 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 unset CPATH CUDA_HOME CUDNN_HOME NCCL_HOME CONDA_PREFIX USE_CUDNN NCCL EXTRA CFLAGS MAKEFLAGS MAKELEVEL
 triple=$(uname -m)-linux-gnu
 target=$(uname -m | sed 's/aarch64/sbsa/')-linux

@@ -8,7 +8,6 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 
 # case_of STATUS NAME: a case, which passes if STATUS is 0
 case_of() {

@@ -9,7 +9,6 @@ cd "$(dirname "$0")/../../.." || exit 1
 trainer=$(realpath "$1")
 NP=2
 . scripts/env.sh
-work=$(mktemp -d)
 good=(-e custom:l1,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 32 -x 1 -v 0 -s 0 --timeout 20)
 
 # refused WORDS COMMAND...: it ends, non-zero, with exactly one line that begins with "error:", which has these words

@@ -52,7 +52,6 @@ if [ "${2:-}" = --make ]; then
     exit
 fi
 
-work=$(mktemp -d)
 make_files "$work"
 data=$work/dev/data/tinyshakespeare
 "$trainer" -e "$work/gpt2_124M.bin" -i "$data/tiny_shakespeare_train.bin" -j "$data/tiny_shakespeare_val.bin" -b 4 \

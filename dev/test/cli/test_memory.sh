@@ -9,7 +9,6 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 log=$work/log
 psi=124475904
 

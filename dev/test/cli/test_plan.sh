@@ -8,7 +8,6 @@ cd "$(dirname "$0")/../../.." || exit 1
 . scripts/env.sh
 export OMP_NUM_THREADS=1
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 
 # compare PLAN RUN STAGE. A run prints rows of: name (26 columns), formula, bytes by formula, measured min, max; a plan:
 # name (30 columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many chunks their optimizer has, so "transport" is

@@ -8,7 +8,6 @@ cd "$(dirname "$0")/../../.." || exit 1
 export OMP_NUM_THREADS=1
 . scripts/env.sh
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 log=$work/log
 
 runs() {

@@ -13,7 +13,6 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 trainer=$(readlink -f "$1")
-work=$(mktemp -d)
 job=$((100000 + $$ % 10000))
 port=$((20000 + job % 10000))       # what run_multi_node.sbatch makes of it
 
@@ -57,7 +56,7 @@ script() {
 }
 
 sbatch=$repo/scripts/run_multi_node.sbatch
-for file in scripts/*; do
+for file in scripts/*.* scripts/*/*.sh; do
     check "bash can read $file" bash -n "$file"
 done
 script "run_gpt2_124M.sh" 8 "-e d12 " scripts/run_gpt2_124M.sh

@@ -6,7 +6,6 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
-work=$(mktemp -d)
 
 # machine [PROGRAM...]: a new one in $root, with apt-get; the programs are there already
 machine() {

@@ -16,49 +16,44 @@
 # Ends with "N passed, N failed"; exit status 0 only if nothing failed.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
 
 # Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing.
 compute_bound='attention|probe'
 
-work=build/check_cuda
+dir=build/check_cuda
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
     echo "$0: no nvcc in PATH or CUDA_HOME/bin"
     exit 1
 }
 include=$(readlink -f "$(dirname "$nvcc")/../include")
 began=$SECONDS
-passed=0
-failed=0
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
+# blame LINES: each line "FAIL what: why" is a failed case
+blame() {
+    local line
+    while read -r _ line; do [ -z "$line" ] || report "${line%%: *}" "${line#*: }"; done <<< "$1"
 }
 
-# must NAME LOG COMMAND...: the command must succeed
+# must NAME LOG COMMAND...: a case: the command succeeds
 must() {
-    if "${@:3}" > "$2" 2>&1; then
-        ok
-        echo "ok    $1"
-    else
-        bad "$1"
-        grep -iE -m 20 'error|warning' "$2" || tail -n 20 "$2"
-        return 1
-    fi
+    local status
+    "${@:3}" > "$2" 2>&1
+    status=$?
+    [ $status = 0 ] || grep -iE -m 20 'error|warning' "$2"
+    report "$1" "$([ $status = 0 ] || echo "exit status $status")" "$2"
+    return $status
 }
 
 # must_say NAME REGEX LOG COMMAND...: a planted fault: the command must fail, with a message that matches
 must_say() {
+    local wrong=
     if "${@:4}" > "$3" 2>&1; then
-        bad "$1: planted, but not found"
+        wrong="planted, but not found"
     elif ! grep -qE -- "$2" "$3"; then
-        bad "$1: it does not compile, but for another reason:"
-        tail -n 5 "$3"
-    else
-        ok
-        echo "ok    found: $1"
+        wrong="it does not compile, but for another reason"
     fi
+    report "found: $1" "$wrong" "$3"
 }
 
 compile() { make SETUP=true DEVICE=cuda WERROR=1 USE_CUDNN=0 --no-print-directory "$@"; }
@@ -66,8 +61,8 @@ compile() { make SETUP=true DEVICE=cuda WERROR=1 USE_CUDNN=0 --no-print-director
 # ----------------------------------------------------------------------------------------------------------------------
 # Headers in which a result may not be dropped: links to all of CUDA's, and copies of those with the types of results.
 
-headers=$PWD/$work/include
-mpi_headers=$PWD/$work/include-mpi
+headers=$PWD/$dir/include
+mpi_headers=$PWD/$dir/include-mpi
 rm -rf "$headers" "$mpi_headers"
 mkdir -p "$headers" "$mpi_headers"
 cp -rs "$include/." "$headers"
@@ -78,16 +73,16 @@ nodiscard() {
     rm "$headers/$1"
     sed -zE "$2" "$include/$1" > "$headers/$1"
     if cmp -s "$include/$1" "$headers/$1"; then
-        bad "$1: the type of results is not where it was; adapt $0"
+        report "$1" "the type of results is not where it was; adapt $0"
     fi
 }
 nodiscard driver_types.h 's/enum __device_builtin__ cudaError\n/enum [[nodiscard]] __device_builtin__ cudaError\n/'
 nodiscard cublas_api.h 's/typedef enum (\{[^}]*\} cublasStatus_t;)/typedef enum [[nodiscard]] \1/'
 nodiscard nccl.h 's/typedef enum (\{[^}]*\} ncclResult_t;)/typedef enum [[nodiscard]] \1/'
 nodiscard cudnn_graph.h 's/typedef enum (\{[^}]*\} cudnnStatus_t;)/typedef enum [[nodiscard]] \1/'
-for dir in $(mpicc --showme:incdirs); do
-    [ -e "$dir/mpi.h" ] && [ ! -e "$mpi_headers/mpi.h" ] &&
-        sed -E 's/^(OMPI_DECLSPEC +)?int +MPI_/[[nodiscard]] &/' "$dir/mpi.h" > "$mpi_headers/mpi.h"
+for incdir in $(mpicc --showme:incdirs); do
+    [ -e "$incdir/mpi.h" ] && [ ! -e "$mpi_headers/mpi.h" ] &&
+        sed -E 's/^(OMPI_DECLSPEC +)?int +MPI_/[[nodiscard]] &/' "$incdir/mpi.h" > "$mpi_headers/mpi.h"
 done
 export CPATH=$headers NVCC_PREPEND_FLAGS=-I$headers
 mpi_cflags="-I$mpi_headers $(mpicc --showme:compile)"
@@ -96,28 +91,28 @@ mpi_cflags="-I$mpi_headers $(mpicc --showme:compile)"
 # 1. All programs
 
 for precision in FP32 BF16; do
-    build=$work/${precision,,}
-    must "all programs, sm_90, $precision" "$work/all-$precision.log" \
+    build=$dir/${precision,,}
+    must "all programs, sm_90, $precision" "$dir/all-$precision.log" \
         compile PRECISION=$precision CUDA_ARCH=90 BUILD="$build" all
 done
 
 # The rest of a build with cuDNN is the same, and .ci/run has one.
 if [ -e "$include/cudnn_graph.h" ]; then
-    must "attention by cuDNN" $work/cudnn.log \
-        compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$work/cudnn $work/cudnn/dev/device/cuda/attention_cudnn.o
+    must "attention by cuDNN" $dir/cudnn.log \
+        compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$dir/cudnn $dir/cudnn/dev/device/cuda/attention_cudnn.o
 fi
 
-objects=$(for f in zero/*.c zero/comm/*.c zero/comm/*/*.c; do echo "$work/mpi/${f%.c}.o"; done)
+objects=$(for f in zero/*.c zero/comm/*.c zero/comm/*/*.c; do echo "$dir/mpi/${f%.c}.o"; done)
 # shellcheck disable=SC2086
-must "zero/: no result of MPI is dropped" $work/mpi.log \
-    compile PRECISION=FP32 BUILD=$work/mpi MPI_CFLAGS="$mpi_cflags" $objects
+must "zero/: no result of MPI is dropped" $dir/mpi.log \
+    compile PRECISION=FP32 BUILD=$dir/mpi MPI_CFLAGS="$mpi_cflags" $objects
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 2. Kernels
 
 archs=$("$nvcc" --list-gpu-code | grep -xE 'sm_(80|90|100)')
 sources=$(grep -lE '__global__|^#include "gpt2/.*\.cuh"' ./*.cu zero/*.cu dev/device/cuda/*.cu)
-table=$work/kernels.txt
+table=$dir/kernels.txt
 columns=$(printf "%-5s %-7s %9s %8s %7s %6s %6s %12s %13s %13s %s" build gpu registers threads shared stack spills \
     occupancy "loads: 16 B/" "stores: 16 B/" kernel)
 echo "$columns" > $table
@@ -130,7 +125,7 @@ judge() {
 
 for arch in $archs; do
     for precision in FP32 BF16; do
-        build=$work/${precision,,}-$arch
+        build=$dir/${precision,,}-$arch
         kernels=
         for source in $sources; do
             source=${source#./}
@@ -147,43 +142,38 @@ for arch in $archs; do
         for k in $kernels; do
             lines=$(judge "${precision,,}" "$arch" "$k")
             broken=$(grep '^FAIL' <<< "$lines")
-            while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$broken"
+            blame "$broken"
             grep -v '^FAIL' <<< "$lines" >> $table
             kernels_broken=$(awk '/^FAIL/ { print $4 }' <<< "$lines" | sort -u | grep -c .)
             kept=$((kept + $(grep -vc '^FAIL' <<< "$lines") - kernels_broken))
         done
         passed=$((passed + kept))
         echo "ok    $kept kernels keep the rules, $((failed - before)) rules are broken ($arch, $precision)"
-        [ $kept -gt 10 ] || bad "only $kept kernels were found: is this script still looking in the right files?"
+        [ $kept -gt 10 ] || report "kernels" "only $kept were found: is this script still looking in the right files?"
     done
 done
 
 launches=$(awk -f dev/test/cuda/check_launches.awk dev/gpt2/*.cuh train_gpt2_zero.cu)
-while read -r _ line; do [ -z "$line" ] || bad "$line"; done <<< "$(grep '^FAIL' <<< "$launches")"
+blame "$(grep '^FAIL' <<< "$launches")"
 launched=$(grep -vc '^FAIL' <<< "$launches")
 passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
 echo "ok    $launched launches have the threads of their kernels, except those above"
-[ "$launched" -gt 10 ] || bad "only $launched launches were found: does check_launches.awk still match the sources?"
+[ "$launched" -gt 10 ] || report "launches" "only $launched were found: does check_launches.awk still match the sources?"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 3. Planted faults
 
-build=$work/planted
+build=$dir/planted
 planted=$build/dev/test/cuda/planted_static
 plant() {
     rm -f $planted.cubin
     compile PRECISION=FP32 GENCODE=-arch=sm_90 BUILD=$build DEFINES="-I. -Idev -D_GNU_SOURCE $1" $planted.cubin
 }
 
-if must "planted faults compile" $work/planted.log plant ""; then
-    judge fp32 sm_90 $planted > $work/planted.txt
+if must "planted faults compile" $dir/planted.log plant ""; then
+    judge fp32 sm_90 $planted > $dir/planted.txt
     while read -r kernel words; do
-        if grep -qE "^FAIL .* $kernel: $words" $work/planted.txt; then
-            ok
-            echo "ok    found: $kernel"
-        else
-            bad "$kernel: planted, but not found"
-        fi
+        check "found: $kernel, $words" grep -E "^FAIL .* $kernel: $words" $dir/planted.txt
     done << 'END'
 narrow_loads no 16-byte load
 narrow_loop a loop has [0-9]+ narrow accesses
@@ -192,35 +182,31 @@ spills [0-9]+ bytes of spills
 no_launch_bounds has no __launch_bounds__
 no_launch_bounds [0-9]+ registers x 1024 threads
 END
-    if grep -q '^FAIL .* nothing_wrong' $work/planted.txt; then bad "a kernel with nothing wrong is blamed"; else ok; fi
+    report "a kernel with nothing wrong is not blamed" "$(grep '^FAIL .* nothing_wrong' $dir/planted.txt)"
 fi
 for threads in 128 256; do
     {
         echo "__global__ void __launch_bounds__($threads) k(int n) {}"
         echo "void f() { LAUNCH(ceil_div(n, 2), 128, 0, stream, k, n); }"
-    } | awk -f dev/test/cuda/check_launches.awk > $work/launch-$threads.log
+    } | awk -f dev/test/cuda/check_launches.awk > $dir/launch-$threads.log
 done
-if grep -q '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $work/launch-256.log &&
-    ! grep -q FAIL $work/launch-128.log; then
-    ok
-    echo "ok    found: a launch with other threads"
-else
-    bad "a launch with other threads: planted, but not found; or found where it is not"
-fi
-must_say "too much shared memory" "uses too much shared data" $work/planted-shared.log plant -DPLANT_SHARED
-must_say "a warning of nvcc" "was declared but never referenced" $work/planted-unused.log plant -DPLANT_UNUSED
-must_say "an unchecked call, nvcc" "ignoring return value type" $work/planted-unchecked.log plant -DPLANT_UNCHECKED
+check "found: a launch with other threads" \
+    grep '^FAIL k: launched with 128 threads, but its __launch_bounds__ are 256' $dir/launch-256.log
+report "a launch with the right threads is not blamed" "$(grep FAIL $dir/launch-128.log)"
+must_say "too much shared memory" "uses too much shared data" $dir/planted-shared.log plant -DPLANT_SHARED
+must_say "a warning of nvcc" "was declared but never referenced" $dir/planted-unused.log plant -DPLANT_UNUSED
+must_say "an unchecked call, nvcc" "ignoring return value type" $dir/planted-unchecked.log plant -DPLANT_UNCHECKED
 
 # drop HEADER CALL: a C file that makes the call and ignores its result
 drop() {
-    printf '#include <%s>\nvoid f(void);\nvoid f(void) { %s; }\n' "$1" "$2" > $work/dropped.c
+    printf '#include <%s>\nvoid f(void);\nvoid f(void) { %s; }\n' "$1" "$2" > $dir/dropped.c
     # shellcheck disable=SC2086
-    gcc -std=c11 $mpi_cflags -I. -isystem "$include" -Wall -Wextra -Werror -c $work/dropped.c -o $work/dropped.o
+    gcc -std=c11 $mpi_cflags -I. -isystem "$include" -Wall -Wextra -Werror -c $dir/dropped.c -o $dir/dropped.o
 }
-must "a call of which the result is meant to be dropped" $work/dropped.log drop cuda_runtime_api.h "(void)cudaFree(0)"
+must "a call of which the result is meant to be dropped" $dir/dropped.log drop cuda_runtime_api.h "(void)cudaFree(0)"
 while read -r header call; do
     [ -e "$include/$header" ] || [ "$header" = mpi.h ] || continue
-    must_say "an unchecked call, $call" "ignoring return value of" $work/dropped.log drop "$header" "$call"
+    must_say "an unchecked call, $call" "ignoring return value of" $dir/dropped.log drop "$header" "$call"
 done << 'END'
 cuda_runtime_api.h cudaFree(0)
 cublasLt.h cublasLtDestroy(0)
@@ -230,5 +216,4 @@ mpi.h MPI_Barrier(MPI_COMM_WORLD)
 END
 
 echo "table of kernels: $table; $((SECONDS - began)) s"
-echo "$passed passed, $failed failed"
-[ $failed = 0 ] && [ $passed != 0 ]
+summary

@@ -13,7 +13,6 @@ cd "$(dirname "$0")/../../.." || exit 1
 export ASAN_OPTIONS=${ASAN_OPTIONS-detect_leaks=0}     # MPI keeps some memory until the end
 
 trainer=$1
-work=$(mktemp -d)
 log=$work/log
 
 # train N STREAMS ARGUMENTS...: prints the results of a run without the N-th wait; 0: with all of them

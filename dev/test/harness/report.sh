@@ -11,8 +11,8 @@
 passed=0
 failed=0
 case_word=
-case_log=$(mktemp)
-trap 'rm -rf "$case_log" ${work:+"$work"}' EXIT     # a script may keep its files in a directory $work
+work=$(mktemp -d)       # for the script's files
+trap 'rm -rf "$work"' EXIT
 
 arguments=()
 while [ $# != 0 ]; do
@@ -48,9 +48,9 @@ report() {
 check() {
     local status
     selected "$1" || return 0
-    "${@:2}" > "$case_log" 2>&1
+    "${@:2}" > "$work/.check" 2>&1
     status=$?
-    [ $status = 0 ] && report "$1" "" || report "$1" "exit status $status of ${*:2}" "$case_log"
+    [ $status = 0 ] && report "$1" "" || report "$1" "exit status $status of ${*:2}" "$work/.check"
 }
 
 summary() {

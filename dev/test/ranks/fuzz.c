@@ -3,6 +3,7 @@
 //
 //     make fuzz SECONDS=600               another seed each time; it is printed
 //     make fuzz SECONDS=600 SEED=7        the same configurations again
+//     fuzz FP32_TRAINER BF16_TRAINER [--seconds S] [--seed N] [--text FILE] [--break 1] [--case "configuration 17,"]
 //
 // A configuration is a choice from each row of the table below. It is run as a user would run it, under mpirun, and so
 // is its *baseline*: the same training in stage 0, without --inject-delays and other complications, on one rank (N a
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include "test/harness/harness.h"
 
 // Many ranks with several threads each are slow on a small machine, and test nothing new.
 enum { WAYS_PER_TRAINING = 4, SHRINK_SECONDS = 90, MAX_VALUES = 10, MAX_RANKS_WITH_THREADS = 2 };
@@ -106,7 +108,7 @@ typedef struct config {
     int choice[ROWS];
 } config;
 
-static const char *build = "build/cpu", *text = "dev/data/text/default.txt";
+static const char *trainers[2], *text = "dev/data/text/default.txt";  // FP32, BF16
 static int broken;
 static uint64_t dice;
 
@@ -139,11 +141,10 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
     size_t n = (size_t)snprintf(out, bytes, "NP=%d; . scripts/env.sh; OMP_WAIT_POLICY=passive OMP_NUM_THREADS=%s ",
                                 ranks, ranks <= MAX_RANKS_WITH_THREADS ? value(c, THREADS) : "1");
     if (*value(c, STREAMS)) n += (size_t)snprintf(out + n, bytes - n, "CUDA_ON_CPU_STREAMS=%s ", value(c, STREAMS));
-    n += (size_t)snprintf(
-        out + n, bytes - n,
-        "timeout 120 mpirun -np %d %s-%s/train_gpt2_zero -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks,
-        build, value(c, PRECISION), value(c, LAYERS), value(c, HEADS), channels, value(c, VOCAB), value(c, MAX_T), text,
-        number(c, B) * number(c, T) * micro_batches);
+    n += (size_t)snprintf(out + n, bytes - n,
+                          "timeout 120 mpirun -np %d %s -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks,
+                          trainers[c->choice[PRECISION]], value(c, LAYERS), value(c, HEADS), channels, value(c, VOCAB),
+                          value(c, MAX_T), text, number(c, B) * number(c, T) * micro_batches);
     for (int row = 0; row < ROWS; row++)
         if (table[row].flag[0] == '-')
             n += (size_t)snprintf(out + n, bytes - n, " %s %s", table[row].flag, value(c, row));
@@ -238,23 +239,50 @@ static void draw_ranks(config *c) {
         *c = other;
 }
 
+// A case: this configuration prints what its baseline prints. Otherwise prints the smallest that does not.
+static int agrees(config c, unsigned long long seed) {
+    if (CHECK(!fails(&c, 0), "the configuration fails; looking for the smallest that does")) return 1;
+    c = shrink(c);
+    if (!fails(&c, 1))
+        printf("the smallest failing configuration does not fail each time: a race; repeat with --seed %llu\n", seed);
+    return 0;
+}
+
+// Draws trainings, and ways to run each, until the time is over or a configuration fails.
+static void fuzz(unsigned long long seed, long seconds) {
+    const time_t end = time(NULL) + seconds;
+    long count = 0, most = 10 * seconds;  // --list and --case run few or none: they need another end
+    int good = 1;
+    while (good && time(NULL) < end && count < most) {
+        config c;
+        for (int row = 0; row < ROWS; row++) draw(&c, row);
+        for (int way = 0; good && way < WAYS_PER_TRAINING && time(NULL) < end; way++) {
+            if (way) draw_ranks(&c);
+            for (int row = STAGE; row < ROWS; row++) draw(&c, row);
+            CASE("configuration %ld, %s, %s ranks, -z %s", ++count, value(&c, PRECISION), value(&c, N),
+                 value(&c, STAGE))
+                good = agrees(c, seed);
+        }
+    }
+}
+
 static int usage(void) {
-    fprintf(stderr, "usage: fuzz [--seconds S] [--seed N] [--build build/cpu] [--text FILE] [--break 1]\n");
+    fprintf(stderr, "usage: fuzz FP32_TRAINER BF16_TRAINER [--seconds S] [--seed N] [--text FILE] [--break 1]\n");
     return 2;
 }
 
 int main(int argc, char **argv) {
     unsigned long long seed = (unsigned long long)time(NULL) % 1000000;
     long seconds = 60;
-    size_t passed = 0;
-    for (int i = 1; i < argc; i += 2) {
+    test_start(&argc, argv);
+    if (argc < 3) return usage();
+    for (int i = 0; i < 2; i++) trainers[i] = argv[1 + i];
+    for (int i = 3; i < argc; i += 2) {
         if (i + 1 == argc) return usage();
         if (!strcmp(argv[i], "--seconds"))
             seconds = atol(argv[i + 1]);
         else if (!strcmp(argv[i], "--seed"))
             seed = strtoull(argv[i + 1], NULL, 10);
-        else if (!strcmp(argv[i], "--build"))
-            build = argv[i + 1];
         else if (!strcmp(argv[i], "--text"))
             text = argv[i + 1];
         else if (!strcmp(argv[i], "--break"))
@@ -264,27 +292,6 @@ int main(int argc, char **argv) {
     }
     printf("fuzz: seed %llu, %ld s\n", seed, seconds);
     dice = (seed + 1) * 0x9e3779b97f4a7c15u;
-    const time_t end = time(NULL) + seconds;
-    while (time(NULL) < end) {
-        config c;
-        for (int row = 0; row < ROWS; row++) draw(&c, row);
-        for (int way = 0; way < WAYS_PER_TRAINING && time(NULL) < end; way++) {
-            if (way) draw_ranks(&c);
-            for (int row = STAGE; row < ROWS; row++) draw(&c, row);
-            if (!fails(&c, 0)) {
-                passed++;
-                continue;
-            }
-            printf("configuration %zu fails; looking for the smallest that does\n", passed + 1);
-            fflush(stdout);
-            c = shrink(c);
-            if (!fails(&c, 1))
-                printf("the smallest failing configuration does not fail each time: a race; repeat with --seed %llu\n",
-                       seed);
-            printf("\nfuzz: seed %llu\n%zu passed, 1 failed\n", seed, passed);
-            return 1;
-        }
-    }
-    printf("%zu passed, 0 failed\n", passed);
-    return passed == 0;
+    fuzz(seed, seconds);
+    return test_finish();
 }
