@@ -158,7 +158,7 @@ blame "$(grep '^FAIL' <<< "$launches")"
 launched=$(grep -vc '^FAIL' <<< "$launches")
 passed=$((passed + launched - $(grep -c '^FAIL' <<< "$launches")))
 echo "ok    $launched launches have the threads of their kernels, except those above"
-[ "$launched" -gt 10 ] || report "launches" "only $launched were found: does check_launches.awk still match the sources?"
+[ "$launched" -gt 10 ] || report "launches" "only $launched were found: does check_launches.awk match the sources?"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 3. Planted faults

@@ -2,12 +2,12 @@
 #
 #     . dev/test/harness/report.sh
 #     check "an empty file is refused" refuses empty.txt     # passes if the command succeeds
-#     report "all files are closed" "$wrong" "$log"          # passes if $wrong is empty; otherwise it says what is wrong
+#     report "all files are closed" "$wrong" "$log"          # passes if $wrong, which says what is wrong, is empty
 #     summary
 #
-# Cases print `ok` or `FAIL`, summary prints `N passed, N failed` and exits, as test programs do (harness.h). `--case WORD`
-# is taken out of the script's arguments: then only cases whose name contains WORD count, and `check` runs no other;
-# other work asks `selected NAME`.
+# Cases print `ok` or `FAIL`, summary prints `N passed, N failed` and exits, as test programs do (harness.h). `--case
+# WORD` is taken out of the script's arguments: then only cases whose name contains WORD count, and `check` runs no
+# other; other work asks `selected NAME`.
 passed=0
 failed=0
 case_word=
