@@ -11,7 +11,8 @@
 #      enough registers for the threads that it is launched with, no spills, no local arrays, 16-byte accesses where
 #      memory is the limit. kernels.txt is the table of all kernels. The trainer launches kernels with the threads that
 #      they are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
-#   3. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
+#   3. A driver that is too old for the toolkit is named, with the remedy.
+#   4. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
 #
 # Ends with "N passed, N failed"; exit status 0 only if nothing failed.
 set -u
@@ -161,7 +162,19 @@ echo "ok    $launched launches have the threads of their kernels, except those a
 [ "$launched" -gt 10 ] || report "launches" "only $launched were found: does check_launches.awk match the sources?"
 
 # ----------------------------------------------------------------------------------------------------------------------
-# 3. Planted faults
+# 3. A driver for CUDA 12.4
+
+mkdir -p $dir/old_driver
+cat > $dir/old_driver/driver.c << 'END'
+int cuDriverGetVersion(int *version);
+int cuDriverGetVersion(int *version) { *version = 12040; return 0; }
+END
+gcc -shared -fPIC -Wl,-soname,libcuda.so.1 $dir/old_driver/driver.c -o $dir/old_driver/libcuda.so.1
+must_say "a driver that is too old" "built with CUDA 1[3-9]\.[0-9]+, and the driver supports at most 12\.4: install" \
+    $dir/old_driver.log env LD_LIBRARY_PATH=$dir/old_driver timeout 60 $dir/fp32/train_gpt2_zero
+
+# ----------------------------------------------------------------------------------------------------------------------
+# 4. Planted faults
 
 build=$dir/planted
 planted=$build/dev/test/cuda/planted_static

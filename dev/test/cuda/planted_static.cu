@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(1024) spills(float *__restrict__ out, const fl
     many_sums<1024>(out, in, n);
 }
 
-// The same with all the registers that it wants; nobody has said how large its blocks are.
+// The same with as many registers as it wants, and no bound on its threads.
 __global__ void no_launch_bounds(float *__restrict__ out, const float *__restrict__ in, int n) {
     many_sums<1024>(out, in, n);
 }
