@@ -398,7 +398,7 @@ static void run_emulated(void) {
 }
 
 static void run_all(uint64_t seed) {
-    enum { PLAIN, FIRST_OTHER, RANDOM = 10, NO_MASTER = 14, SETUPS = 15 };
+    enum { PLAIN, FIRST_OTHER, SHARED_M = 10, RANDOM, NO_MASTER = 15, SETUPS };
     const int bf16 = FLOATX == ZERO_BF16, num_setups = bf16 ? SETUPS : NO_MASTER;
     const GPT2Config tiny = { 16, 100, 128, 2, 4, 32 };
     Setup setups[SETUPS] = { { "plain", tiny, 2, 16, 6, {}, 0, 0.1f },
@@ -411,12 +411,17 @@ static void run_all(uint64_t seed) {
                              { "M = 8 N", tiny, 1, 16, 4, { 8, 8, 8, 8 }, 0.5f, 0.1f },
                              { "G changing", tiny, 1, 16, 6, { 1, 3, 2, 5 }, 0, 0.1f },
                              { "long", { 16, 100, 128, 1, 2, 16 }, 1, 16, 100, { 1, 1, 1, 1 }, 1.0f, 0.1f },
+                             { "", tiny, 1, 16, 2, {}, 1.0f, 0.1f },
                              random_setup(&seed),
                              random_setup(&seed),
                              random_setup(&seed),
                              random_setup(&seed),
                              { "no master weights", tiny, 1, 16, 6, { 1, 3, 2, 5 }, 0.5f, 0.1f, 1 } };
     const size_t G_of_8 = ranks <= 8 && 8 % ranks == 0 ? 8 / (size_t)ranks : 3;
+    // The M that this and other numbers of ranks divide: 1 2 3 4 6 8 12, or 1 5 7, or 1 3 9.
+    const size_t N = (size_t)ranks, M = 24 % N == 0 ? 24 : 35 % N == 0 ? 35 : 9 % N == 0 ? 9 : N;
+    snprintf(setups[SHARED_M].name, sizeof setups[SHARED_M].name, "M = %zu", M);
+    for (int k = 0; k < 4; k++) setups[SHARED_M].G[k] = M / N;
     for (int i = 0; i < num_setups; i++) {
         for (int k = 0; k < 4; k++) setups[i].G[k] = setups[i].G[k] ? setups[i].G[k] : G_of_8;
         expect(&setups[i], i % ranks);

@@ -4,9 +4,9 @@
 // Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
 // optimizer state from 1, gradients from 2, parameters in 3 (Rajbhandari et al., ZeRO, SC 2020). What is not resident
 // passes through pools of unit buffers: for each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 +
-// prefetch of parameters (none for a single rank, whose shard is the unit). The fp32 partial sums of G micro-batches
-// are the ones of a binary counter: at most floor(log2(G + 1)) at a time; the library's reduction needs one for its
-// result too.
+// prefetch of parameters (none for a single rank, whose shard is the unit). The fp32 partial sums are the ones of a
+// binary counter of leaves (gradients.c): after micro-step g as many as g N has ones. For N a power of two that is at
+// most floor(log2(G + 1)) at a time. The library's reduction counts micro-steps, and needs one more for its result.
 //
 // Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
 // updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums
@@ -48,11 +48,33 @@ static size_t pooled(const zero_layout *l, const zero_comm_shape *comm, size_t p
     return n;
 }
 
-// The most partial sums at a time in a step of G micro-batches.
-static size_t partial_sums(size_t G, int library) {
-    size_t n = 0;
-    while (((size_t)2 << n) <= (library ? G : G + 1)) n++;
-    return library && G ? n + 1 : n;
+size_t zero_cost_partial_sums(size_t leaves, size_t G) {
+    enum { COUNTED = 1 << 20 };  // micro-steps; for more of them: the number of digits, which is never too few
+    size_t most = 0, digits = 0;
+    if (!leaves || !G) return 0;
+    while (leaves % 2 == 0) leaves /= 2;
+    while ((leaves * G) >> digits) digits++;
+    if (leaves == 1) return (G + 1) >> digits ? digits : digits - 1;
+    if (G > COUNTED) return digits;
+    for (size_t g = 1; g <= G; g++) {
+        const size_t live = (size_t)zero_partial_sums_live(g * leaves);
+        if (live > most) most = live;
+    }
+    return most;
+}
+
+// The row of partial sums, and what a power of two would need.
+static void add_partial_sums(struct table *t, const zero_cost *p, const zero_layout *l) {
+    const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY;
+    const size_t G = p->max_micro_batches, unit = zero_cost_partial_sums(1, G), leaves = library ? 1 : l->ranks;
+    const size_t sums = !library ? zero_cost_partial_sums(leaves, G) : G ? zero_cost_partial_sums(1, G - 1) + 1 : 0;
+    const size_t one = l->numel_padded / l->ranks * sizeof(float);
+    if (library)
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu = floor(log2 G) + 1", sums);
+    else if (leaves & (leaves - 1))
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu: ones of g N (N = 2^k: %zu)", sums, unit);
+    else
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu = floor(log2(G + 1))", sums);
 }
 
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
@@ -71,9 +93,7 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
         add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
     else
         add(&t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi * b), "%zu Psi", b);
-    const size_t sums = partial_sums(p->max_micro_batches, library);
-    add(&t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * shard * sizeof(float),
-        library ? "4 Psi/N x %zu = floor(log2 G) + 1" : "4 Psi/N x %zu = floor(log2(G + 1))", sums);
+    add_partial_sums(&t, p, l);
     if (master)
         add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
     else

@@ -5,24 +5,24 @@
 //
 // Reduce-scatter with fp32 accumulation in a fixed order. (Megatron-Core has reduce-scatter with fp32 accumulation; the
 // fixed order is ours.) An all-to-all gives this rank the N chunks of its shard, in the gradients' own dtype, so bf16
-// loses nothing on the wire; one kernel adds them as a balanced tree over ranks and adds the result to the partial
-// sums. The all-to-all begins when a unit is released (begin_reduction) and is finished in the order of release
-// (reduce): when a buffer is needed, or at the end of the micro-batch.
+// loses nothing on the wire; one kernel pushes them onto the partial sums. The all-to-all begins when a unit is released
+// (begin_reduction) and is finished in the order of release (reduce): when a buffer is needed, or at the end of the
+// micro-batch.
 //
-// Accumulation over micro-steps, as a binary counter: the partial sums after g micro-steps are the ones of g, each the
-// sum of 2^k micro-steps. Micro-step g (from 0) merges with as many partial sums as g has trailing ones; what is left
-// at the end of the step is merged from the newest to the oldest (zero_grads_merge). With N a power of two the whole is
-// the balanced tree over j = g * N + r. M = 6 micro-batches on N = 2 ranks, G = 3, where (0+1) is the sum over ranks:
+// Accumulation, as a binary counter of leaves. The leaves are the M micro-batches of the step, j = g * N + r (g =
+// micro-step, r = rank). After L of them the partial sums are the ones of the binary number L, each the balanced tree of
+// 2^k leaves. A leaf is pushed: it merges with as many partial sums as L has trailing ones. What is left at the end of
+// the step is merged from the newest to the oldest (zero_grads_merge). So the shape of the sum depends on M alone;
+// micro-step g pushes the N leaves g * N .. g * N + N - 1 in one pass over memory (zero_kernel_push). M = 6:
 //
-//     micro-step g   in binary   partial sums afterwards               merged with
-//     0              0           (0+1)                                 none
-//     1              1           ((0+1)+(2+3))                         the last one
-//     2              10          ((0+1)+(2+3))  (4+5)                  none
-//     end of step                ((0+1)+(2+3))+(4+5)                   = the same tree on N = 1, where G = 6:
-//
-//     0    0     0                          3    11    ((0+1)+(2+3))
-//     1    1     (0+1)                      4    100   ((0+1)+(2+3))  4
-//     2    10    (0+1)  2                   5    101   ((0+1)+(2+3))  (4+5)
+//     N = 1, after g =   in binary  partial sums           N = 2, after g =          N = 3, after g =
+//     0                  1          0
+//     1                  10         (0+1)                  0   (0+1)
+//     2                  11         (0+1) 2                                          0   (0+1) 2
+//     3                  100        ((0+1)+(2+3))          1   ((0+1)+(2+3))
+//     4                  101        ((0+1)+(2+3)) 4
+//     5                  110        ((0+1)+(2+3)) (4+5)    2   ((0+1)+(2+3)) (4+5)   1   ((0+1)+(2+3)) (4+5)
+//     end of step                   ((0+1)+(2+3)) + (4+5), on any number of ranks
 //
 // Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP): a unit's sum over this group is all-reduced over the
 // replicate group, again as a tree, before it is merged with other micro-steps. Groups are contiguous ranks, so if
@@ -112,11 +112,25 @@ static zero_partial_sums partial_sums(const zero *z, int first, int count, size_
     return s;
 }
 
+// All that are allocated.
+static zero_partial_sums all_partial_sums(const zero *z, size_t offset) {
+    int count = 0;
+    while (count < ZERO_MAX_PARTIAL_SUMS && z->partial_sums[count]) count++;
+    return partial_sums(z, 0, count, offset);
+}
+
+// What a micro-step adds to the counter: the library's reduction has only the sum over ranks to push.
+static size_t leaves_per_micro_step(const zero *z) {
+    const int one = z->config.settings.reduction == ZERO_REDUCE_LIBRARY || z->replicas > 1;
+    return one ? 1 : (size_t)z->ranks;
+}
+
 int zero_grads_merge(zero *z) {
     if (z->pending_count || !z->micro_batches)
         return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
-    const int waiting = __builtin_popcountll(z->micro_batches), e = zero_follow(z, z->config.stream, z->reduce_stream);
+    const int waiting = zero_partial_sums_live(z->micro_batches * leaves_per_micro_step(z));
+    const int e = zero_follow(z, z->config.stream, z->reduce_stream);
     z->merged = 1;
     if (waiting == 1 || e) return e;
     return zero_device_check(z,
@@ -154,9 +168,10 @@ static int all_reduce_replicas(zero *z, size_t u, const void *const *chunks) {
     return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
 }
 
-// The transport's own reduce-scatter needs a place for its result, which then joins `merge` partial sums.
-static int accumulate_by_library(zero *z, size_t u, int live, int merge) {
-    const size_t offset = shard_offset(z, u), n = shard_numel(z, u);
+// The transport's own reduce-scatter needs a place for its result, which is then pushed as one leaf.
+static int accumulate_by_library(zero *z, size_t u) {
+    const size_t offset = shard_offset(z, u), n = shard_numel(z, u), leaves = z->units[u].micro_batches;
+    const int live = zero_partial_sums_live(leaves), merge = __builtin_ctzll(~leaves);
     const cudaStream_t stream = z->reduce_stream;
     struct grad_buffer *b = z->units[u].buffer;
     int e = ensure_partial_sum(z, live - merge);
@@ -172,27 +187,26 @@ static int accumulate_by_library(zero *z, size_t u, int live, int merge) {
                              "ordered sum");
 }
 
-// Finishes the all-to-all and adds its chunks and `merge` partial sums.
-static int accumulate_in_order(zero *z, size_t u, int live, int merge) {
-    const size_t offset = shard_offset(z, u);
+// Finishes the all-to-all and pushes its chunks onto the partial sums.
+static int accumulate_in_order(zero *z, size_t u) {
     const cudaStream_t stream = z->reduce_stream;
     zero_comm *comm = z->config.shard_comm;
     const zero_ticket ticket = z->units[u].buffer->ticket;
+    const size_t count = leaves_per_micro_step(z), leaves = z->units[u].micro_batches * count;
+    const int live = zero_partial_sums_live(leaves + count);
     const void *const *chunks = NULL;
-    int count = z->ranks;
-    enum zero_dtype dtype = z->config.settings.dtype;
-    int e = ensure_partial_sum(z, live - merge);
+    int e = ZERO_OK;
+    for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
     if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, ticket, stream, &chunks));
     if (z->replicas > 1 && !e) {
         e = all_reduce_replicas(z, u, chunks);
         chunks = z->replica_sum_chunk;
-        count = 1;
-        dtype = ZERO_F32;
     }
     if (!e)
         e = zero_device_check(z,
-                              zero_kernel_sum(z->partial_sums[live - merge] + offset, chunks, count, dtype,
-                                              partial_sums(z, live - merge, merge, offset), shard_numel(z, u), stream),
+                              zero_kernel_push(all_partial_sums(z, shard_offset(z, u)), leaves, chunks, (int)count,
+                                               z->replicas > 1 ? ZERO_F32 : z->config.settings.dtype,
+                                               shard_numel(z, u), stream),
                               "ordered sum");
     return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
 }
@@ -200,13 +214,11 @@ static int accumulate_in_order(zero *z, size_t u, int live, int merge) {
 // REDUCING -> FREE: accumulates the unit's gradients and gives its buffer back.
 static int reduce(zero *z, size_t u) {
     struct unit *unit = &z->units[u];
-    const size_t g = unit->micro_batches;
-    const int live = __builtin_popcountll(g), merge = __builtin_ctzll(~g);  // partial sums; those that g merges with
     const int library = z->config.settings.reduction == ZERO_REDUCE_LIBRARY;
     zero_nvtx_push("reduce", u);
     zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
     zero_time_begin(z, "reduce", z->reduce_stream);
-    const int e = (library ? accumulate_by_library : accumulate_in_order)(z, u, live, merge);
+    const int e = (library ? accumulate_by_library : accumulate_in_order)(z, u);
     zero_time_end(z, "reduce", z->reduce_stream);
     zero_nvtx_pop();
     if (e) return e;

@@ -1,4 +1,4 @@
-// kernels.cu: ordered sum, exact sum of squares, and the optimizers' updates (kernels.h and optimizers/optimizers.h
+// kernels.cu: ordered sum, binary counter, exact sum of squares, and the optimizers' updates (kernels.h and optimizers/optimizers.h
 // define what they compute, to the bit).
 //
 // Compiled without contraction into fused multiply-add (-ffp-contract=off; nvcc: -fmad=false), so that a plain C loop
@@ -37,7 +37,7 @@ template <class T, int LO, int N> DEV fvec tree(const void *const *chunks, size_
 // The same sum for up to 8 * (2^SUM_LEVELS - 1) chunks: groups of 8 are pushed onto a stack that is merged as a binary
 // counter carries. The stack is in shared memory: for a local array a GPU would reserve device memory for every thread
 // that it can run.
-enum { SUM_LEVELS = 14 };
+enum { SUM_LEVELS = 14, SUM_MAX_CHUNKS = 8 * ((1 << SUM_LEVELS) - 1) };
 constexpr int SUM_ANY_THREADS = block_threads(64);
 
 template <class T> DEV fvec tree_any(const void *const *chunks, int n, size_t i) {
@@ -83,16 +83,18 @@ __global__ void __launch_bounds__(N < 0 ? SUM_ANY_THREADS : 256)
     }
 }
 
+static size_t sum_blocks(size_t n) {
+    const size_t per_block = 4 * (size_t)block_threads(256), blocks = (n / PACK + per_block - 1) / per_block;
+    return blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks;
+}
+
 template <class T>
 static cudaError_t sum(float *out, const void *const *chunks, int num_chunks, zero_partial_sums older, size_t n,
                        cudaStream_t stream) {
-    const size_t packs = n / PACK;
-    const size_t per_block = 4 * (size_t)block_threads(256);
-    size_t blocks = (packs + per_block - 1) / per_block;
-    blocks = blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks;
+    const size_t blocks = sum_blocks(n);
     const cudaLaunchConfig_t c = launch_config(blocks, block_threads(256), stream),
                              any = launch_config(blocks, SUM_ANY_THREADS, stream);
-    if (num_chunks > 8 * ((1 << SUM_LEVELS) - 1)) return cudaErrorInvalidValue;
+    if (num_chunks > SUM_MAX_CHUNKS) return cudaErrorInvalidValue;
     switch (num_chunks) {
     case 0: return cudaLaunchKernelEx(&c, sum_kernel<T, 0>, out, chunks, num_chunks, older, n);
     case 1: return cudaLaunchKernelEx(&c, sum_kernel<T, 1>, out, chunks, num_chunks, older, n);
@@ -109,6 +111,79 @@ cudaError_t zero_kernel_sum(float *out, const void *const *chunks, int num_chunk
                             zero_partial_sums older, size_t n, cudaStream_t stream) {
     return dtype == ZERO_F32 ? sum<float>(out, chunks, num_chunks, older, n, stream)
                              : sum<bf16>(out, chunks, num_chunks, older, n, stream);
+}
+
+// ---- binary counter -------------------------------------------------------------------------------------------------
+
+template <class T, int ANY>  // the sum of `size` chunks, a power of two; ANY: it may exceed 8
+DEV fvec subtree(const void *const *chunks, unsigned size, size_t i) {
+    if (size == 1) return tree<T, 0, 1>(chunks, i);
+    if (size == 2) return tree<T, 0, 2>(chunks, i);
+    if (size == 4) return tree<T, 0, 4>(chunks, i);
+    if constexpr (ANY)
+        return tree_any<T>(chunks, (int)size, i);
+    else
+        return tree<T, 0, 8>(chunks, i);
+}
+
+// `low` leaves are in `older`, and the counter's digit `top`, a power of two, is the highest that changes. First it is
+// filled: from the lowest digit of low on, a digit that is one is an older sum of as many leaves as x has, and one that
+// is zero takes as many chunks. The rest, subtrees of descending size, are new partial sums.
+template <class T, int ANY>
+__global__ void __launch_bounds__(ANY ? SUM_ANY_THREADS : 256)
+    push_kernel(zero_partial_sums out, zero_partial_sums older, unsigned low, unsigned top, const void *const *chunks,
+                unsigned num_chunks, size_t n) {
+    const unsigned first = low ? low & -low : top;
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        fvec x = subtree<T, ANY>(chunks, first, i);
+        unsigned used = first;
+        int waiting = older.count, next = 0;
+        for (unsigned size = first; size < top; size *= 2) {
+            if (low & size) {
+                x = ld(older.sum[--waiting] + i) + x;
+            } else {
+                x = x + subtree<T, ANY>(chunks + used, size, i);
+                used += size;
+            }
+        }
+        st(out.sum[next++] + i, x);  // only now: it may be one of older
+        const unsigned rest = num_chunks - used;
+        for (unsigned size = top; size > 0; size /= 2) {
+            if (!(rest & size)) continue;
+            st(out.sum[next++] + i, subtree<T, ANY>(chunks + used, size, i));
+            used += size;
+        }
+    }
+}
+
+template <class T>
+static cudaError_t push(zero_partial_sums out, zero_partial_sums older, unsigned low, unsigned top,
+                        const void *const *chunks, unsigned num_chunks, size_t n, cudaStream_t stream) {
+    const size_t blocks = sum_blocks(n);
+    const cudaLaunchConfig_t c = launch_config(blocks, block_threads(256), stream),
+                             any = launch_config(blocks, SUM_ANY_THREADS, stream);
+    return num_chunks < 16 ? cudaLaunchKernelEx(&c, push_kernel<T, 0>, out, older, low, top, chunks, num_chunks, n)
+                           : cudaLaunchKernelEx(&any, push_kernel<T, 1>, out, older, low, top, chunks, num_chunks, n);
+}
+
+cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void *const *chunks, int num_chunks,
+                             enum zero_dtype dtype, size_t n, cudaStream_t stream) {
+    const uint64_t count = (uint64_t)num_chunks, after = leaves + count;
+    if (num_chunks < 1 || num_chunks > SUM_MAX_CHUNKS || after >> ZERO_MAX_PARTIAL_SUMS) return cudaErrorInvalidValue;
+    const int digit = 63 - __builtin_clzll(leaves ^ after);  // the highest that changes, from 0 to 1
+    const unsigned top = 1u << digit, low = (unsigned)leaves & (top - 1);
+    const int kept = zero_partial_sums_live(leaves >> digit);
+    zero_partial_sums older = {}, out = {};
+    older.count = zero_partial_sums_live(leaves) - kept;
+    out.count = zero_partial_sums_live(after) - kept;
+    for (int i = 0; i < older.count; i++) older.sum[i] = sums.sum[kept + i];
+    for (int i = 0; i < out.count; i++) out.sum[i] = sums.sum[kept + i];
+    const int one_subtree = !(count & (count - 1)) && leaves % count == 0;
+    if (one_subtree) return zero_kernel_sum(out.sum[0], chunks, num_chunks, dtype, older, n, stream);
+    return dtype == ZERO_F32 ? push<float>(out, older, low, top, chunks, (unsigned)num_chunks, n, stream)
+                             : push<bf16>(out, older, low, top, chunks, (unsigned)num_chunks, n, stream);
 }
 
 // ---- exact sum of squares -------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@
 extern "C" {
 #endif
 
-enum { ZERO_MAX_PARTIAL_SUMS = 32 };  // of 2^32 micro-steps (gradients.c)
+enum { ZERO_MAX_PARTIAL_SUMS = 32 };  // of 2^32 leaves - 1 (gradients.c)
 
-// Partial sums over micro-steps, oldest first.
+// Partial sums, oldest first.
 typedef struct zero_partial_sums {
     float *sum[ZERO_MAX_PARTIAL_SUMS];
     int count;
@@ -31,6 +31,16 @@ typedef struct zero_partial_sums {
 // one).
 cudaError_t zero_kernel_sum(float *out, const void *const *chunks, int num_chunks, enum zero_dtype dtype,
                             zero_partial_sums older, size_t n, cudaStream_t stream);
+
+// Pushes chunks, one after the other, onto a binary counter of leaves. After L leaves its partial sums are the ones of
+// the binary number L, each the balanced tree of 2^k leaves; a leaf merges with as many as L has trailing ones:
+//     sum = leaf; for each trailing one: sum = last partial sum + sum
+// One pass over memory: reads the chunks and the partial sums that change, writes those that are new. `leaves` is L
+// before; sums.sum[0 .. zero_partial_sums_live(L)) are read, sums.sum[0 .. zero_partial_sums_live(L + num_chunks)) are
+// the result (sums.count is not used). Chunks as in zero_kernel_sum, at least one.
+cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void *const *chunks, int num_chunks,
+                             enum zero_dtype dtype, size_t n, cudaStream_t stream);
+static inline int zero_partial_sums_live(uint64_t leaves) { return __builtin_popcountll(leaves); }
 
 // Sum of squares, exact but for the rounding inside blocks of 64 elements. In a block, lane k of 8 adds the squares (in
 // double) of elements k, k + 8, ..., k + 56 in that order; the lanes are added as a tree: (k, k + 4), (k, k + 2), (k, k

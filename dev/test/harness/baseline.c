@@ -1,9 +1,9 @@
 // baseline.c: one training step without sharding, written as plainly as possible (baseline.h).
 //
 // Gradients are added in a balanced binary tree over the micro-batches, by recursion: the sum of n terms is the sum of
-// the first k plus the sum of the others, k the largest power of two below n. The engine never has all terms at once;
-// it adds the ranks of one micro-step level by level, and keeps sums of earlier micro-steps like a binary counter. The
-// test is that both are the same tree.
+// the first k plus the sum of the others, k the largest power of two below n. The number of ranks has no part in it. The
+// engine never has all terms at once; it pushes those of one micro-step onto a binary counter. The test is that both are
+// the same tree.
 //
 // The norm adds the squares of 64 elements at a time, in eight lanes, and the sums of these blocks exactly. The engine
 // has a wide integer for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose
@@ -106,21 +106,15 @@ static float tree(const float *x, size_t n) {
     return tree(x, k) + tree(x + k, n - k);
 }
 
-void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, size_t micro_steps, size_t ranks) {
-    float *of_ranks = malloc(ranks * sizeof(float)), *of_steps = malloc(micro_steps * sizeof(float));
-    if (!of_ranks || !of_steps) abort();
+void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, size_t micro_batches) {
+    float *leaf = malloc(micro_batches * sizeof *leaf);
+    if (!leaf) abort();
     for (size_t i = 0; i < b->numel; i++) {
-        for (size_t s = 0; s < micro_steps; s++) {
-            for (size_t r = 0; r < ranks; r++) {
-                const void *g = micro[s * ranks + r];
-                of_ranks[r] = dtype == ZERO_F32 ? ((const float *)g)[i] : from_bf16(((const uint16_t *)g)[i]);
-            }
-            of_steps[s] = tree(of_ranks, ranks);
-        }
-        b->g[i] = tree(of_steps, micro_steps);
+        for (size_t j = 0; j < micro_batches; j++)
+            leaf[j] = dtype == ZERO_F32 ? ((const float *)micro[j])[i] : from_bf16(((const uint16_t *)micro[j])[i]);
+        b->g[i] = tree(leaf, micro_batches);
     }
-    free(of_ranks);
-    free(of_steps);
+    free(leaf);
 }
 
 // --------------------------------------------------------------------------------------------------------------------

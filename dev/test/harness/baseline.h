@@ -26,8 +26,8 @@ typedef struct baseline {
 int baseline_create(baseline *b, const zero_tensor *tensors, size_t num_tensors);
 void baseline_destroy(baseline *b);
 
-// g = the sum of micro_steps * ranks micro-batch gradients; micro[step * ranks + rank] has numel elements of dtype.
-void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, size_t micro_steps, size_t ranks);
+// g = the sum of the gradients of micro-batches 0, 1, 2 ...; micro[j] has numel elements of dtype.
+void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, size_t micro_batches);
 
 // sqrt of the sum of the squares of g, over the number of micro-batches.
 double baseline_norm(const baseline *b, size_t micro_batches);

@@ -136,7 +136,7 @@ static void train_plainly(Setup *s) {
             cudaCheck(cudaStreamSynchronize(stream));
             cudaCheck(cudaMemcpy(micro[j], s->grads, bytes, cudaMemcpyDeviceToHost));
         }
-        baseline_sum(&s->b, micro, FLOATX, G, (size_t)ranks);
+        baseline_sum(&s->b, micro, FLOATX, M);
         s->norms[step] = baseline_norm(&s->b, M);
         const zero_hyperparameters a = hyperparameters(s, step, s->norms[step]);
         baseline_adamw(&s->b, &a, M);

@@ -3,6 +3,7 @@
 // They promise bits, so they are compared twice: with the definition in double, to rounding, and with a few plain loops
 // here that add in the order which the header specifies, to the bit. The model's kernels are tested in test_model.cu.
 #include "test/harness/numerics.h"
+#include "zero/cost.h"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
 #include "zero/split_master.h"
@@ -89,6 +90,90 @@ static void sum_is_in_another_order(void) {
         check_sum<bf16>(n, 1, 64);
     }
     for (int older = 1; older <= 4; older++) check_sum<float>(0, older, 64 * 3);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Binary counter.
+
+// A step of M micro-batches on N ranks, in micro-steps of N leaves. After each of them every partial sum is the tree of
+// its own leaves, to the bit; at the end their sum is the tree of all, and as many were live as the formula predicts.
+template <class T> static void check_counter(size_t N, size_t M, size_t n) {
+    const enum zero_dtype dtype = sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16;
+    std::vector<Values> leaf;
+    std::vector<Device<T> *> device_leaf;
+    std::vector<const void *> pointers(M);
+    std::vector<Device<float> *> device_sums;
+    zero_partial_sums sums = {};
+    for (size_t j = 0; j < M; j++) {
+        leaf.push_back(random_values<T>(n, j % 3 ? 1 : 1e-3));
+        device_leaf.push_back(new Device<T>(leaf[j]));
+        pointers[j] = device_leaf[j]->p;
+    }
+    for (size_t s = 0; s < zero_cost_partial_sums(N, M / N); s++) {
+        device_sums.push_back(new Device<float>(n));
+        sums.sum[s] = device_sums[s]->p;
+    }
+    const void **device_pointers;
+    must(cudaMalloc((void **)&device_pointers, M * sizeof *device_pointers));
+    must(cudaMemcpy(device_pointers, pointers.data(), M * sizeof *device_pointers, cudaMemcpyHostToDevice));
+    const auto want = [&](size_t first, size_t count) {
+        std::vector<float> x(count);
+        Values all(n);
+        for (size_t i = 0; i < n; i++) {
+            for (size_t j = 0; j < count; j++) x[j] = (float)leaf[first + j][i];
+            all[i] = tree_sum(x.data(), (int)count);
+        }
+        return all;
+    };
+    int most = 0;
+    for (size_t leaves = 0; leaves < M; leaves += N) {
+        must(zero_kernel_push(sums, leaves, device_pointers + leaves, (int)N, dtype, n, 0));
+        const size_t after = leaves + N;
+        int s = 0;
+        size_t first = 0;
+        for (size_t size = (size_t)1 << 40; size > 0; size /= 2) {
+            if (!(after & size)) continue;
+            CHECK_BITS(read_device(sums.sum[s], n), want(first, size),
+                       "N = %zu, M = %zu: partial sum %d after %zu leaves is not the tree of its leaves", N, M, s, after);
+            first += size;
+            s++;
+        }
+        most = s > most ? s : most;
+    }
+    sums.count = zero_partial_sums_live(M);
+    if (sums.count > 1) must(zero_kernel_sum(sums.sum[0], NULL, 0, ZERO_F32, sums, n, 0));
+    CHECK_BITS(read_device(sums.sum[0], n), want(0, M), "N = %zu, M = %zu: the sum is not the tree", N, M);
+    CHECK_EQ(most, (int)device_sums.size());
+    for (auto *d : device_leaf) delete d;
+    for (auto *d : device_sums) delete d;
+    must(cudaFree(device_pointers));
+}
+
+static void shape_of_the_sum_depends_on_the_number_of_ranks(void) {
+    for (size_t M = 4; M <= 40; M++)
+        for (size_t N = 1; N <= M; N++)
+            if (M % N == 0) {
+                check_counter<float>(N, M, 64);
+                if (M % 4 == 0 || N == M) check_counter<bf16>(N, M, 64 * 3);
+            }
+    for (size_t N : { 5, 7, 13, 24, 33, 56, 100, 131 }) check_counter<bf16>(N, 5 * N, 64);  // subtrees above 8
+    check_counter<float>(3, 33, 64 * 37);  // several blocks
+    check_counter<bf16>(48, 96, 64 * 37);
+}
+
+// The number of partial sums, from its definition, also where the shortcut for powers of two is taken.
+static void partial_sums_are_miscounted(void) {
+    for (size_t N = 1; N <= 70; N++) {
+        size_t most = 0;
+        for (size_t G = 1; G <= 70; G++) {
+            size_t ones = 0;
+            for (size_t L = G * N; L > 0; L /= 2) ones += L % 2;
+            most = ones > most ? ones : most;
+            CHECK_EQ(zero_cost_partial_sums(N, G), most);
+        }
+    }
+    CHECK_EQ(zero_cost_partial_sums(4, 0), 0);
+    CHECK_EQ(zero_cost_partial_sums(8, (size_t)1 << 40), 40);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -416,6 +501,8 @@ static void products_are_not_rounded(void) {
 int main(int argc, char **argv) {
     numeric_start(&argc, argv);
     RUN(sum_is_in_another_order);
+    RUN(shape_of_the_sum_depends_on_the_number_of_ranks);
+    RUN(partial_sums_are_miscounted);
     RUN(products_are_not_rounded);
     RUN(square_sum_is_inexact_or_overflows);
     RUN(square_sum_depends_on_where_blocks_are);
