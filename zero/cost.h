@@ -40,8 +40,8 @@ typedef struct zero_row {
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 
-// The most partial sums at a time in a step of G micro-steps that push `leaves` leaves each: the maximum over g = 1 .. G
-// of the ones in the binary number g * leaves.
+// The most partial sums at a time in a step of G micro-steps that push `leaves` leaves each: the maximum over g = 1 ..
+// G of the ones in the binary number g * leaves.
 size_t zero_cost_partial_sums(size_t leaves, size_t G);
 
 #ifdef __cplusplus

@@ -5,14 +5,14 @@
 //
 // Reduce-scatter with fp32 accumulation in a fixed order. (Megatron-Core has reduce-scatter with fp32 accumulation; the
 // fixed order is ours.) An all-to-all gives this rank the N chunks of its shard, in the gradients' own dtype, so bf16
-// loses nothing on the wire; one kernel pushes them onto the partial sums. The all-to-all begins when a unit is released
-// (begin_reduction) and is finished in the order of release (reduce): when a buffer is needed, or at the end of the
-// micro-batch.
+// loses nothing on the wire; one kernel pushes them onto the partial sums. The all-to-all begins when a unit is
+// released (begin_reduction) and is finished in the order of release (reduce): when a buffer is needed, or at the end
+// of the micro-batch.
 //
 // Accumulation, as a binary counter of leaves. The leaves are the M micro-batches of the step, j = g * N + r (g =
-// micro-step, r = rank). After L of them the partial sums are the ones of the binary number L, each the balanced tree of
-// 2^k leaves. A leaf is pushed: it merges with as many partial sums as L has trailing ones. What is left at the end of
-// the step is merged from the newest to the oldest (zero_grads_merge). So the shape of the sum depends on M alone;
+// micro-step, r = rank). After L of them the partial sums are the ones of the binary number L, each the balanced tree
+// of 2^k leaves. A leaf is pushed: it merges with as many partial sums as L has trailing ones. What is left at the end
+// of the step is merged from the newest to the oldest (zero_grads_merge). So the shape of the sum depends on M alone;
 // micro-step g pushes the N leaves g * N .. g * N + N - 1 in one pass over memory (zero_kernel_push). M = 6:
 //
 //     N = 1, after g =   in binary  partial sums           N = 2, after g =          N = 3, after g =
@@ -205,8 +205,8 @@ static int accumulate_in_order(zero *z, size_t u) {
     if (!e)
         e = zero_device_check(z,
                               zero_kernel_push(all_partial_sums(z, shard_offset(z, u)), leaves, chunks, (int)count,
-                                               z->replicas > 1 ? ZERO_F32 : z->config.settings.dtype,
-                                               shard_numel(z, u), stream),
+                                               z->replicas > 1 ? ZERO_F32 : z->config.settings.dtype, shard_numel(z, u),
+                                               stream),
                               "ordered sum");
     return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
 }

@@ -1,5 +1,5 @@
-// kernels.cu: ordered sum, binary counter, exact sum of squares, and the optimizers' updates (kernels.h and optimizers/optimizers.h
-// define what they compute, to the bit).
+// kernels.cu: ordered sum, binary counter, exact sum of squares, and the optimizers' updates (kernels.h and
+// optimizers/optimizers.h define what they compute, to the bit).
 //
 // Compiled without contraction into fused multiply-add (-ffp-contract=off; nvcc: -fmad=false), so that a plain C loop
 // gives the same bits: the unsharded baseline of the tests is one. All are bound by memory bandwidth, and read and
@@ -133,27 +133,24 @@ template <class T, int ANY>
 __global__ void __launch_bounds__(ANY ? SUM_ANY_THREADS : 256)
     push_kernel(zero_partial_sums out, zero_partial_sums older, unsigned low, unsigned top, const void *const *chunks,
                 unsigned num_chunks, size_t n) {
-    const unsigned first = low ? low & -low : top;
     size_t begin, end;
     block_range(n, begin, end);
     for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
-        fvec x = subtree<T, ANY>(chunks, first, i);
-        unsigned used = first;
+        unsigned used = 0, has = 0, take = low ? low & -low : top, full = top;  // has: leaves in x
         int waiting = older.count, next = 0;
-        for (unsigned size = first; size < top; size *= 2) {
-            if (low & size) {
-                x = ld(older.sum[--waiting] + i) + x;
-            } else {
-                x = x + subtree<T, ANY>(chunks + used, size, i);
-                used += size;
-            }
-        }
-        st(out.sum[next++] + i, x);  // only now: it may be one of older
-        const unsigned rest = num_chunks - used;
-        for (unsigned size = top; size > 0; size /= 2) {
-            if (!(rest & size)) continue;
-            st(out.sum[next++] + i, subtree<T, ANY>(chunks + used, size, i));
-            used += size;
+        fvec x = {};
+        while (used < num_chunks) {
+            const fvec newer = subtree<T, ANY>(chunks + used, take, i);
+            x = has ? x + newer : newer;
+            used += take;
+            has += take;
+            for (; has < full && (low & has); has *= 2) x = ld(older.sum[--waiting] + i) + x;
+            take = has;
+            if (has < full) continue;
+            st(out.sum[next++] + i, x);  // only now: it may be one of older
+            while (full > num_chunks - used) full /= 2;
+            take = full;
+            has = 0;
         }
     }
 }

@@ -25,8 +25,8 @@
 //
 // Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
 // j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
-// and for N * G fixed and N a power of two also for every N. Shard groups change nothing if their size is a power of
-// two; other sizes have bits of their own. The mean over the M = N * G micro-batches is taken once, in fp32, in the
+// and for M = N * G fixed on any number of ranks N. Shard groups change nothing if their size and number are powers of
+// two; others have bits of their own. The mean over the M micro-batches is taken once, in fp32, in the
 // optimizer: a micro-batch's gradient is that of its own mean loss.
 //
 // Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. The module has no

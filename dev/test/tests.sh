@@ -79,14 +79,31 @@ same 90 "trainer, NCCL, shard groups: the state of MPI" "state hash: .*" $fp32/t
     "4 -z 1 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 --transport nccl $tiny" \
     "4 -z 2 --shard-group 2 --transport nccl $tiny" "4 -z 3 --shard-group 2 --transport nccl $tiny" \
     "4 -z 3 --shard-group 2 --transport nccl --nccl-register 1 $tiny"
-same 60 "trainer, NCCL, 3 ranks: the state of MPI" "state hash: .*" $fp32/train_gpt2_zero \
-    "3 -z 2 $tiny3" "3 -z 0 --transport nccl $tiny3" "3 -z 1 --transport nccl $tiny3" "3 -z 3 --transport nccl $tiny3"
+same 60 "trainer, NCCL, 3 ranks: the state of one rank" "state hash: .*" $fp32/train_gpt2_zero \
+    "1 -z 0 $tiny3" "3 -z 2 $tiny3" "3 -z 0 --transport nccl $tiny3" "3 -z 1 --transport nccl $tiny3" \
+    "3 -z 3 --transport nccl $tiny3"
 same 60 "trainer bf16, split master weights: the state of -w 1" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 1 $tiny" "1 -w 2 $tiny" "2 -w 2 -z 1 $tiny" "4 -w 2 -z 2 $tiny" "8 -w 2 -z 3 $tiny" "8 -w 2 -z 0 $tiny" \
     "8 -w 2 -z 3 --shard-group 2 $tiny"
 same 60 "trainer bf16, no master weights: the same state on any ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 0 -z 0 $tiny" "2 -w 0 -z 1 $tiny" "4 -w 0 -z 2 $tiny" "8 -w 0 -z 3 $tiny" "8 -w 0 -z 0 $tiny" \
     "8 -w 0 -z 3 --shard-group 2 $tiny"
+
+# Any number of ranks that divides M micro-batches; pairs of number, stage, recomputation, transport and delays.
+steps_of() { echo "-e custom:l1,h2,c32,v256,t16 -i $text -b 1 -t 16 -d $((16 * $1)) -x 2 -v 0 -s 0 --hash 1"; }
+same 60 "trainer fp32, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $fp32/train_gpt2_zero \
+    "1 -z 0 -r 1 $(steps_of 24)" "2 -z 3 -r 2 --transport nccl $(steps_of 24)" \
+    "3 -z 1 -r 0 --inject-delays 1 $(steps_of 24)" "6 -z 0 -r 2 $(steps_of 24)" \
+    "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 $(steps_of 24)"
+same 60 "trainer bf16, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -w 1 -z 0 -r 0 $(steps_of 24)" "3 -w 2 -z 2 -r 2 --transport nccl $(steps_of 24)" \
+    "4 -w 2 -z 3 -r 0 --inject-delays 2 $(steps_of 24)" \
+    "6 -w 1 -z 3 -r 1 --prefetch 2 --transport nccl $(steps_of 24)" "12 -w 2 -z 1 -r 2 $(steps_of 24)"
+same 60 "trainer fp32, M = 35: the same state on 1, 5 and 7 ranks" "state hash: .*" $fp32/train_gpt2_zero \
+    "1 -z 2 $(steps_of 35)" "5 -z 1 $(steps_of 35)" "7 -z 3 --transport nccl $(steps_of 35)"
+same 60 "trainer bf16, M = 9: the same state on 1, 3 and 9 ranks" "state hash: .*" $bf16/train_gpt2_zero \
+    "1 -z 0 -w 2 $(steps_of 9)" "3 -z 3 -w 1 $(steps_of 9)" "9 -z 2 -w 2 --transport nccl $(steps_of 9)"
+
 run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
     --seconds 60 --seed 1
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz $fp32/train_gpt2_zero \

@@ -27,20 +27,17 @@ __attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const 
 static int is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 
 // Which runs have the same bits as this one. The gradients of a step are summed as a binary tree over its micro-batches
-// (DESIGN: "one reduction"). N ranks cut that tree at whole subtrees if N is a power of two; so do shard groups of S
-// ranks.
+// (zero/gradients.c). Shard groups cut that tree at whole subtrees if their size and number are powers of two.
 static void print_same_bits(const Run *r) {
     const int S = r->mesh.shard;
     if (r->options.settings.reduction != ZERO_REDUCE_EXACT) {
         print_row(r, "same bits", "not promised: --reduce library");
-    } else if (is_power_of_two(r->ranks)) {
-        print_row(r, "same bits", "in every stage, on 1 2 4 8 ... ranks");
-    } else if (is_power_of_two(S) || r->mesh.groups == 1) {
-        print_row(r, "same bits", "in every stage, on %d ranks; a number of ranks", r->ranks);
-        print_row(r, "", "that is no power of two has bits of its own");
+    } else if (r->mesh.groups == 1 || (is_power_of_two(S) && is_power_of_two(r->mesh.groups))) {
+        print_row(r, "same bits", "in every stage, on any number of ranks that");
+        print_row(r, "", "divides the %zu micro-batches of a step", r->M);
     } else {
         print_row(r, "same bits", "in stages 1 to 3, on %d ranks in groups of %d;", r->ranks, S);
-        print_row(r, "", "a group that is no power of two has its own bits");
+        print_row(r, "", "sizes that are no powers of two have their own bits");
     }
 }
 

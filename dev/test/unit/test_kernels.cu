@@ -134,7 +134,8 @@ template <class T> static void check_counter(size_t N, size_t M, size_t n) {
         for (size_t size = (size_t)1 << 40; size > 0; size /= 2) {
             if (!(after & size)) continue;
             CHECK_BITS(read_device(sums.sum[s], n), want(first, size),
-                       "N = %zu, M = %zu: partial sum %d after %zu leaves is not the tree of its leaves", N, M, s, after);
+                       "N = %zu, M = %zu: partial sum %d after %zu leaves is not the tree of its leaves", N, M, s,
+                       after);
             first += size;
             s++;
         }
@@ -157,7 +158,7 @@ static void shape_of_the_sum_depends_on_the_number_of_ranks(void) {
                 if (M % 4 == 0 || N == M) check_counter<bf16>(N, M, 64 * 3);
             }
     for (size_t N : { 5, 7, 13, 24, 33, 56, 100, 131 }) check_counter<bf16>(N, 5 * N, 64);  // subtrees above 8
-    check_counter<float>(3, 33, 64 * 37);  // several blocks
+    check_counter<float>(3, 33, 64 * 37);                                                   // several blocks
     check_counter<bf16>(48, 96, 64 * 37);
 }
 
