@@ -142,7 +142,8 @@ strip_suffix = $(basename $(wildcard $(1)))
 TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu \
                 $(if $(filter emulated%,$(DEVICE)),dev/test/emulator/planted_faults.cu))
 # What reads the trace of the CPU's runtime, and what tests its NCCL.
-TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_nccl_stand_in) $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
+TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_nccl_stand_in) \
+                $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/ranks/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)

@@ -5,11 +5,12 @@
 //
 // The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that
 // do not know about ranks. What the loop has to do to be sharded is marked [1] to [5], and is the same for a network of
-// any size: describe the tensors, create the engine and fill it, surround each unit's use with acquire and release, step.
+// any size: describe the tensors, create the engine and fill it, surround each unit's use with acquire and release,
+// step.
 //
-// What to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. That holds
-// because a step has M = 8 micro-batches for any number of ranks, and because the data of a micro-batch depend on its
-// number j alone, never on the rank that computes it.
+// What to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. That
+// holds because a step has M = 8 micro-batches for any number of ranks, and because the data of a micro-batch depend on
+// its number j alone, never on the rank that computes it.
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -95,8 +96,8 @@ static void check(int ok, const char *what, const char *message) {
 #define CHECK(call)      check((call) == ZERO_OK, #call, zero_error(z))
 #define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "a CUDA error")
 
-// The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels uses
-// the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them.
+// The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels
+// uses the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them.
 static float *host_w[UNITS], *host_dw[UNITS], *w[TENSORS], *dw[TENSORS];
 static size_t bytes[UNITS];
 
@@ -192,8 +193,9 @@ int main(int argc, char **argv) {
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
     check(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "MPI failed");
-    check(zero_comm_create(&comm, zero_transport_find("mpi"), boot, &transport, &accounting, err, sizeof err) == ZERO_OK,
-          "zero_comm_create", err);
+    const zero_transport *mpi = zero_transport_find("mpi");
+    check(zero_comm_create(&comm, mpi, boot, &transport, &accounting, err, sizeof err) == ZERO_OK, "zero_comm_create",
+          err);
     zero_bootstrap_destroy(boot);
     const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
                                  .tensors = tensors,

@@ -2,7 +2,8 @@
 
 build cpu FP32 all
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
-build emulated FP32 $asan/{planted_faults,test_{emulator,kernels,model,gpt2_zero,comm,nccl,nccl_stand_in},train_gpt2_zero}
+build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
+    $asan/test_{emulator,kernels,model,gpt2_zero,comm,nccl,nccl_stand_in}
 build emulated BF16 build/emulated-bf16/train_gpt2_zero
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
@@ -120,6 +121,7 @@ run 0 600 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check
 run 0 120 "NVIDIA's libraries are found" dev/test/cli/test_find_nvidia.sh
 run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh
 run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
+run 0 60 "words that must not appear" dev/test/cli/test_glossary.sh
 
 # The host never touches device memory, which a GPU would not allow (dev/device/cpu/protect.cpp; a number above 1 looks
 # less often, for speed).

@@ -2,9 +2,9 @@
 // buffers, messages of errors, injected delays.
 //
 // Agreement. Ranks that call different collectives, or the same ones for different units, would exchange garbage or
-// hang. So each collective has a record (struct zero_comm_call), with a hash of all records before it. The mpi transport
-// compares records wherever ranks meet; the nccl transport, which cannot look at what its stream moves, in every
-// all-gather of scalars, hence before a norm, a loss or a hash is returned.
+// hang. So each collective has a record (struct zero_comm_call), with a hash of all records before it. The mpi
+// transport compares records wherever ranks meet; the nccl transport, which cannot look at what its stream moves, in
+// every all-gather of scalars, hence before a norm, a loss or a hash is returned.
 #include "zero/comm/comm.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -25,9 +25,9 @@
 //     caller writes buf
 //
 // An all-gather has no `done`: its chunks arrive in place. A transport without a stream of its own (MPI) waits on the
-// host; one that has a stream (NCCL) moves bytes there, and its waits are events. Whoever finishes an all-to-all on
-// that very stream, zero_comm_stream(), right after begin, and adds the chunks there, overlaps all of it with its own
-// stream. Operations are finished in the order in which they were begun.
+// host; one that has a stream (NCCL) moves bytes there, and its waits are events. A caller that finishes an all-to-all
+// on that very stream, zero_comm_stream(), right after begin, and adds the chunks there, overlaps all of it with its
+// own stream. Operations are finished in the order in which they were begun.
 //
 // Every wait of the host has a time-out; its message names the rank that did not come, and the phase. Functions return
 // ZERO_OK or a ZERO_ERR_* code; zero_comm_error() has the message. "Collective": every rank of the communicator calls

@@ -16,8 +16,8 @@ struct zero_transport {
     int (*available)(const zero_comm_config *config, char *message, size_t bytes);
     zero_comm_shape (*shape)(const zero_comm_config *config, size_t ranks, int remote);
 
-    // Creates a communicator of all ranks of the bootstrap. Collective. On failure *out is a communicator that holds the
-    // message and can only be destroyed, or NULL if memory is exhausted.
+    // Creates a communicator of all ranks of the bootstrap. Collective. On failure *out is a communicator that holds
+    // the message and can only be destroyed, or NULL if memory is exhausted.
     int (*create)(zero_comm **out, zero_bootstrap *boot, const zero_comm_config *config, zero_accounting *accounting);
 };
 extern const zero_transport zero_transport_mpi, zero_transport_nccl;
@@ -53,8 +53,8 @@ typedef struct zero_comm_ops {
     // The ranks of `from` with this color, in the order of rank: this rank is `rank` of `size` there. Collective over
     // from. On failure as zero_transport.create.
     int (*split)(zero_comm *from, int color, int rank, int size, zero_comm **out);
-    // Sets b->ptr to zeroed memory, and accounts for it. If memory is exhausted it leaves b->ptr NULL and returns ZERO_OK:
-    // comm.c has the message. Collective.
+    // Sets b->ptr to zeroed memory, and accounts for it. If memory is exhausted it leaves b->ptr NULL and returns
+    // ZERO_OK: comm.c has the message. Collective.
     int (*alloc)(zero_comm *c, struct zero_comm_buffer *b);
     int (*free)(zero_comm *c, struct zero_comm_buffer *b);
     int (*all_to_all_begin)(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,

@@ -9,8 +9,9 @@
 //     zero_comm *comm;
 //     zero_comm_create(&comm, zero_transport_find("mpi"), boot, &config, &accounting, err, sizeof err);
 //
-// A new transport is a directory of its own, which fills in the two tables of transport.h (zero_transport, zero_comm_ops),
-// and a line in transports.c. Whoever lists, plans or creates transports goes through here and needs no change.
+// A new transport is a directory of its own, which fills in the two tables of transport.h (zero_transport,
+// zero_comm_ops), and a line in transports.c. Code that lists, plans or creates transports goes through here and needs
+// no change.
 #ifndef ZERO_TRANSPORTS_H
 #define ZERO_TRANSPORTS_H
 #include "zero/comm/bootstrap/bootstrap.h"

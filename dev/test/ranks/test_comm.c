@@ -116,8 +116,8 @@ static void allgather_scalars(zero_comm *c, uint32_t *all, unsigned round) {
 }
 
 // Several all-to-alls in flight on different buffers (where the transport has no stream of its own), buffers reused as
-// soon as that is allowed, all-gathers and scalars in between, all with random delays: a buffer that is read too late or
-// written too early shows as a wrong value.
+// soon as that is allowed, all-gathers and scalars in between, all with random delays: a buffer that is read too late
+// or written too early shows as a wrong value.
 static void moves_the_right_bytes(zero_comm *c) {
     enum { ROUNDS_HERE = 12 };
     const size_t n = PIECE * (size_t)ranks;
@@ -359,8 +359,8 @@ static void a_stalled_rank_is_noticed(const struct way *w, int in_stream) {
     destroy(c);
 }
 
-// The last rank calls another collective than the others: all report it, at the latest with the next scalars, instead of
-// moving garbage. Sizes that differ may make NCCL hang, which is noticed too.
+// The last rank calls another collective than the others: all report it, at the latest with the next scalars, instead
+// of moving garbage. Sizes that differ may make NCCL hang, which is noticed too.
 enum difference { OTHER_UNIT, OTHER_OFFSET, OTHER_SIZE, OTHER_CALL, DIFFERENCES };
 static const char *const DIFFERENCE_NAMES[] = { "unit", "place", "size", "collective" };
 

@@ -1,8 +1,8 @@
-// test_nccl.c: what concerns the NCCL transport alone; test_comm.c runs the cases of every transport. Run under mpirun: on
-// GPUs with NCCL, one for each rank; on the CPU with its stand-in.
+// test_nccl.c: what concerns the NCCL transport alone; test_comm.c runs the cases of every transport. Run under mpirun:
+// on GPUs with NCCL, one for each rank; on the CPU with its stand-in.
 //
-// With CUDA_ON_CPU_STREAMS=n each wait of one stream for another is left out in turn, and values must be wrong: else the
-// wait would be superfluous, or this test blind.
+// With CUDA_ON_CPU_STREAMS=n each wait of one stream for another is left out in turn, and values must be wrong: else
+// the wait would be superfluous, or this test blind.
 #include "test/ranks/traffic.h"
 #include "zero/comm/nccl/waits.h"
 

@@ -1,5 +1,5 @@
-// test_nccl_stand_in.c: does what stands for NCCL on the CPU (dev/device/cpu/nccl.cpp) do what NCCL's sources do? Where it
-// is kinder than NCCL, the transport's tests prove nothing. Run under mpirun, with two ranks or more.
+// test_nccl_stand_in.c: does what stands for NCCL on the CPU (dev/device/cpu/nccl.cpp) do what NCCL's sources do? Where
+// it is kinder than NCCL, the transport's tests prove nothing. Run under mpirun, with two ranks or more.
 #include <nccl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -87,7 +87,8 @@ static void blocking_rings_and_pairs(void) {
     free(ids);
 }
 
-// The first rank splits alone: its parent stays in progress, the new communicator NULL, and the call returned ncclSuccess.
+// The first rank splits alone: its parent stays in progress, the new communicator NULL, and the call returned
+// ncclSuccess.
 static void a_split_is_over_when_its_parent_is_ready(void) {
     ncclComm_t parent = create(0), child = parent;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -183,7 +184,7 @@ static void sizes_are_not_checked(void) {
     CHECK(cudaFreeHost(buffer) == cudaSuccess);
 }
 
-// Aborting and destroying free the communicator: whoever uses it afterwards is stopped.
+// Aborting and destroying free the communicator: a later use of it stops the program.
 static void freed_communicators_are_noticed(void) {
     for (int aborts = 0; aborts <= 1; aborts++) {
         ncclComm_t comm = create(1);

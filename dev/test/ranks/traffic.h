@@ -154,8 +154,8 @@ static size_t count_wrong(const struct traffic *t, int kinds) {
     return wrong;
 }
 
-// Runs rounds of these kinds of traffic and returns how many values are wrong. first: the stream that the host waits for
-// first, 0 to 2; the others run ahead of it no further than they must, or may.
+// Runs rounds of these kinds of traffic and returns how many values are wrong. first: the stream that the host waits
+// for first, 0 to 2; the others run ahead of it no further than they must, or may.
 static size_t wrong_values(zero_comm *c, int kinds, int first) {
     struct traffic traffic, *t = &traffic;
     set_up_traffic(t, c);

@@ -1,4 +1,4 @@
-// bootstrap.c: what all ways to meet share: the dispatch, time, the words of an error.
+// bootstrap.c: what all bootstraps share: dispatch, time, error messages.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

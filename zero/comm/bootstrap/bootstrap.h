@@ -1,21 +1,21 @@
-// bootstrap.h: how ranks meet before there is a transport. NCCL, for one, wants an id in every rank that one of them
-// has made up.
+// bootstrap.h: how ranks meet before there is a transport. NCCL, for example, needs an id in every rank that one of
+// them has created.
 //
-// There is one collective, an all-gather of a few bytes, and three ways for it to travel:
+// There is one collective, an all-gather of a few bytes, and three ways to carry it:
 //
-//     mpi     whoever started the ranks (mpirun, srun --mpi=pmix) has introduced them: messages on a communicator of our own
-//     tcp     rank 0 listens at an address that all are given; the others connect, and keep the connection
-//     fs      a directory that all see: each rank leaves files there, and looks for those of the others
+//     mpi     mpirun, or srun --mpi=pmix, has started the ranks: messages on a communicator of our own
+//     tcp     rank 0 listens at an address that all ranks know; the others connect, and keep the connection
+//     fs      a directory that all ranks see: each leaves files there, and looks for those of the others
 //
-// tcp and fs need no MPI: a rank only has to be told which one it is, of how many. The ranks may start in any order and
-// at any time within the time-out. Whoever is not of this run, a process of an earlier one that was killed, files that
-// it left, a stranger that calls at the port, must not be taken for a rank; bootstrap_tcp.c and bootstrap_fs.c say how.
-// There is no secret and no encryption, as in MPI and NCCL: the network is trusted.
+// tcp and fs need no MPI: a rank only needs its number and the number of ranks. Ranks may start in any order within the
+// time-out. A process of an earlier run that was killed, files that it left, or a stranger that connects to the port
+// must not be mistaken for a rank of this run; tcp.c and shared_directory.c explain how. There is no password and no
+// encryption: as with MPI and NCCL, the network is trusted.
 //
-// Every wait has a time-out; when it passes, the message names the ranks that did not come, and the remedy. Rank 0
-// tells the others what it knows, so that all end with the same words. After a failure an all-gather fails again, with
-// the same message. Functions return ZERO_OK or a ZERO_ERR_* code; the words are in zero_bootstrap_error(). All ranks
-// run on machines of one kind (byte order).
+// Every wait has a time-out; its message names the ranks that did not come, and the remedy. Rank 0 tells the others
+// what it knows, so that all end with the same message. After a failure an all-gather fails again, with the same
+// message. Functions return ZERO_OK or a ZERO_ERR_* code; zero_bootstrap_error() has the message. All ranks must run on
+// machines of one byte order.
 #ifndef ZERO_BOOTSTRAP_H
 #define ZERO_BOOTSTRAP_H
 #include <stddef.h>
@@ -29,7 +29,7 @@ typedef struct zero_bootstrap zero_bootstrap;
 typedef struct zero_bootstrap_config {
     int rank, ranks;
     double timeout_s;  // how long a rank may keep the others waiting; 0: 300 s
-    const char *job;   // what two runs that meet at one port or in one directory are told apart by, such as the
+    const char *job;   // distinguishes two runs at one port or in one directory, such as the
                        // scheduler's number; NULL: nothing
 } zero_bootstrap_config;
 
@@ -43,7 +43,7 @@ int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const 
 
 int zero_bootstrap_rank(const zero_bootstrap *b);
 int zero_bootstrap_ranks(const zero_bootstrap *b);
-const char *zero_bootstrap_error(const zero_bootstrap *b);             // the last error in words; "" if none
+const char *zero_bootstrap_error(const zero_bootstrap *b);             // the last error's message; "" if none
 void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s);  // of what comes next; not collective
 
 // all[r * bytes ...] = rank r's mine, in host memory. Collective: all ranks, with the same bytes (that is checked). For

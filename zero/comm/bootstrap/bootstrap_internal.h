@@ -1,5 +1,5 @@
-// bootstrap_inside.h: for ways to meet only. A way's own struct begins with a zero_bootstrap and fills in the table;
-// bootstrap.c holds what all of them share.
+// bootstrap_internal.h: for implementations of a bootstrap only. Their own struct begins with a zero_bootstrap and
+// fills in the table; bootstrap.c holds what all of them share.
 #ifndef ZERO_BOOTSTRAP_INTERNAL_H
 #define ZERO_BOOTSTRAP_INTERNAL_H
 #include <stdint.h>

@@ -1,8 +1,8 @@
-// bootstrap_mpi.c: ranks that MPI has introduced (bootstrap.h).
+// mpi.c: ranks that MPI has started (bootstrap.h).
 //
-// Each rank sends what it has to each other one. MPI_Allgather would be fewer messages, but when it does not end nobody
-// can say who is missing; here every message that has not come has a rank's name. The messages are in buffers of this
-// bootstrap's own, which are never freed once a message was given up: it may still come.
+// Each rank sends its bytes to every other one. MPI_Allgather would need fewer messages, but if it does not end, nobody
+// can tell which rank is missing; here every message that has not come belongs to a known rank. The messages are in
+// buffers of this bootstrap's own, which are never freed once a message was given up: it may still arrive.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,27 +1,27 @@
-// bootstrap_fs.c: ranks that meet in a directory that all of them see (bootstrap.h).
+// shared_directory.c: ranks that meet in a directory that all of them see (bootstrap.h).
 //
-// The danger is what an earlier run left there when it was killed: a file of the right name, with the wrong contents.
-// So no name is trusted, only random numbers that were drawn a moment ago. Each process draws one, its *nonce*.
+// The danger is what a killed run has left there: a file of the right name, with the wrong contents. So no name is
+// trusted, only random numbers that were drawn a moment ago. Each process draws one, its *nonce*.
 //
-//     rank r      leaves hello-r: its nonce.
-//     rank 0      writes answer: the nonces of the hellos that there are, its own (the *session*), and a version.
-//     rank r      takes an answer only if its own nonce is in it. It writes hello-r again, now with session and version: "seen".
-//     rank 0      reads all hellos again and again. Has a nonce changed (a rank has come, or the
-//                 old one was stale): a new version. Have all ranks seen this version: "go".
-//     rank r      takes "go", again only with its own nonce in it.
+//     rank r      writes hello-r: its nonce
+//     rank 0      writes answer: the nonces of all hellos, its own (the *session*), and a version
+//     rank r      accepts an answer only if its own nonce is in it, and writes hello-r again, now with session and
+//                 version: "seen"
+//     rank 0      keeps reading all hellos. If a nonce has changed (a rank has come, or the old one was stale), it
+//                 writes a new version. If all ranks have seen this version, it writes "go"
+//     rank r      accepts "go", again only with its own nonce in it
 //
-// A stale hello only makes rank 0 write an answer that nobody confirms; a stale answer has nonces of processes that are
-// gone, or a version that is not the last. "Go" means that N processes live, and have read each other's numbers. A rank
-// that finds another nonce in its own hello ends: a second one of its rank is here. All-gathers follow in files that
-// have the session in their names, so those of other runs are not even looked at.
+// A stale hello only makes rank 0 write an answer that nobody confirms; a stale answer has nonces of processes that
+// have ended, or an old version. "Go" means that N processes are alive and have read each other's numbers. A rank that
+// finds another nonce in its own hello ends: there is a second process of its rank. All-gathers follow in files that
+// have the session in their names, so those of other runs are not even read.
 //
-// Files are written under another name and renamed, and carry their length and a hash. Who has read a file last removes
-// it, so that nothing is left in the end; what a crash left is overwritten, or else removed by a later run when it is a
-// day old.
+// Files are written under another name and renamed, and contain their length and a hash. The last reader of a file
+// removes it, so that nothing is left at the end. Files that a crash has left are overwritten, or removed by a later
+// run when they are a day old.
 //
-// NFS: a client may remember for a minute that a file was not there. Opening the directory makes it ask the server for
-// news, and a file is opened anew each time it is read. (Written from the manual; so far run on local file systems
-// only.)
+// NFS: a client may remember for a minute that a file did not exist. Opening the directory makes it ask the server
+// again, and a file is reopened each time it is read. (Written from the manual; so far run on local file systems only.)
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

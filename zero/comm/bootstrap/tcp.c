@@ -1,19 +1,21 @@
-// bootstrap_tcp.c: ranks that meet at a port of rank 0 (bootstrap.h).
+// tcp.c: ranks that meet at a port of rank 0 (bootstrap.h).
 //
-// Start. A rank connects, again and again until rank 0 listens, and says hello: which rank it is, of how many, of which
-// job. When all have, rank 0 tells each to go, and stops listening; the connections stay. Whoever calls meanwhile is
-// one of these:
+// Start. A rank tries to connect until rank 0 listens, and sends a hello: its rank, the number of ranks, the job. When
+// all have done so, rank 0 sends "go" to each and stops listening; the connections stay. Until then a process that
+// connects is one of these:
 //
-//     a rank that is missing          is kept
-//     one that is there already       is refused, unless the first one's connection is closed: then it died, and this is the next try
-//     one of another number of ranks  is refused
-//     one of another job              is told to try later: soon this job will have left the port
-//     anybody else                    is not answered; a stranger who says nothing is hung up on after a while, and keeps nobody waiting
+//     a rank that is missing          accepted
+//     one that is connected already   refused, unless the first one's connection is closed: then that process died, and
+//                                     this is the next try
+//     one of another number of ranks  refused
+//     one of another job              told to try later: this job will soon have left the port
+//     anything else                   not answered; a stranger that sends nothing is disconnected after a while, and
+//                                     delays nobody
 //
-// Who is refused ends with rank 0's words; rank 0 goes on, and speaks of it if it has to give up.
+// A refused process ends with rank 0's message; rank 0 continues, and mentions it if it has to give up.
 //
-// All-gather. Each rank sends rank 0 what it has, with the number of the round and the size; rank 0 sends all of it to
-// each, or says why it cannot.
+// All-gather. Each rank sends its bytes to rank 0, with the number of the round and the size; rank 0 sends all of them
+// to each, or the reason why it cannot.
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>

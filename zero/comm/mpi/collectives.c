@@ -1,16 +1,16 @@
 // collectives.c: all-to-all, all-gather and reduce-scatter of the MPI transport.
 //
-// Shared memory. Each rank has a control block with two counters, *ready* (the last ticket that it has begun) and *done*
-// (the last one that it has finished reading), on which the others wait. All ranks begin the same collectives in the
-// same order, so "the peer's ready >= ticket" is all there is to know; the record of the call is beside it in a ring,
-// and a peer that began something else is reported. Peers read in place, so reducing N buffers costs one pass over them,
-// about as much as copying them.
+// Shared memory. Each rank has a control block with two counters, *ready* (the last ticket that it has begun) and
+// *done* (the last one that it has finished reading), on which the others wait. All ranks begin the same collectives in
+// the same order, so "the peer's ready >= ticket" is all there is to know; the record of the call is beside it in a
+// ring, and a peer that began something else is reported. Peers read in place, so reducing N buffers costs one pass
+// over them, about as much as copying them.
 //
 // Messages. To ranks of other hosts chunks go by MPI_Isend/Irecv (messages.c), posted in finish, into a scratch of one
 // unit.
 //
-// Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies the
-// buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
+// Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies
+// the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
 #include <string.h>
 #include "zero/comm/mpi/mpi_internal.h"
 

@@ -1,7 +1,7 @@
 // messages.c: messages of the MPI transport between ranks that share no memory.
 //
-// Messages arrive in the order of the collectives. With those of each collective goes one with its record, so that a rank
-// that has made another call is reported, whatever it sent.
+// Messages arrive in the order of the collectives. With those of each collective goes one with its record, so that a
+// rank that has made another call is reported, whatever it sent.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

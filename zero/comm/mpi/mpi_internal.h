@@ -88,13 +88,13 @@ int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, con
 int zero_mpi_allgather_host(zero_comm *c, const struct zero_comm_call *call, const void *mine, size_t bytes, void *all);
 int zero_mpi_synchronize(zero_comm *c, cudaStream_t stream);
 
-// messages.c: with every rank of another host: bytes from send + r * send_stride to rank r, and from it to receive + r *
-// receive_stride. post does not wait; wait fails if a peer has made another call.
+// messages.c: with every rank of another host: bytes from send + r * send_stride to rank r, and from it to receive + r
+// * receive_stride. post does not wait; wait fails if a peer has made another call.
 int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_call *call, char *send, size_t send_stride,
                   char *receive, size_t receive_stride, size_t bytes);
 int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
-// An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's mine.
-// On a time-out the message names the ranks that are missing.
+// An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's
+// mine. On a time-out the message names the ranks that are missing.
 int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all);
 int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, MPI_Request **out);
 void zero_mpi_free_messages(struct messages *msgs);
@@ -106,8 +106,8 @@ int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b);
 // A scratch that only grows and loses its contents: pinned host memory, or device memory.
 int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on_device);
 int zero_mpi_can_pin(void *memory, size_t bytes);
-// Memory that the ranks of a host share, pinned if possible and accounted for, for copies to and from the device. map is
-// collective, unmap is not.
+// Memory that the ranks of a host share, pinned if possible and accounted for, for copies to and from the device. map
+// is collective, unmap is not.
 int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes);
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s);
 size_t zero_mpi_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,

@@ -1,7 +1,7 @@
 // windows.c: windows of the MPI transport (comm.h says what a window is).
 //
-// Ranks of one host map each other's shard, or, staged, the host copy that open makes of it; a gather copies from there.
-// Two counters in a map of the window's own say which *epoch* is open and which is closed:
+// Ranks of one host map each other's shard, or, staged, the host copy that open makes of it; a gather copies from
+// there. Two counters in a map of the window's own say which *epoch* is open and which is closed:
 //
 //     open     epoch + 1, opened = epoch       gather waits until the owner's opened has reached this rank's epoch
 //     close    closed = epoch                  and waits until closed of all ranks of the host has reached it

@@ -1,8 +1,9 @@
 // collectives.c: all-to-all, all-gather and reduce-scatter of the NCCL transport.
 //
-// Streams. NCCL's calls only queue work, and so does this transport: on a stream of its own, which waits for the caller's
-// stream where a collective needs the caller's data, and which the caller's waits for where it needs the collective's.
-// Both are events; every wait is a line with the name of what it prevents (waits.h), and tests leave out each in turn.
+// Streams. NCCL's calls only queue work, and so does this transport: on a stream of its own, which waits for the
+// caller's stream where a collective needs the caller's data, and which the caller's waits for where it needs the
+// collective's. Both are events; every wait is a line with the name of what it prevents (waits.h), and tests leave out
+// each in turn.
 //
 // All-to-all. Grouped sends and receives into a scratch for the other ranks' chunks; this rank's own stays where it is.
 // There is room for the chunks of one all-to-all: the next one waits, on the device, until they were read. The kernel

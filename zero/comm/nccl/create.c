@@ -17,7 +17,7 @@ static int available(const zero_comm_config *config, char *message, size_t bytes
     snprintf(
         message, bytes,
         "this program was built without NCCL (there was no nccl.h, or NCCL=0): install it (libnccl-dev of NVIDIA's "
-        "packages) and build anew, or use the mpi transport");
+        "packages) and build again, or use the mpi transport");
     return 0;
 }
 

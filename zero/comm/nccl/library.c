@@ -35,7 +35,7 @@ int zero_nccl_load(struct nccl_library *lib, const char *name, char *err, size_t
     }
     if (lib->GetVersion(&lib->version) != ncclSuccess || lib->version / 10000 != NCCL_MAJOR) {
         snprintf(err, err_bytes,
-                 "%s is NCCL version %d, but this program was built for NCCL %d: install that, build anew, " OTHERWISE,
+                 "%s is NCCL version %d, but this program was built for NCCL %d: install that, build again, " OTHERWISE,
                  file ? file : "this program", lib->version, NCCL_MAJOR);
         return ZERO_ERR_COMM;
     }

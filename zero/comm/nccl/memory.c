@@ -1,7 +1,7 @@
 // memory.c: memory of the NCCL transport, and its formulas.
 //
-// Tables: where the kernel that sums finds the chunks of an all-to-all, on the device; only this rank's own place changes
-// in it. Scalars: a slot for each rank, on the host and on the device. Scratch: the other ranks' chunks of one
+// Tables: where the kernel that sums finds the chunks of an all-to-all, on the device; only this rank's own place
+// changes in it. Scalars: a slot for each rank, on the host and on the device. Scratch: the other ranks' chunks of one
 // all-to-all; it grows in the first micro-batch, and then no more.
 #include "zero/comm/nccl/nccl_internal.h"
 #include <stdio.h>
@@ -54,8 +54,8 @@ char *zero_nccl_alloc_device(comm_nccl *m, zero_accounting *mem, enum zero_memor
     return p;
 }
 
-// ncclMemFree does not wait for what still uses the memory, as cudaFree does. After an abort NCCL is not called any more:
-// the memory is lost.
+// ncclMemFree does not wait for what still uses the memory, as cudaFree does. After an abort NCCL is not called any
+// more: the memory is lost.
 int zero_nccl_free_device(comm_nccl *m, zero_accounting *mem, enum zero_memory_category category, char *ptr,
                           size_t bytes, void *handle) {
     if (!owns_memory(m)) {

@@ -15,8 +15,8 @@
 #include "zero/comm/nccl/waits.h"
 #include "zero/comm/transport.h"
 
-// Sizes in the formulas, which need no NCCL. ncclMemAlloc allocates in multiples of the device's recommended granularity
-// (NCCL's src/allocator.cc); GRANULARITY is that of every GPU so far, for plans.
+// Sizes in the formulas, which need no NCCL. ncclMemAlloc allocates in multiples of the device's recommended
+// granularity (NCCL's src/allocator.cc); GRANULARITY is that of every GPU so far, for plans.
 enum { NCCL_SCALAR_BYTES = 512, NCCL_OWN = 512 };
 #define NCCL_GRANULARITY ((size_t)2 << 20)
 size_t zero_nccl_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
@@ -28,7 +28,8 @@ size_t zero_nccl_window_scratch_bytes(const zero_comm_shape *s, size_t shard_byt
 #include <nccl.h>
 #if NCCL_VERSION_CODE < 21900
 #error \
-    "nccl.h is older than NCCL 2.19: install a newer one (libnccl-dev of NVIDIA's packages), or build without it: make NCCL=0"
+    "nccl.h is older than NCCL 2.19: install a newer one (libnccl-dev of NVIDIA's packages), or build without it: " \
+    "make NCCL=0"
 #endif
 #include <pthread.h>
 #include <stdatomic.h>

@@ -10,15 +10,15 @@
 //     zero_nccl_op_begin                            look_at_errors      NCCL reports an error by itself
 //       what is queued on the stream                        |
 //     zero_nccl_op_end                                      v  fail: writes down the first message
-//     cudaStreamSynchronize                         abort_all: ncclCommAbort frees all communicators, whose kernels leave
-//       returns once the kernels have left          the device
+//     cudaStreamSynchronize                         abort_all: ncclCommAbort frees all communicators; their kernels
+//       returns once the kernels have left          leave the device
 //     zero_nccl_healthy: ZERO_ERR_COMM and the
 //       message, at every call from now on
 //
 // After an abort NCCL is not called any more. Nothing here exits or prints.
 //
-// Two locks. `calls` is held in calls of NCCL, so that no communicator is aborted while it is being called; `lock` guards
-// what the two threads tell each other, and is never held for long.
+// Two locks. `calls` is held in calls of NCCL, so that no communicator is aborted while it is being called; `lock`
+// guards what the two threads tell each other, and is never held for long.
 #include "zero/comm/nccl/nccl_internal.h"
 #ifdef ZERO_HAS_NCCL
 #include <sched.h>

@@ -1,4 +1,5 @@
-// windows.c: windows of the NCCL transport: a gather is an all-gather of a part of the shards, on the transport's stream.
+// windows.c: windows of the NCCL transport: a gather is an all-gather of a part of the shards, on the transport's
+// stream.
 //
 //     open     the transport's stream waits for the caller's, which has written the shard
 //     gather   the transport's stream waits until `out` is free, all-gathers; the caller's waits for that
