@@ -285,7 +285,7 @@ static void missing_ranks_are_named(const char *way) {
     for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_2, i, "rank 2 has not come");
     CHECK_SAYS(&missing_2, 1, "rank 1 of 3: rank 0");
     for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_0, i, "rank 0 ");
-    for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_0, i, "--timeout");
+    for (int i = 0; i < 2; i++) CHECK_SAYS(&missing_0, i, "timeout_s");
     CHECK_SAYS(&leaves, 0, "rank 1 ");
     CHECK_SAYS(&leaves, 2, "rank 1 ");
     files(1);
@@ -303,7 +303,7 @@ static void second_ranks_are_refused(const char *way) {
     CHECK(finish(&j) == 3, "not exactly one was refused");
     CHECK(!strcmp(j.said[0], "ok") && !strcmp(j.said[3], "ok"), "one that is right was refused");
     const int refused = !strcmp(j.said[1], "ok") ? 2 : 1;
-    CHECK_SAYS(&j, refused, "a rank of its own (-pr)");
+    CHECK_SAYS(&j, refused, "a rank of its own (zero_bootstrap_config.rank)");
     files(1);
 }
 
@@ -323,7 +323,7 @@ static void wrong_numbers_are_told(const char *way) {
         CHECK_SAYS(&few, i, "of 4");
     }
     CHECK_SAYS(&few, 2, "of 3");
-    CHECK_SAYS(&few, 2, "-pn");
+    CHECK_SAYS(&few, 2, "zero_bootstrap_config.ranks");
     CHECK_SAYS(&many, 2, "rank 0");
     CHECK_SAYS(&impossible, 0, "no such rank");
     files(1);
@@ -557,7 +557,7 @@ int main(int argc, char **argv) {
     CASE("%s: killed runs leave nothing that confuses", way) killed_runs_leave_nothing_that_confuses(way);
     CASE("%s: who does not come is named, on all ranks, in time", way) missing_ranks_are_named(way);
     CASE("%s: a second rank 1 is refused", way) second_ranks_are_refused(way);
-    CASE("%s: a wrong -pn or -pr is told", way) wrong_numbers_are_told(way);
+    CASE("%s: a wrong rank or number of ranks is told", way) wrong_numbers_are_told(way);
     CASE("%s: ranks that disagree are told", way) other_paths_are_told(way);
     CASE("%s: two jobs at one place do not mix", way) jobs_at_one_place_do_not_mix(way);
     if (!strcmp(way, "tcp")) {

@@ -20,23 +20,24 @@ int zero_bootstrap_new(zero_bootstrap **out, size_t struct_bytes, const zero_boo
     b->ranks = config->ranks;
     zero_bootstrap_set_timeout(b, config->timeout_s);
     if (config->ranks < 1 || config->rank < 0 || config->rank >= config->ranks)
-        return zero_bootstrap_fail(
-            b, ZERO_ERR_ARG, "there is no such rank: ranks go from 0 to the number of processes less one (-pr, -pn)");
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG,
+                                   "there is no such rank: ranks go from 0 to the number of processes less one "
+                                   "(zero_bootstrap_config.rank, ranks)");
     b->ops = ops;  // from here on there is something to destroy
     return ZERO_OK;
 }
 
 int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) {
-    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
+    char message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(words, sizeof words, format, args);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    snprintf(b->error, sizeof b->error, "rank %d of %d: %s", b->rank, b->ranks, words);
+    snprintf(b->error, sizeof b->error, "rank %d of %d: %s", b->rank, b->ranks, message);
     return b->failed = code;
 }
 
-int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes) {
+int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *message, size_t bytes) {
     enum { NAMED = 8 };
     int count = 0;
     char names[NAMED * 16] = "";
@@ -47,9 +48,9 @@ int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, c
         count++;
     }
     if (count > NAMED)
-        snprintf(words, bytes, "ranks %s and %d more have", names, count - NAMED);
+        snprintf(message, bytes, "ranks %s and %d more have", names, count - NAMED);
     else
-        snprintf(words, bytes, "rank%s %s %s", count == 1 ? "" : "s", names, count == 1 ? "has" : "have");
+        snprintf(message, bytes, "rank%s %s %s", count == 1 ? "" : "s", names, count == 1 ? "has" : "have");
     return count;
 }
 

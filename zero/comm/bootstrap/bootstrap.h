@@ -39,7 +39,7 @@ enum { ZERO_BOOTSTRAP_PORT = 20240 };
 // destroy it. server: "address[:port]" of rank 0's machine, a name, IPv4, IPv6 or [IPv6]:port. directory: must exist.
 int zero_bootstrap_create_tcp(zero_bootstrap **out, const char *server, const zero_bootstrap_config *config);
 int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const zero_bootstrap_config *config);
-// (zero_bootstrap_create_mpi is in bootstrap_mpi.h, so that this header needs no mpi.h.)
+// (zero_bootstrap_create_mpi is in mpi.h, so that this header needs no mpi.h.)
 
 int zero_bootstrap_rank(const zero_bootstrap *b);
 int zero_bootstrap_ranks(const zero_bootstrap *b);
@@ -50,8 +50,8 @@ void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s);  // of wha
 // small things: with tcp and fs all goes through rank 0.
 int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all);
 
-// Closes connections, removes files. All ranks should call; with fs rank 0 waits for the others, no longer than the
-// time-out. NULL is fine.
+// Closes connections, removes files. All ranks should call; in a directory rank 0 waits for the others, no longer than
+// the time-out. NULL is fine.
 void zero_bootstrap_destroy(zero_bootstrap *b);
 
 #ifdef __cplusplus

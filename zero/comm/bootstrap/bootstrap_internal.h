@@ -34,7 +34,7 @@ int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, c
 uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);  // a number for config->job
 void zero_bootstrap_pause(double *seconds, double longest);        // sleep, and a little longer the next time
 
-// What rank 0 knows should reach the others before they give up for want of it: they wait this much longer.
+// The other ranks wait this much longer than rank 0, so that its message reaches them before they give up.
 static inline double zero_bootstrap_grace(const zero_bootstrap *b) { return b->timeout_s < 3 ? b->timeout_s : 3; }
 
 #endif

@@ -63,7 +63,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
         zero_bootstrap_missing(b, here, who, sizeof who);
         e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                 "%s not come within %.3g s: died, stopped, or took another path; see their own output, "
-                                "or allow more time with --timeout",
+                                "or allow more time (zero_bootstrap_config.timeout_s)",
                                 who, b->timeout_s);
     } else {
         memcpy(all, received, ranks * bytes);

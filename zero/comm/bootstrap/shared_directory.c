@@ -38,35 +38,35 @@
 #define MAGIC  "zero-f1"  // and the version of the formats here
 #define PREFIX "zero-meet-"
 enum { A_DAY = 24 * 60 * 60, MAX_PATH = 4096 };
-#define FIRST_PAUSE 0.001  // seconds between two looks, at first, and after a while
+#define FIRST_PAUSE 0.001  // seconds between two reads, at first, and after a while
 #define LAST_PAUSE  0.05
-#define LAST_WAIT   10.0  // seconds that rank 0 waits, in the end, for those who still have to read
+#define LAST_WAIT   10.0  // seconds that rank 0 waits in the end for ranks that still have to read
 
 struct head {
     char magic[8];
     uint64_t bytes, hash;
-};  // before all else in each file
+};  // at the start of each file
 struct hello {
     uint64_t nonce, session, version;
     int32_t rank, ranks;
 };
 enum verdict { SEEN = 1, GO, FAILED };
-// then nonces, or what was gathered
+// followed by nonces, or by the gathered bytes
 struct answer {
     uint64_t session, version, round, bytes;
     int32_t verdict, ranks;
-    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
+    char message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
 };
 struct letter {
     uint64_t round, bytes;
-};  // then what the rank has
+};  // followed by the rank's bytes
 
 typedef struct bootstrap_fs {
     zero_bootstrap base;
     char prefix[MAX_PATH - 128];  // DIRECTORY/zero-meet-JOB
     char directory[MAX_PATH - 256];
     uint64_t nonce, session;
-    char last[MAX_PATH];  // rank 0: the file that it has written last, which others may still have to read
+    char last[MAX_PATH];  // rank 0: the last file that it has written, which others may still have to read
     char trouble[256];    // the last file that could not be read, and why, for the message
 } bootstrap_fs;
 
@@ -90,7 +90,7 @@ static void round_path(const bootstrap_fs *t, char path[MAX_PATH], int rank)  //
              (unsigned long long)t->base.round, who);
 }
 
-// Ask the server of a network file system for news.
+// Makes a network file system's client ask its server.
 static void look_around(const bootstrap_fs *t) {
     DIR *d = opendir(t->directory);
     if (d) closedir(d);
@@ -105,7 +105,7 @@ static int write_all(int fd, const void *data, size_t bytes) {
     return 0;
 }
 
-// A file of two parts, whole or not at all.
+// Writes a file of two parts, completely or not at all.
 static int write_file(bootstrap_fs *t, const char *path, const void *first, size_t first_bytes, const void *second,
                       size_t second_bytes) {
     char temporary[MAX_PATH + 32];
@@ -122,11 +122,11 @@ static int write_file(bootstrap_fs *t, const char *path, const void *first, size
     if (fd >= 0) unlink(temporary);
     return zero_bootstrap_fail(
         &t->base, ZERO_ERR_COMM,
-        "%.400s cannot be written: %s: all ranks need the right to write in a directory with space (-pf)", path,
+        "%.400s cannot be written: %s: all ranks need the right to write in a directory with space (directory)", path,
         strerror(problem));
 }
 
-// The file's two parts. 1: done; 0: it is not there, or is not such a file, of these sizes.
+// Reads a file of two parts. Returns 1; or 0: there is no such file, or it has other sizes.
 static int read_file(bootstrap_fs *t, const char *path, void *first, size_t first_bytes, void *second,
                      size_t second_bytes) {
     struct head head;
@@ -179,26 +179,26 @@ static void remove_hello(bootstrap_fs *t) {
     if (read_hello(t, t->base.rank, &h) && h.nonce == t->nonce) unlink(path);
 }
 
-// My hello must stay mine. Somebody may have removed it who thought it was his.
+// Checks that hello-r is this process's: another process of this rank may have replaced or removed it.
 static int keep_hello(bootstrap_fs *t, uint64_t session, uint64_t version) {
     struct hello h;
     if (!read_hello(t, t->base.rank, &h)) return write_hello(t, session, version);
     if (h.nonce == t->nonce) return ZERO_OK;
     return zero_bootstrap_fail(&t->base, ZERO_ERR_COMM,
                                "there is a second rank %d in %.300s: each process must be given a rank of its own "
-                               "(-pr), each job a directory (-pf)",
+                               "(zero_bootstrap_config.rank), each job a directory (directory)",
                                t->base.rank, t->directory);
 }
 
 static int write_answer(bootstrap_fs *t, enum verdict verdict, uint64_t version, const uint64_t *nonces,
-                        const char *words) {
+                        const char *message) {
     struct answer a = { .session = t->session, .version = version, .verdict = verdict, .ranks = t->base.ranks };
-    snprintf(a.words, sizeof a.words, "%s", words);
+    snprintf(a.message, sizeof a.message, "%s", message);
     PATH(t->last, "answer");
     return write_file(t, t->last, &a, sizeof a, nonces, (size_t)t->base.ranks * sizeof *nonces);
 }
 
-// Files of runs that ended long ago, by the clock of the machine that keeps them.
+// Removes files of runs that ended long ago, by the clock of the file server.
 static void remove_old_files(const bootstrap_fs *t) {
     char path[MAX_PATH];
     struct stat mine, st;
@@ -231,7 +231,8 @@ static int start_as_0(bootstrap_fs *t) {
             struct hello h;
             const int found = read_hello(t, r, &h), fits = found && h.rank == r && h.ranks == b->ranks;
             if (found && !fits)
-                snprintf(wrong, sizeof wrong, "; rank %d there is one of %d processes, or of an earlier run (-pn)",
+                snprintf(wrong, sizeof wrong,
+                         "; rank %d there is one of %d processes, or of an earlier run (zero_bootstrap_config.ranks)",
                          h.rank, h.ranks);
             const uint64_t nonce = fits ? h.nonce : 0;
             changed |= nonce != nonces[r];
@@ -248,15 +249,16 @@ static int start_as_0(bootstrap_fs *t) {
             pause = FIRST_PAUSE;
         }
         if (!e && zero_clock() > deadline) {
-            char who[256], words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
+            char who[256], message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
             zero_bootstrap_missing(b, here, who, sizeof who);
-            snprintf(words, sizeof words,
-                     "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank (-pr), on "
-                     "machines that see this directory (-pf), "
-                     "or allow more time with --timeout%s%s",
+            snprintf(message, sizeof message,
+                     "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank "
+                     "(zero_bootstrap_config.rank), on "
+                     "machines that see this directory (directory), "
+                     "or allow more time (zero_bootstrap_config.timeout_s)%s%s",
                      who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
-            write_answer(t, FAILED, ++version, nonces, words);
-            e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words);
+            write_answer(t, FAILED, ++version, nonces, message);
+            e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", message);
         }
     }
     free(here);
@@ -277,8 +279,9 @@ static int start_as_other(bootstrap_fs *t) {
         look_around(t);
         if ((e = keep_hello(t, session, version))) break;
         if (!version && read_hello(t, 0, &h) && h.ranks != b->ranks)
-            snprintf(wrong, sizeof wrong, "; a rank 0 there is one of %d processes, this rank one of %d (-pn)", h.ranks,
-                     b->ranks);
+            snprintf(wrong, sizeof wrong,
+                     "; a rank 0 there is one of %d processes, this rank one of %d (zero_bootstrap_config.ranks)",
+                     h.ranks, b->ranks);
         if (read_file(t, path, &a, sizeof a, nonces, (size_t)b->ranks * sizeof *nonces) && a.ranks == b->ranks &&
             nonces[b->rank] == t->nonce) {
             if (a.verdict == GO) {
@@ -286,14 +289,14 @@ static int start_as_other(bootstrap_fs *t) {
                 break;
             }
             if (a.verdict == FAILED)
-                e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
+                e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
             else if (a.session != session || a.version != version)
                 e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
         }
         if (!e && zero_clock() > deadline)
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                     "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see "
-                                    "this directory (-pf)? More time: --timeout%s%s",
+                                    "this directory (directory)? More time: zero_bootstrap_config.timeout_s%s%s",
                                     t->directory, b->timeout_s, wrong, t->trouble);
     }
     free(nonces);
@@ -302,10 +305,10 @@ static int start_as_other(bootstrap_fs *t) {
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
 
-// Read letters of this round until all are here, or the deadline. Returns how many are missing; -1: err says what is
-// wrong.
-static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double deadline, char *err,
-                        size_t err_bytes) {
+// Reads the files of this round until all are here, or the deadline. Returns how many are missing; -1: failed, for the
+// reason in err.
+static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double deadline, char *err,
+                      size_t err_bytes) {
     zero_bootstrap *b = &t->base;
     int missing = b->ranks - 1;
     for (double pause = FIRST_PAUSE; missing > 0; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
@@ -337,31 +340,31 @@ static int read_letters(bootstrap_fs *t, size_t bytes, char *all, unsigned char 
 
 static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    char path[MAX_PATH], words[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "", who[256];
+    char path[MAX_PATH], message[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "", who[256];
     struct answer a = { .session = t->session, .round = b->round, .bytes = bytes, .verdict = GO, .ranks = b->ranks };
     unsigned char *here = calloc((size_t)b->ranks, 1);
     if (!here) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     here[0] = 1;
     memmove(all, mine, bytes);
-    const int missing = read_letters(t, bytes, all, here, zero_clock() + b->timeout_s, words, sizeof words);
+    const int missing = read_round(t, bytes, all, here, zero_clock() + b->timeout_s, message, sizeof message);
     if (missing > 0) {
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words,
+        snprintf(message, sizeof message,
                  "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more "
-                 "time with --timeout%s",
+                 "time (zero_bootstrap_config.timeout_s)%s",
                  who, b->timeout_s, t->trouble);
     }
     free(here);
     if (missing) {
         a.verdict = FAILED;
         a.bytes = 0;
-        snprintf(a.words, sizeof a.words, "%s", words);
+        snprintf(a.message, sizeof a.message, "%s", message);
     }
     for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
-    if (!missing) unlink(t->last);  // all have come here, so they have read that
+    if (!missing) unlink(t->last);  // all ranks have got here, so they have read it
     round_path(t, t->last, -1);
     const int e = write_file(t, t->last, &a, sizeof a, all, missing ? 0 : (size_t)b->ranks * bytes);
-    return missing ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", words) : e;
+    return missing ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", message) : e;
 }
 
 static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
@@ -379,12 +382,12 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
         if (read_file(t, path, &a, sizeof a, all, (size_t)b->ranks * bytes) && a.verdict == GO) return ZERO_OK;
         // (it may have come after the line above, with 0 bytes in it)
         if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
         if (zero_clock() > deadline)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                        "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or "
                                        "took another path; see its own output, "
-                                       "or allow more time with --timeout%s",
+                                       "or allow more time (zero_bootstrap_config.timeout_s)%s",
                                        b->timeout_s, t->trouble);
     }
 }
@@ -394,9 +397,10 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     return b->rank == 0 ? gather_as_0(t, mine, bytes, all) : gather_as_other(t, mine, bytes, all);
 }
 
-// ---- beginning and end ----------------------------------------------------------------------------------------------
+// ---- create and destroy
+// ----------------------------------------------------------------------------------------------
 
-// A last round, of nothing: when all letters are there, nobody reads any more.
+// A last round, of no bytes: when all files are there, nobody reads any more.
 static void destroy(zero_bootstrap *b) {
     bootstrap_fs *t = (bootstrap_fs *)b;
     const struct letter l = { b->round, 0 };
@@ -407,7 +411,7 @@ static void destroy(zero_bootstrap *b) {
         write_file(t, path, &l, sizeof l, NULL, 0);
     } else if (!b->failed && here) {
         const double wait = b->timeout_s < LAST_WAIT ? b->timeout_s : LAST_WAIT;
-        read_letters(t, 0, NULL, here, zero_clock() + wait, err, sizeof err);
+        read_round(t, 0, NULL, here, zero_clock() + wait, err, sizeof err);
         for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
         unlink(t->last);
     }
@@ -422,15 +426,15 @@ int zero_bootstrap_create_fs(zero_bootstrap **out, const char *directory, const 
     zero_bootstrap *b = *out;
     bootstrap_fs *t = (bootstrap_fs *)b;
     if (strlen(directory) >= sizeof t->directory)
-        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.100s...: the name of the directory is too long (-pf)",
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.100s...: the name of the directory is too long (directory)",
                                    directory);
     strcpy(t->directory, directory);
     snprintf(t->prefix, sizeof t->prefix, "%s/" PREFIX "%016llx", directory,
              (unsigned long long)zero_bootstrap_job(config));
     DIR *d = opendir(directory);
     if (!d)
-        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.400s: %s: name a directory that all ranks see (-pf)", directory,
-                                   strerror(errno));
+        return zero_bootstrap_fail(b, ZERO_ERR_ARG, "%.400s: %s: name a directory that all ranks see (directory)",
+                                   directory, strerror(errno));
     closedir(d);
     while (t->nonce == 0)
         if (getrandom(&t->nonce, sizeof t->nonce, 0) != (ssize_t)sizeof t->nonce)

@@ -29,9 +29,9 @@
 #include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 
-enum { MAX_STRANGERS = 64 };  // who have not said hello yet
-#define PATIENCE 10.0         // seconds in which a stranger has to say hello
-#define MAGIC    "zero.c1"    // and the version of what is said here
+enum { MAX_STRANGERS = 64 };  // connections without a hello so far
+#define PATIENCE 10.0         // seconds that a connection has to send its hello
+#define MAGIC    "zero.c1"    // and the version of the protocol
 
 struct hello {
     char magic[8];
@@ -42,14 +42,14 @@ enum verdict { GO = 1, LATER, REFUSED };
 struct answer {
     char magic[8];
     uint64_t verdict, round, bytes;
-    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
+    char message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
 };
 struct letter {
     char magic[8];
     uint64_t round, bytes;
 };
 
-// What is at the other end. fd < 0: nobody.
+// The other end of a connection. fd < 0: none.
 struct peer {
     int fd;
     size_t got;
@@ -79,7 +79,7 @@ static int milliseconds_to(double deadline, double at_most) {
     return left <= 0 ? 0 : (int)(1000 * (left < at_most ? left : at_most)) + 1;
 }
 
-// Wait until fd is ready for what is in `events`. 0: not in time.
+// Waits until fd is ready for `events`. Returns 0 if it is not in time.
 static int ready(int fd, short events, double deadline) {
     struct pollfd p = { fd, events, 0 };
     while (poll(&p, 1, milliseconds_to(deadline, 1)) <= 0)
@@ -87,7 +87,7 @@ static int ready(int fd, short events, double deadline) {
     return 1;
 }
 
-// Both: NULL, or what went wrong.
+// Both return NULL, or what went wrong.
 static const char *send_all(int fd, const void *data, size_t bytes, double deadline) {
     const char *at = data;
     while (bytes > 0) {
@@ -111,22 +111,22 @@ static const char *receive_all(int fd, void *data, size_t bytes, double deadline
     return NULL;
 }
 
-static const char *send_answer(int fd, enum verdict verdict, uint64_t round, uint64_t bytes, const char *words,
+static const char *send_answer(int fd, enum verdict verdict, uint64_t round, uint64_t bytes, const char *message,
                                double deadline) {
     struct answer a = { MAGIC, verdict, round, bytes, "" };
-    snprintf(a.words, sizeof a.words, "%s", words);
+    snprintf(a.message, sizeof a.message, "%s", message);
     return send_all(fd, &a, sizeof a, deadline);
 }
 
-// Rank 0 cannot go on: the others shall know why.
-static int give_up(bootstrap_tcp *t, int code, const char *words) {
+// Rank 0 cannot go on: it tells the others why.
+static int give_up(bootstrap_tcp *t, int code, const char *message) {
     zero_bootstrap *b = &t->base;
     for (int r = 1; r < b->ranks; r++)
         if (t->peers[r].fd >= 0) {
-            send_answer(t->peers[r].fd, REFUSED, b->round, 0, words, zero_clock());
+            send_answer(t->peers[r].fd, REFUSED, b->round, 0, message, zero_clock());
             hang_up(&t->peers[r]);
         }
-    return zero_bootstrap_fail(b, code, "%s", words);
+    return zero_bootstrap_fail(b, code, "%s", message);
 }
 
 // ---- the address ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ static int split_address(zero_bootstrap *b, const char *server, char *host, size
     if (end == NULL || end <= begin || (size_t)(end - begin) >= host_bytes || *rest || number < 1 || number > 65535)
         return zero_bootstrap_fail(b, ZERO_ERR_ARG,
                                    "\"%.200s\" is no address of a server: write it as name, name:port, 10.0.0.1:port "
-                                   "or [::1]:port, with a port from 1 to 65535 (-ps)",
+                                   "or [::1]:port, with a port from 1 to 65535 (server)",
                                    server);
     snprintf(host, host_bytes, "%.*s", (int)(end - begin), begin);
     if (colon) snprintf(port, port_bytes, "%ld", number);
@@ -178,8 +178,8 @@ static void describe(char *out, size_t bytes, const struct sockaddr *a, socklen_
 
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
 
-// A socket that listens; or -errno, and *why. Many machines give their own name a loopback address, which others cannot
-// reach: then rank 0 listens at all addresses.
+// Returns a socket that listens; or -errno, and *why. Many machines resolve their own name to a loopback address, which
+// others cannot reach: then rank 0 listens at all addresses.
 static int listen_at(const char *host, const char *port, char *why, size_t why_bytes) {
     int error, number, fd = -EINVAL;
     struct addrinfo *list = look_up(host, port, 0, &error), *numeric = look_up(host, port, AI_NUMERICHOST, &number);
@@ -230,10 +230,10 @@ static void answer_call(bootstrap_tcp *t) {
     describe(s->from, sizeof s->from, (struct sockaddr *)&from, length);
 }
 
-static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *words) {
+static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *message) {
     snprintf(t->refused, sizeof t->refused, "; refused was rank %d of %d, from %s%s", s->hello.rank, s->hello.ranks,
              s->from, verdict == LATER ? ", of another job" : "");
-    send_answer(s->fd, verdict, 0, 0, words, zero_clock());
+    send_answer(s->fd, verdict, 0, 0, message, zero_clock());
     hang_up(s);
 }
 
@@ -243,7 +243,7 @@ static int is_closed(int fd) {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-// Somebody says something; when it is a whole hello, he is judged.
+// Reads what a connection sends; a complete hello is accepted or refused.
 static void listen_to(bootstrap_tcp *t, struct peer *s) {
     zero_bootstrap *b = &t->base;
     const ssize_t n = recv(s->fd, (char *)&s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
@@ -256,24 +256,27 @@ static void listen_to(bootstrap_tcp *t, struct peer *s) {
     if (s->got < sizeof s->hello) return;
 
     const struct hello *h = &s->hello;
-    char words[256];
+    char message[256];
     if (h->job != t->job) {
         refuse(t, s, LATER, "another job is using this address: choose another port, or wait");
     } else if (h->ranks != b->ranks) {
-        snprintf(words, sizeof words,
-                 "this process was started as one of %d, rank 0 as one of %d: all must be given the same number (-pn)",
+        snprintf(message, sizeof message,
+                 "this process was started as one of %d, rank 0 as one of %d: all must be given the same number "
+                 "(zero_bootstrap_config.ranks)",
                  h->ranks, b->ranks);
-        refuse(t, s, REFUSED, words);
+        refuse(t, s, REFUSED, message);
     } else if (h->rank < 1 || h->rank >= b->ranks) {
-        snprintf(words, sizeof words,
-                 "rank %d is not one that rank 0 waits for: each process must be given its own, from 0 to %d (-pr)",
+        snprintf(message, sizeof message,
+                 "rank %d is not one that rank 0 waits for: each process must be given its own, from 0 to %d "
+                 "(zero_bootstrap_config.rank)",
                  h->rank, b->ranks - 1);
-        refuse(t, s, REFUSED, words);
+        refuse(t, s, REFUSED, message);
     } else if (t->peers[h->rank].fd >= 0 && !is_closed(t->peers[h->rank].fd)) {
-        snprintf(words, sizeof words,
-                 "there is a rank %d already, at %s: each process must be given a rank of its own (-pr)", h->rank,
-                 t->peers[h->rank].from);
-        refuse(t, s, REFUSED, words);
+        snprintf(message, sizeof message,
+                 "there is a rank %d already, at %s: each process must be given a rank of its own "
+                 "(zero_bootstrap_config.rank)",
+                 h->rank, t->peers[h->rank].from);
+        refuse(t, s, REFUSED, message);
     } else {
         const int one = 1;
         hang_up(&t->peers[h->rank]);
@@ -283,7 +286,7 @@ static void listen_to(bootstrap_tcp *t, struct peer *s) {
     }
 }
 
-// Who has come, and is still there.
+// Sets here[r] for the ranks that have come and are still connected.
 static int count_missing(bootstrap_tcp *t, unsigned char *here) {
     int missing = 0;
     here[0] = 1;
@@ -319,14 +322,15 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
     }
     for (int i = 0; i < MAX_STRANGERS; i++) hang_up(&t->strangers[i]);
     if (!e && missing) {
-        char who[256], words[ZERO_BOOTSTRAP_MESSAGE_BYTES];
+        char who[256], message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words,
-                 "%s not come to %s within %.3g s: start all %d processes, each with its own rank (-pr), on machines "
-                 "that can reach this address (-ps), "
-                 "or allow more time with --timeout%s",
+        snprintf(message, sizeof message,
+                 "%s not come to %s within %.3g s: start all %d processes, each with its own rank "
+                 "(zero_bootstrap_config.rank), on machines "
+                 "that can reach this address (server), "
+                 "or allow more time (zero_bootstrap_config.timeout_s)%s",
                  who, server, b->timeout_s, b->ranks, t->refused);
-        e = give_up(t, ZERO_ERR_COMM, words);
+        e = give_up(t, ZERO_ERR_COMM, message);
     }
     // one that has died shows in the first all-gather
     for (int r = 1; r < b->ranks && !e; r++) send_answer(t->peers[r].fd, GO, 0, 0, "", deadline + 1);
@@ -346,7 +350,7 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
     for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0;
          zero_bootstrap_pause(&pause, 0.5))
         if (t->listening != -EADDRINUSE || zero_clock() > deadline)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (-ps)", host,
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (server)", host,
                                        port, why);
     const int e = wait_for_all(t, server, deadline);
     close(t->listening);
@@ -356,7 +360,7 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
 
 // ---- the others -----------------------------------------------------------------------------------------------------
 
-// A connection; -1: *why says why not; -2: there will never be one, since there is no such name.
+// Returns a connection; -1: none, for the reason in *why; -2: there will never be one, since there is no such name.
 static int connect_to(const char *host, const char *port, double deadline, char *why, size_t why_bytes) {
     int error, fd = -1;
     struct addrinfo *list = look_up(host, port, 0, &error);
@@ -397,8 +401,8 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     for (double pause = 0.02; zero_clock() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
         const int fd = connect_to(host, port, deadline, why, sizeof why);
         if (fd == -2)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM,
-                                       "%.200s: %s: give the name or the address of rank 0's machine (-ps)", host, why);
+            return zero_bootstrap_fail(
+                b, ZERO_ERR_COMM, "%.200s: %s: give the name or the address of rank 0's machine (server)", host, why);
         if (fd < 0) continue;
         const char *problem = send_all(fd, &hello, sizeof hello, deadline);
         if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + zero_bootstrap_grace(b));
@@ -408,21 +412,22 @@ static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
             return ZERO_OK;
         }
         close(fd);
-        a.words[sizeof a.words - 1] = '\0';
+        a.message[sizeof a.message - 1] = '\0';
         if (!problem && a.verdict == REFUSED)
-            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 at %s, port %s: %.900s", host, port, a.words);
-        snprintf(why, sizeof why, "%s", problem ? problem : a.words);
+            return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 at %s, port %s: %.900s", host, port, a.message);
+        snprintf(why, sizeof why, "%s", problem ? problem : a.message);
     }
     return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                "rank 0 was not found at %.200s, port %s, within %.3g s (%.250s): is it running, on the "
-                               "machine with this address (-ps), "
-                               "and does no firewall close the port? More time: --timeout",
+                               "machine with this address (server), "
+                               "and does no firewall close the port? More time: zero_bootstrap_config.timeout_s",
                                host, port, b->timeout_s, why);
 }
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
 
-// Take what there is of rank r's letter, and of what it has. 1: all, 0: not yet, -1: err says why not.
+// Receives what has arrived of rank r's header and bytes. Returns 1: all, 0: not yet, -1: failed, for the reason in
+// err.
 static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char *err, size_t err_bytes) {
     struct peer *p = &t->peers[r];
     for (;;) {
@@ -456,7 +461,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     const size_t ranks = (size_t)b->ranks;
     unsigned char *here = calloc(ranks, 1);
     struct pollfd *polls = calloc(ranks, sizeof *polls);
-    char words[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
+    char message[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
     int e = here && polls ? ZERO_OK : give_up(t, ZERO_ERR_MEMORY, "out of host memory"), missing = b->ranks - 1;
     for (int r = 1; r < b->ranks; r++) t->peers[r].got = 0;
     if (!e) memmove(all, mine, bytes), here[0] = 1;
@@ -465,9 +470,9 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
         if (poll(polls, ranks, milliseconds_to(deadline, 1)) > 0)
             for (int r = 1; r < b->ranks && !e; r++) {
                 if (!polls[r].revents) continue;
-                const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, words, sizeof words);
+                const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, message, sizeof message);
                 if (done < 0)
-                    e = give_up(t, ZERO_ERR_COMM, words);
+                    e = give_up(t, ZERO_ERR_COMM, message);
                 else if (done)
                     here[r] = 1, missing--;
             }
@@ -477,19 +482,19 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     if (!e && missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
-        snprintf(words, sizeof words,
+        snprintf(message, sizeof message,
                  "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more "
                  "time with --timeout",
                  who, b->timeout_s);
-        e = give_up(t, ZERO_ERR_COMM, words);
+        e = give_up(t, ZERO_ERR_COMM, message);
     }
     for (int r = 1; r < b->ranks && !e; r++) {
         const char *problem = send_answer(t->peers[r].fd, GO, b->round, bytes, "", deadline + 1);
         if (!problem) problem = send_all(t->peers[r].fd, all, ranks * bytes, deadline + 1);
         if (!problem) continue;
-        snprintf(words, sizeof words, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r,
+        snprintf(message, sizeof message, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r,
                  problem);
-        e = give_up(t, ZERO_ERR_COMM, words);
+        e = give_up(t, ZERO_ERR_COMM, message);
     }
     free(here);
     free(polls);
@@ -504,7 +509,7 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     struct answer a = { .verdict = 0 };
     const char *problem = send_all(fd, &letter, sizeof letter, deadline);
     if (!problem) problem = send_all(fd, mine, bytes, deadline);
-    // Rank 0 may have given up before it read that; its words are worth having all the same.
+    // Rank 0 may have given up before it read that, and sent a message why.
     const char *no_answer = receive_all(fd, &a, sizeof a, deadline);
     if (no_answer || memcmp(a.magic, MAGIC, sizeof a.magic))
         return zero_bootstrap_fail(b, ZERO_ERR_COMM,
@@ -514,8 +519,8 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
                                    : no_answer ? no_answer
                                                : "it says nonsense",
                                    b->timeout_s);
-    a.words[sizeof a.words - 1] = '\0';
-    if (a.verdict != GO) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.words);
+    a.message[sizeof a.message - 1] = '\0';
+    if (a.verdict != GO) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
     if (a.round != b->round || a.bytes != bytes)
         return zero_bootstrap_fail(
             b, ZERO_ERR_COMM, "rank 0 is at round %llu, with %llu bytes, this rank at round %llu, with %zu",
@@ -530,7 +535,8 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     return b->rank == 0 ? gather_as_server(t, mine, bytes, all) : gather_as_client(t, mine, bytes, all);
 }
 
-// ---- beginning and end ----------------------------------------------------------------------------------------------
+// ---- create and destroy
+// ----------------------------------------------------------------------------------------------
 
 static void destroy(zero_bootstrap *b) {
     bootstrap_tcp *t = (bootstrap_tcp *)b;
