@@ -484,7 +484,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
         zero_bootstrap_missing(b, here, who, sizeof who);
         snprintf(message, sizeof message,
                  "%s not come within %.3g s: died, stopped, or took another path; see their own output, or allow more "
-                 "time with --timeout",
+                 "time (zero_bootstrap_config.timeout_s)",
                  who, b->timeout_s);
         e = give_up(t, ZERO_ERR_COMM, message);
     }
@@ -514,7 +514,7 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     if (no_answer || memcmp(a.magic, MAGIC, sizeof a.magic))
         return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                    "rank 0 is gone (%s), or has kept this rank waiting for more than %.3g s: see its "
-                                   "own output, or allow more time with --timeout",
+                                   "own output, or allow more time (zero_bootstrap_config.timeout_s)",
                                    problem     ? problem
                                    : no_answer ? no_answer
                                                : "it says nonsense",
