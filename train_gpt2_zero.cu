@@ -506,13 +506,14 @@ void gpt2_backward(GPT2 *m) {
 #include <math.h>
 #include <time.h>
 
-#include "data/random.h"      // sampling
-#include "device/process.h"   // the memory of the process
-#include "trainer/reports.h"  // header, tables, plan, profile
-#include "trainer/run.h"      // Run; errors and agreement between ranks
-#include "trainer/setup.h"    // device, model, data, transport
-#include "trainer/weights.h"  // initial weights, model files
-#include "zero/zero.h"        // the engine
+#include "data/random.h"          // sampling
+#include "device/process.h"       // the memory of the process
+#include "trainer/environment.h"  // what a launcher left there
+#include "trainer/reports.h"      // header, tables, plan, profile
+#include "trainer/run.h"          // Run; errors and agreement between ranks
+#include "trainer/setup.h"        // device, model, data, transport
+#include "trainer/weights.h"      // initial weights, model files
+#include "zero/zero.h"            // the engine
 
 #define SAMPLING_SEED 1337
 
@@ -919,6 +920,7 @@ int main(int argc, char **argv) {
     GPT2 model = {};
     char err[ERR_BYTES];
     int status = EXIT_SUCCESS;
+    host_wait_passively(argv, environment_local_ranks());
     device_has_failed = ask_transport;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (begin(r, argc, argv, &status)) {
@@ -944,6 +946,7 @@ int main(int argc, char **argv) {
     r->process_start = process_memory((size_t)r->sharers);
     create_transport(r);
     check_same_inputs(r);
+    check_memory(r);
     create_engine(r);
     create_model(r, &model);
     open_log(r);

@@ -15,6 +15,7 @@ run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 60 "log, learning rate, model files" $fp32/test_output
 run 0 60 "content of files" $fp32/test_content
+run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
 run 0 60 "profile" $fp32/test_profile

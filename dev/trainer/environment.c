@@ -37,6 +37,17 @@ int environment_rank(void) {
     return -1;
 }
 
+int environment_local_ranks(void) {
+    static const char *const VARIABLES[] = { "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                                             "MV2_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE" };
+    for (size_t i = 0; i < sizeof VARIABLES / sizeof VARIABLES[0]; i++) {
+        if (number_of(VARIABLES[i]) > 0) return (int)number_of(VARIABLES[i]);
+    }
+    const char *tasks = getenv("SLURM_STEP_TASKS_PER_NODE");  // "4(x2),3"
+    const int n = tasks != NULL ? atoi(tasks) : 0;
+    return n > 0 ? n : 1;
+}
+
 // One launcher may have started another (mpirun starts its daemons by srun), so it is enough that one of them agrees.
 int environment_check_ranks(int ranks, const char *library, char *err, size_t err_bytes) {
     int contradicts = -1;

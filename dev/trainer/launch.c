@@ -21,6 +21,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "trainer/environment.h"
 #include "trainer/launch.h"
@@ -144,6 +145,12 @@ static void find_host(Host *h) {
         }
         fclose(f);
     }
+}
+
+uint64_t launch_host(void) {
+    Host h;
+    find_host(&h);
+    return XXH3_64bits(&h, sizeof h);
 }
 
 static int find_local_rank(char *err, size_t err_bytes) {

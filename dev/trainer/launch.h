@@ -6,6 +6,7 @@
 #define DEV_LAUNCH_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "trainer/options.h"
 #include "zero/comm/bootstrap/bootstrap.h"
@@ -33,6 +34,9 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *er
 // Finds the other ranks (tcp, fs; refuses command lines that differ), and this one's place among those of its host. All
 // ranks. Returns 0, or -1 and a message.
 int launch_connect(const Options *o, char *err, size_t err_bytes);
+
+// Returns a number that is the same on the ranks of one host, and on no other host's.
+uint64_t launch_host(void);
 
 // Returns the bootstrap by which a transport exchanges its ids: that of launch_connect, or with MPI a new one. This
 // module keeps ownership. NULL: a message in err. All ranks.

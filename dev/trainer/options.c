@@ -118,6 +118,8 @@ static const Flag FLAGS[] = {
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
     { "reduce", "reduce", CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
       .help = "sum of gradients: in a fixed order, or as the library likes" },
+    { "force", "force", INTEGER, AT(force), "0|1", "0", 0, 1,
+      .help = "1: train even if the memory that is available is less than the plan's" },
     { "tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
     { "pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
     { "timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6,

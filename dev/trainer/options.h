@@ -35,7 +35,8 @@ typedef struct {
     int64_t batch_size, seq_len, total_batch_tokens, max_steps;
     double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
-    int64_t tf32, gelu_fusion, recompute, shuffle, hash, profile, transport, nccl_register, tp, pp, gpu_info_every;
+    int64_t force, tf32, gelu_fusion, recompute, shuffle, hash, profile, transport, nccl_register, tp, pp,
+        gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;

@@ -179,6 +179,20 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
     find_smallest(in, stage, s);
 }
 
+int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_bytes) {
+    zero_layout l;
+    zero_row rows[PLAN_ROWS];
+    const char *why;
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
+        snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
+        return -1;
+    }
+    const zero_cost plan = plan_of(in, in->settings.stage, in->ranks);
+    memory_rows(in, &plan, &l, rows, bytes);
+    zero_layout_destroy(&l);
+    return 0;
+}
+
 int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
     zero_layout l;
     const char *why;

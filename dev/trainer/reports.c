@@ -8,7 +8,6 @@
 
 #include "device/process.h"
 #include "gpt2/tensors.h"
-#include "trainer/planner.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The header.
@@ -41,6 +40,22 @@ static void print_same_bits(const Run *r) {
     }
 }
 
+// The cores of rank 0's host.
+static void print_cores(const Run *r) {
+    const CoreShare *c = &r->cores;
+    const int threads = omp_get_max_threads();
+    if (c->sharers == 1)
+        print_row(r, "cores", "%d, for rank 0 alone", c->cores);
+    else
+        print_row(r, "cores", "%d, shared by %d ranks", c->cores, c->sharers);
+    if (c->quota > 0) print_row(r, "", "the cgroup may use %g of them", c->quota);
+    const char *waiting = getenv("OMP_WAIT_POLICY");
+    print_row(r, "threads per rank", "%d%s", threads,
+              waiting && !strcmp(waiting, "passive") ? ", waiting passively" : "");
+    if (threads > 1 && (threads * c->sharers > c->cores || (c->quota > 0 && threads > c->quota)))
+        print_row(r, "", "warning: more threads than cores: %d is faster", c->threads);
+}
+
 static void print_machine(const Run *r) {
     static const char *const STAGES[] = { "0 (nothing sharded)", "1 (optimizer state)",
                                           "2 (optimizer state, gradients)",
@@ -62,7 +77,7 @@ static void print_machine(const Run *r) {
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
     if (r->mesh.groups > 1) print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);
-    print_row(r, "threads of a rank", "%d", omp_get_max_threads());
+    print_cores(r);
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
     print_row(r, "reduction", "%s",
@@ -216,7 +231,7 @@ void print_profile(const Run *r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The plan.
 
-static void fill_plan_input(const Run *r, PlanInput *in) {
+void describe_run(const Run *r, PlanInput *in) {
     const Options *o = &r->options;
     const double h100 = o->settings.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // TFLOP/s
     *in = (PlanInput){
@@ -244,19 +259,19 @@ static void fill_plan_input(const Run *r, PlanInput *in) {
         .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,
         .efficiency = o->efficiency,
     };
+    zero_tensor *tensors = allocate(in->num_tensors * sizeof *tensors);
+    size_t *order = allocate(in->order_length * sizeof *order);
+    gpt2_tensors(&r->config, tensors);
+    gpt2_unit_order(&r->config, order);
+    in->tensors = tensors;
+    in->order = order;
 }
 
 void print_plan(const Run *r) {
     const Options *o = &r->options;
     PlanInput in;
     char err[ERR_BYTES];
-    fill_plan_input(r, &in);
-    zero_tensor *tensors = allocate(in.num_tensors * sizeof *tensors);
-    size_t *order = allocate(in.order_length * sizeof *order);
-    gpt2_tensors(&r->config, tensors);
-    gpt2_unit_order(&r->config, order);
-    in.tensors = tensors;
-    in.order = order;
+    describe_run(r, &in);
     Plan plan;
     if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
     if (o->plan == OPTION_PLAN_JSON) {
@@ -273,6 +288,6 @@ void print_plan(const Run *r) {
         if (r->kernels.attention != NULL)
             printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", r->kernels.attention_scratch);
     }
-    free(tensors);
-    free(order);
+    free((void *)in.tensors);
+    free((void *)in.order);
 }

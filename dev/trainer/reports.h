@@ -2,6 +2,7 @@
 #ifndef TRAINER_REPORTS_H
 #define TRAINER_REPORTS_H
 
+#include "trainer/planner.h"
 #include "trainer/run.h"
 
 #ifdef __cplusplus
@@ -16,6 +17,9 @@ void print_reports(const Run *r);
 
 // --profile: the time of each kind of work on rank 0, beside its floor.
 void print_profile(const Run *r);
+
+// Describes this run to the planner. Free in->tensors and in->order.
+void describe_run(const Run *r, PlanInput *in);
 
 // --plan: what this run would need. Allocates nothing of a model; r->ranks may be any number.
 void print_plan(const Run *r);

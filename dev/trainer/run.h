@@ -18,6 +18,7 @@
 #include "data/tokenizer.h"
 #include "gpt2/config.h"
 #include "gpt2/model_file.h"
+#include "trainer/host.h"
 #include "trainer/launch.h"
 #include "trainer/log.h"
 #include "trainer/options.h"
@@ -52,6 +53,7 @@ typedef struct Run {
     int rank, ranks, local_rank, local_ranks;  // "local": on this host
     int gpus;                                  // distinct ones, over all ranks
     int sharers;                               // ranks that use this rank's GPU, this one included
+    CoreShare cores;                           // of this rank
     size_t process_start;                      // bytes that the process took before the model
     struct cudaDeviceProp device;
     cudaStream_t stream;

@@ -12,6 +12,7 @@
 
 #include "data/content.h"
 #include "device/process.h"
+#include "trainer/reports.h"
 #include "zero/comm/transports.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -39,6 +40,21 @@ static void count_gpus(Run *r) {
     free(all);
 }
 
+// Sets the number of OpenMP threads: OMP_NUM_THREADS, or this rank's part of the cores.
+static void share_cores(Run *r) {
+    char err[ERR_BYTES];
+    HostCores mine, *all = allocate((size_t)r->ranks * sizeof *all);
+    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
+    if (boot == NULL) die("%s", err);
+    host_cores(&mine, launch_host(), "");
+    if (zero_bootstrap_allgather(boot, &mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
+    r->cores = host_share_cores(all, r->ranks, r->rank);
+    free(all);
+    const int wanted = host_wanted_threads(getenv("OMP_NUM_THREADS"), r->cores.cores, err, sizeof err);
+    if (wanted < 0) die("%s", err);
+    omp_set_num_threads(wanted > 0 ? wanted : r->cores.threads);
+}
+
 void choose_device(Run *r) {
     char err[ERR_BYTES];
     const int devices = process_count_devices(err, sizeof err);
@@ -53,10 +69,7 @@ void choose_device(Run *r) {
     must_cuda(cudaStreamCreate(&r->stream), "cudaStreamCreate");
     count_gpus(r);
 
-    if (getenv("OMP_NUM_THREADS") == NULL) {
-        const int share = omp_get_num_procs() / r->local_ranks;
-        omp_set_num_threads(share > 1 ? share : 1);
-    }
+    share_cores(r);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -279,6 +292,41 @@ void create_transport(Run *r) {
     r->comm = comms.data;
     r->shard_comm = comms.shard;
     r->replica_comm = comms.replicate;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Memory.
+
+// Bytes that all ranks with this memory may allocate, and their number. On a CPU the device is the host.
+static size_t available_memory(const Run *r, int *ranks) {
+#ifdef CUDA_ON_CPU
+    *ranks = r->local_ranks;
+    return host_memory_available("");
+#else
+    size_t free_bytes, total;
+    *ranks = r->sharers;
+    must_cuda(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    return free_bytes;
+#endif
+}
+
+void check_memory(const Run *r) {
+    char err[ERR_BYTES] = "";
+    PlanInput in;
+    uint64_t bytes;
+    int ranks;
+    describe_run(r, &in);
+    const size_t available = available_memory(r, &ranks);
+    if (plan_memory(&in, &bytes, err, sizeof err) == 0 && (double)bytes * ranks > (double)available &&
+        !r->options.force) {
+        snprintf(err, sizeof err,
+                 "-z %d -b %zu -t %zu: %d ranks with one memory need %.2f GB (--plan explains it), but %.2f GB are "
+                 "available: use a smaller model, -b or -t, a higher stage, or more machines; --force 1 tries it",
+                 r->options.settings.stage, r->B, r->T, ranks, (double)bytes * ranks / 1e9, (double)available / 1e9);
+    }
+    free((void *)in.tensors);
+    free((void *)in.order);
+    agree(r, err, NULL);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -110,6 +110,36 @@ done
 check "another validation text" elsewhere refused "-j val: rank 1 has another content" -j val -v 1
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Cores and memory
+
+for threads in 0 two 100000; do
+    check "OMP_NUM_THREADS=$threads" refused "OMP_NUM_THREADS=$threads: use a number from 1" \
+        env OMP_NUM_THREADS=$threads "$mpirun" -np 2 "${run[@]}"
+done
+check "OMP_NUM_THREADS is empty" accepted env OMP_NUM_THREADS= "$mpirun" -np 2 "${run[@]}"
+# Bound to a core each, ranks had one thread where they could have had as many as cores, and the header did not say so.
+bound() {
+    local last=$(($(nproc) - 1)) who="for rank 0 alone"
+    [ $last != 0 ] || who="shared by 2 ranks"
+    env -u OMP_NUM_THREADS "$mpirun" -np 1 taskset -c 0 "${run[@]}" : -np 1 taskset -c $last "${run[@]}" \
+        > "$work/log" 2>&1 < /dev/null
+    cat "$work/log"
+    grep -q "^| cores  *| 1, $who" "$work/log" && grep -q '^| threads per rank  *| 1 ' "$work/log"
+}
+check "ranks that are bound to cores of their own" bound
+many=$(($(nproc) + 1))
+oversubscribed() {
+    OMP_NUM_THREADS=$many "$mpirun" -np 2 "${run[@]}" > "$work/log" 2>&1 < /dev/null
+    cat "$work/log"
+    grep -q "^| threads per rank  *| $many, waiting passively" "$work/log" &&
+        grep -q 'warning: more threads' "$work/log"
+}
+check "more threads than cores wait passively" oversubscribed
+large=(-e custom:l100,h128,c16384,v256,t32)
+check "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" "${large[@]}"
+check "--force 1 tries it" refused "smaller model" "${run[@]}" "${large[@]}" --force 1
+
+# ----------------------------------------------------------------------------------------------------------------------
 # MPI_Init and MPI_Finalize that do not return
 
 check "a process that never calls MPI_Init" refused "rank 0: MPI_Init has not returned after 2 s" \
