@@ -9,7 +9,7 @@ if [ -z "$suffix" ]; then
         --seconds 300 --seed 2
     run 0 600 "fuzz, emulated GPU: 300 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 300 --seed 3
-    run 2 900 "transport, emulated GPU" $asan/test_comm
+    run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
 fi
 
@@ -24,8 +24,8 @@ for SANITIZE in address undefined; do
     done
     run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp
     run 0 600 "ranks meet, by a directory, SANITIZE=$SANITIZE" $dir/test_bootstrap fs
-    run 3 600 "transport, SANITIZE=$SANITIZE" $dir/test_comm
-    run 3 600 "NCCL transport, SANITIZE=$SANITIZE" $dir/test_nccl
+    run 3 600 "transports, SANITIZE=$SANITIZE" $dir/test_comm
+    run 3 600 "waits of NCCL, SANITIZE=$SANITIZE" $dir/test_nccl
     run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
     run 0 900 "command line, SANITIZE=$SANITIZE" dev/test/cli/test_cli.sh $dir/train_gpt2_zero
