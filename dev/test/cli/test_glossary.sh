@@ -34,13 +34,13 @@ search() {
         }' $glossary "$@"
 }
 
-work=$(mktemp -d)
 printf '    // Ranks Dawdle, and updates are rounded by\n    // chance.\n' > "$work/planted"
 found=$(search "$work/planted" | wc -l)
 report "planted phrases are found, also wrapped" "$([ "$found" = 2 ] || echo "$found of 2 are found")"
 
 if [ $# = 0 ]; then
-    mapfile -t files < <(git ls-files 2> /dev/null || find . -type f -not -path './build*' -not -path './dev/data/text/*')
+    mapfile -t files < <(git ls-files 2> /dev/null ||
+        find . -type f -not -path './build*' -not -path './dev/data/text/*')
     for file in "${files[@]}"; do
         [[ $file == *"$glossary" ]] || [[ $file == *test_glossary.sh ]] || [ ! -f "$file" ] || set -- "$@" "$file"
     done

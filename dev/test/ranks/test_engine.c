@@ -414,7 +414,8 @@ static void every_way_trains_alike(const struct way *way, int is_short, int vari
     struct run r = { .way = way, .variant = variant, .steps = steps_of(is_short) };
     char name[128];
     snprintf(name, sizeof name, "%s, %s, %s", variants[variant].name, kind_names[kind], way->name);
-    CASE("one hash, norms of double, accounting equals formulas: %s", name) has_the_hash_of_all(&r, first[is_short][kind]);
+    CASE("one hash, norms of double, accounting equals formulas: %s", name)
+        has_the_hash_of_all(&r, first[is_short][kind]);
     CASE("padding stays zero, one rank's NaN or Inf stops all: %s", name) {
         start(&r);
         padding_is_zero(r.z);
