@@ -36,7 +36,7 @@ static const char *describe(const Device *d) {
         "\"l2CacheSize\":%lld,"
         "\"totalGlobalMem\":%lld,\"smClockRateKHz\":%d,\"memClockRateKHz\":%d,\"maxGridSize\":[2147483647,65535,65535],"
         "\"maxBlockSize\":[1024,1024,64],\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,\"maxCtasPerSM\":32,"
-        "\"warpSize\":32,"
+        "\"warpSize\":32,\"memoryBusWidth\":5120,\"smCountOrigin\":0,\"oversizedSharedMemoryPerBlock\":0,"
         "\"regsPerBlock\":65536,\"maxRegistersPerSM\":65536,\"maxSharedMemoryPerBlock\":49152,"
         "\"reservedSharedMemoryPerBlock\":1024,"
         "\"supportCoopLaunch\":1,\"isTccDriver\":0,\"pciDeviceId\":0,\"cudaDeviceId\":0,\"driverVer\":13000}",
