@@ -90,7 +90,7 @@ static void engine_must(const Trainer *t, int ok, const char *call) { must(ok, c
 
 static void *sharded_params(void *ctx, size_t unit) {
     Trainer *t = (Trainer *)ctx;
-    void *p = zero_acquire_params(t->z, unit);
+    void *p = const_cast<void *>(zero_acquire_params(t->z, unit));
     engine_must(t, p != NULL, "zero_acquire_params");
     return p;
 }

@@ -528,7 +528,7 @@ static double seconds(void) {
 
 static void *unit_params(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
-    void *p = zero_acquire_params(r->z, unit);
+    void *p = const_cast<void *>(zero_acquire_params(r->z, unit));
     if (p == NULL) die("%s (parameters of unit %zu)", zero_error(r->z), unit);
     return p;
 }

@@ -164,7 +164,7 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
             "8 G Psi/N (R-1)/R, R = %zu groups", p->replicas);
     else
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
-    const size_t norm = ZERO_WIDE_WORDS * sizeof(uint64_t);
+    const size_t norm = ZERO_NORM_WORDS * sizeof(uint64_t);
     add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm", norm);
     return t.n;
 }

@@ -33,9 +33,9 @@
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
-static int create_buffers(zero *z) {
+static int create_buffers(zero *z, int e) {
     const zero_layout *l = &z->layout;
-    int e = ZERO_OK;
+    zero_comm *comm = z->config.shard_comm;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     z->pending = calloc(l->num_units, sizeof *z->pending);
     if (!z->buffers || !z->pending) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
@@ -44,11 +44,11 @@ static int create_buffers(zero *z) {
             if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
             b->numel = unit_numel(z, u);
-            e = zero_alloc_symmetric(z, ZERO_MEM_UNIT_BUFFERS, b->numel * z->elem, &b->ptr);
+            e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, b->numel * z->elem, &b->ptr);
         }
         return e;
     }
-    e = zero_alloc_symmetric(z, ZERO_MEM_GRADS, l->numel_padded * z->elem, &z->grads);
+    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, l->numel_padded * z->elem, &z->grads);
     for (size_t u = 0; u < l->num_units && !e; u++) {
         z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem,
                                               .numel = unit_numel(z, u) };
@@ -58,15 +58,11 @@ static int create_buffers(zero *z) {
     return e;
 }
 
-static int create_replica_sums(zero *z) {
+static int create_replica_sums(zero *z, int e) {
+    zero_comm *comm = z->config.replicate_comm;
     const size_t bytes = zero_layout_replica_buffer(&z->layout, (size_t)z->replicas) * sizeof(float);
-    void *p[2] = { NULL, NULL };
-    int e = ZERO_OK;
-    for (int i = 0; i < 2 && !e; i++)
-        e = zero_comm_check(
-            z, zero_comm_alloc(z->config.replicate_comm, z->config.accounting, ZERO_MEM_UNIT_BUFFERS, &p[i], bytes));
-    z->group_sum = p[0];
-    z->replica_sum = p[1];
+    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, bytes, &z->group_sum);
+    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, bytes, &z->replica_sum);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->replica_sum_chunk, &z->replica_sum_chunk);
     if (e) return e;
     return zero_device_check(
@@ -74,11 +70,11 @@ static int create_replica_sums(zero *z) {
         "copying a pointer");
 }
 
-int zero_grads_create(zero *z) {
+int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
-    const int e = create_buffers(z);
-    return e || z->replicas == 1 ? e : create_replica_sums(z);
+    e = create_buffers(z, e);
+    return z->replicas == 1 ? e : create_replica_sums(z, e);
 }
 
 void zero_grads_destroy(zero *z) {
@@ -248,21 +244,24 @@ static struct grad_buffer *free_buffer(zero *z, size_t numel) {
     return best;
 }
 
-// Stages 2, 3: gives the unit a buffer; waits for reductions that hold one, if it must.
+// Stages 2, 3: gives the unit a buffer of the pool. If units that are being reduced hold them all, waits for the
+// oldest.
 static int take_buffer(zero *z, size_t u) {
     int e = ZERO_OK;
-    while (!e && !(z->units[u].buffer = free_buffer(z, unit_numel(z, u)))) {
-        if (!z->pending_count)
-            return zero_fail(z, ZERO_ERR_ARG,
-                             "the gradients of more than %d units of one size are acquired at a time: release them "
-                             "sooner",
-                             ZERO_POOL_DEPTH);
-        e = reduce_oldest(z);
-    }
+    while (!e && !(z->units[u].buffer = free_buffer(z, unit_numel(z, u)))) e = reduce_oldest(z);
     return e;
 }
 
+// Units of this size that hold gradients.
+static size_t acquired(const zero *z, size_t numel) {
+    size_t n = 0;
+    for (size_t u = 0; u < z->layout.num_units; u++)
+        n += z->units[u].state == UNIT_ACQUIRED && unit_numel(z, u) == numel;
+    return n;
+}
+
 static int acquire_grads(zero *z, size_t u) {
+    if (z->failed) return z->failed;
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
     struct unit *unit = &z->units[u];
     if (unit->state != UNIT_FREE || unit->micro_batches != z->micro_batches)
@@ -271,6 +270,10 @@ static int acquire_grads(zero *z, size_t u) {
             "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
     if (z->merged)
         return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
+    if (acquired(z, unit_numel(z, u)) >= ZERO_POOL_DEPTH)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "the gradients of more than %d units of one size are acquired at a time: release them sooner",
+                         ZERO_POOL_DEPTH);
     int e = z->config.settings.stage >= 2 ? take_buffer(z, u) : ZERO_OK;
     if (e) return e;
     struct grad_buffer *b = unit->buffer;
@@ -283,6 +286,7 @@ static int acquire_grads(zero *z, size_t u) {
     if (e) return e;
     b->busy = 1;
     unit->state = UNIT_ACQUIRED;
+    zero_record_call(z, CALL_ACQUIRE_GRADS, &u, sizeof u);
     return ZERO_OK;
 }
 
@@ -306,9 +310,11 @@ static int begin_reduction(zero *z, size_t u) {
 }
 
 int zero_release_grads(zero *z, size_t u) {
+    if (z->failed) return z->failed;
     if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED)
         return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
     z->units[u].state = UNIT_REDUCING;
+    zero_record_call(z, CALL_RELEASE_GRADS, &u, sizeof u);
     zero_nvtx_push("reduce", u);
     const int e = begin_reduction(z, u);
     zero_nvtx_pop();
@@ -318,6 +324,7 @@ int zero_release_grads(zero *z, size_t u) {
 // ---- micro-batches and steps ----------------------------------------------------------------------------------------
 
 int zero_finish_backward(zero *z) {
+    if (z->failed) return z->failed;
     int e = ZERO_OK;
     while (z->pending_count && !e) e = reduce_oldest(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
@@ -330,6 +337,7 @@ int zero_finish_backward(zero *z) {
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;
+    zero_record_call(z, CALL_FINISH, &z->micro_batches, sizeof z->micro_batches);
     z->micro_batches++;
     if (z->micro_batches > z->max_micro_batches) z->max_micro_batches = z->micro_batches;
     return ZERO_OK;
@@ -341,11 +349,27 @@ static uint64_t received(const zero *z, enum zero_wire kind) {
     return z->replicas > 1 ? zero_comm_received(z->config.replicate_comm, ZERO_WIRE_GRADS) : 0;
 }
 
-int zero_begin_step(zero *z) {
-    // before counting: this receives what was prefetched earlier
-    const int e = sharded_params(z) ? zero_params_invalidate(z) : ZERO_OK;
+void zero_wire_start(zero *z) {
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_start[k] = received(z, (enum zero_wire)k);
+}
+
+int zero_begin_step(zero *z) {
+    if (z->failed) return z->failed;
+    const int e = zero_params_invalidate(z);  // before counting: this receives what was prefetched earlier
+    zero_wire_start(z);
     return e;
+}
+
+int zero_grads_abandon(zero *z) {
+    int e = ZERO_OK;
+    while (z->pending_count && !e) e = reduce_oldest(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (z->units[u].state == UNIT_FREE) continue;
+        z->units[u].state = UNIT_FREE;
+        z->units[u].buffer->busy = 0;
+        if (z->config.settings.stage >= 2) z->units[u].buffer = NULL;
+    }
+    return e ? e : zero_follow(z, z->config.stream, z->reduce_stream);
 }
 
 int zero_grads_reset(zero *z) {
@@ -356,10 +380,7 @@ int zero_grads_reset(zero *z) {
     z->last_micro_batches = z->micro_batches;
     z->micro_batches = 0;
     z->merged = 0;
-    for (int k = 0; k < ZERO_WIRE_KINDS; k++) {
-        const uint64_t now = received(z, (enum zero_wire)k);
-        z->wire_step[k] = now - z->wire_start[k];
-        z->wire_start[k] = now;
-    }
+    for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_step[k] = received(z, (enum zero_wire)k) - z->wire_start[k];
+    zero_wire_start(z);
     return e;
 }

@@ -2,6 +2,7 @@
 // padding.
 //
 //     zero.c        create and destroy; errors, allocation, timing
+//     agreement.c   agreement of the ranks on their configuration and on failures
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
 //     optimizer.c   norm, step, discard
@@ -35,6 +36,7 @@ struct unit {
     enum unit_state state;
     struct grad_buffer *buffer;
     size_t micro_batches;       // reduced since the last step
+    size_t users;               // acquires of its parameters that were not released
     zero_ticket params_ticket;  // the last all-gather that reads this rank's parameters
 };
 
@@ -46,6 +48,9 @@ struct zero {
     int replicas;     // number of shard groups; ranks * replicas ranks in all
     size_t elem;      // bytes of a parameter or gradient
     cudaEvent_t event;
+    int failed;      // the code of the first error, which every later call returns; ZERO_OK: none
+    int agreed;      // all ranks know of a failure
+    uint64_t calls;  // a hash of the calls so far, which all ranks must make in the same order
     char error[768];
 
     // gradients.c
@@ -85,14 +90,17 @@ struct zero {
     float *gathered_sums;          // stage 0: a unit's gradient sums, of all ranks
     zero_ticket gathered_sums_ticket;
 
-    // state.c: HOST_CHUNK elements each
+    // state.c
+    int in_callback;  // of a fill, load, visit or hash
+    // HOST_CHUNK elements each
     float *host;
     uint16_t *host_params, *host_low;  // bf16 parameters, and low halves of master weights
 };
 
 // ---- zero.c ---------------------------------------------------------------------------------------------------------
 
-// Record an error's message (printf style) and return its code; the checks pass ZERO_OK through.
+// Record the first error's message (printf style) and return its code, also for later errors; the checks pass ZERO_OK
+// through.
 int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int zero_comm_check(zero *z, int e);
 int zero_device_check(zero *z, cudaError_t e, const char *what);
@@ -106,24 +114,48 @@ void zero_time_begin(zero *z, const char *work, cudaStream_t on);
 void zero_time_end(zero *z, const char *work, cudaStream_t on);
 cudaStream_t zero_transport_stream(const zero *z);
 
-// Accounted device memory into *(void **)out: of this rank alone; symmetric (collective).
+// Accounted device memory into *(void **)out: of this rank alone; symmetric. The latter is collective and first agrees
+// on e, so a rank that has failed must call it too.
 int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out);
-int zero_alloc_symmetric(zero *z, enum zero_memory_category c, size_t bytes, void *out);
+int zero_alloc_symmetric(zero *z, int e, zero_comm *comm, enum zero_memory_category c, size_t bytes, void *out);
 
 // Fills memory with NaN if settings.delay_seed is set: reading a released buffer becomes visible.
 int zero_poison(zero *z, void *p, size_t bytes);
 
+// ---- agreement.c ----------------------------------------------------------------------------------------------------
+
+// Collective: returns e, or the failure of another rank, on all ranks the same. The configurations of all ranks are
+// equal.
+int zero_agree(zero *z, int e);
+int zero_agree_on_config(zero *z);
+
+// Records a call that all ranks must make, with its unit or another argument. The record (z->calls) is compared with
+// the other ranks' when a norm or a hash is returned.
+enum zero_call {
+    CALL_ACQUIRE_PARAMS = 1,
+    CALL_RELEASE_PARAMS,
+    CALL_ACQUIRE_GRADS,
+    CALL_RELEASE_GRADS,
+    CALL_FINISH,
+    CALL_STEP
+};
+void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
+int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
+
 // ---- gradients.c ----------------------------------------------------------------------------------------------------
 
-int zero_grads_create(zero *z);
+int zero_grads_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_grads_destroy(zero *z);
-int zero_grads_merge(zero *z);  // all partial sums into partial_sums[0], once a step
-int zero_grads_reset(zero *z);  // no micro-batches; ends the step's count of wire bytes
+int zero_grads_merge(zero *z);    // all partial sums into partial_sums[0], once a step
+int zero_grads_reset(zero *z);    // no micro-batches; ends the step's count of wire bytes
+int zero_grads_abandon(zero *z);  // finishes what is pending; no unit holds a buffer
+void zero_wire_start(zero *z);    // counts the step's wire bytes from here on
 
 // ---- parameters.c ---------------------------------------------------------------------------------------------------
 
 int zero_params_create(zero *z);
 void zero_params_destroy(zero *z);
+int zero_params_abandon(zero *z);     // no unit is acquired; stage 3: as invalidate
 int zero_params_invalidate(zero *z);  // stage 3: finishes all all-gathers and empties the buffers
 int zero_params_complete(zero *z);    // before stage 3: finishes all all-gathers; for readers that do not acquire
 
@@ -135,7 +167,7 @@ int zero_params_update_end(zero *z);
 
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
 
-int zero_optimizer_create(zero *z);
+int zero_optimizer_create(zero *z, int e);
 void zero_optimizer_destroy(zero *z);
 
 // ---- sizes and places -----------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ enum {
     ZERO_WIDE_INF = ZERO_WIDE_DIGITS,
     ZERO_WIDE_NAN,  // number of block sums that were infinite, or not a number
     ZERO_WIDE_WORDS,
+    ZERO_NORM_WORDS,  // what ranks exchange for a norm: a wide integer, and the hash of their calls
     ZERO_SQUARE_PARTS = 256
 };
 cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream);

@@ -8,6 +8,7 @@ static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 void zero_layout_destroy(zero_layout *l) {
     free(l->tensors);
+    free(l->names);
     free(l->tensor_offset);
     free(l->unit_first);
     free(l->unit_offset);
@@ -18,6 +19,21 @@ static int fail(zero_layout *l, const char **why, const char *message) {
     zero_layout_destroy(l);
     *why = message;
     return -1;
+}
+
+static int copy_tensors(zero_layout *l, const zero_tensor *tensors, size_t num_tensors) {
+    size_t bytes = 1;
+    for (size_t t = 0; t < num_tensors; t++) bytes += tensors[t].name ? strlen(tensors[t].name) + 1 : 0;
+    l->tensors = malloc(num_tensors * sizeof *l->tensors);
+    l->names = calloc(bytes, 1);
+    if (!l->tensors || !l->names) return -1;
+    char *at = l->names + 1;  // before it is the name of tensors without one
+    for (size_t t = 0; t < num_tensors; t++) {
+        l->tensors[t] = tensors[t];
+        l->tensors[t].name = tensors[t].name ? strcpy(at, tensors[t].name) : l->names;
+        if (tensors[t].name) at += strlen(at) + 1;
+    }
+    return 0;
 }
 
 int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why) {
@@ -32,13 +48,11 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     l->ranks = ranks;
     l->num_tensors = num_tensors;
     l->num_units = tensors[num_tensors - 1].unit + 1;
-    l->tensors = malloc(num_tensors * sizeof *l->tensors);
     l->tensor_offset = malloc(num_tensors * sizeof *l->tensor_offset);
     l->unit_first = malloc((l->num_units + 1) * sizeof *l->unit_first);
     l->unit_offset = malloc((l->num_units + 1) * sizeof *l->unit_offset);
-    if (!l->tensors || !l->tensor_offset || !l->unit_first || !l->unit_offset)
+    if (!l->tensor_offset || !l->unit_first || !l->unit_offset || copy_tensors(l, tensors, num_tensors))
         return fail(l, why, "out of host memory for the layout's tables");
-    memcpy(l->tensors, tensors, num_tensors * sizeof *l->tensors);
 
     const size_t limit = SIZE_MAX / 2;  // nothing below overflows as long as no sum exceeds it
     size_t t = 0, physical = 0;

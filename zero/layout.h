@@ -29,7 +29,7 @@ extern "C" {
 
 // A tensor as the caller describes it. Tensors of one unit must be listed together, units in ascending order from 0.
 typedef struct zero_tensor {
-    const char *name;  // for messages
+    const char *name;  // for messages; may be NULL
     size_t numel;      // elements; 0 is allowed
     size_t unit;
     size_t logical;  // logical index of its first element
@@ -40,7 +40,8 @@ typedef struct zero_layout {
     size_t ranks, num_tensors, num_units;
     size_t numel;           // without padding
     size_t numel_padded;    // elements of the flat buffer; a multiple of 64 * ranks
-    zero_tensor *tensors;   // [num_tensors], a copy
+    zero_tensor *tensors;   // [num_tensors], a copy; names too
+    char *names;            // their memory
     size_t *tensor_offset;  // [num_tensors], within its unit; does not depend on ranks
     size_t *unit_first;     // [num_units + 1], first tensor of a unit
     size_t *unit_offset;    // [num_units + 1], physical; unit u has unit_offset[u + 1] - unit_offset[u] padded elements

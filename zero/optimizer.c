@@ -6,6 +6,7 @@
 // all-gathered first and every rank updates everything.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,11 +38,10 @@ static int create_chunks(zero *z) {
 
 static const size_t SQUARES_BYTES = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t);
 
-int zero_optimizer_create(zero *z) {
-    int e = ZERO_OK;
+int zero_optimizer_create(zero *z, int e) {
     if (whole_state(z) && z->ranks > 1)
-        e = zero_alloc_symmetric(z, ZERO_MEM_UNIT_BUFFERS, zero_layout_largest_unit(&z->layout) * sizeof(float),
-                                 &z->gathered_sums);
+        e = zero_alloc_symmetric(z, e, z->config.shard_comm, ZERO_MEM_UNIT_BUFFERS,
+                                 zero_layout_largest_unit(&z->layout) * sizeof(float), &z->gathered_sums);
     if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
     for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
         e = zero_alloc(z, ZERO_MEM_STATE + s, state_total(z) * sizeof(float), &z->state[s]);
@@ -111,15 +111,20 @@ static int sum_squares(zero *z, uint64_t *parts, uint64_t *wide) {
 static size_t total_micro_batches(const zero *z) { return z->micro_batches * (size_t)z->ranks * (size_t)z->replicas; }
 
 int zero_grad_norm(zero *z, double *norm) {
+    if (z->failed) return z->failed;
     uint64_t *parts = malloc(SQUARES_BYTES);
-    uint64_t mine[ZERO_WIDE_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
+    uint64_t mine[ZERO_NORM_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = parts && all ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
     if (!e) e = sum_squares(z, parts, mine);
     wide_normalize(mine);
+    mine[ZERO_WIDE_WORDS] = z->calls;
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
+    for (int r = 0; r < z->ranks && !e; r++) {
+        wide_add(sum, all + r * ZERO_NORM_WORDS);
+        e = zero_check_calls(z, all[r * ZERO_NORM_WORDS + ZERO_WIDE_WORDS], r, "shard_comm");
+    }
     if (!e) {
-        for (int r = 0; r < z->ranks; r++) wide_add(sum, all + r * ZERO_WIDE_WORDS);
         const double squares = sum[ZERO_WIDE_NAN] ? NAN : sum[ZERO_WIDE_INF] ? INFINITY : wide_to_double(sum);
         *norm = sqrt(squares) / (double)total_micro_batches(z);
     }
@@ -174,7 +179,29 @@ static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_arg
     return e;
 }
 
+static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
+    const struct {
+        const char *name;
+        float value, min, max;
+    } limits[] = {
+        { "lr", h->lr, 0, FLT_MAX },
+        { "beta1", h->beta1, 0, 0x1.fffffep-1f },
+        { "beta2", h->beta2, 0, 0x1.fffffep-1f },
+        { "eps", h->eps, 0, FLT_MAX },
+        { "weight_decay", h->weight_decay, 0, FLT_MAX },
+        { "grad_scale", h->grad_scale, FLT_MIN, FLT_MAX },  // 0 would be a step without gradients
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (!(limits[i].value >= limits[i].min && limits[i].value <= limits[i].max))
+            return zero_fail(z, ZERO_ERR_ARG, "zero_step: %s is %g: use %g to %g", limits[i].name,
+                             (double)limits[i].value, (double)limits[i].min, (double)limits[i].max);
+    return h->t ? ZERO_OK : zero_fail(z, ZERO_ERR_ARG, "zero_step: t is 0: steps are counted from 1");
+}
+
 int zero_step(zero *z, const zero_hyperparameters *h) {
+    if (z->failed) return z->failed;
+    if (check_hyperparameters(z, h)) return z->failed;
+    zero_record_call(z, CALL_STEP, h, sizeof *h);
     const zero_optimizer_args args = zero_optimizer_prepare(h, total_micro_batches(z), z->config.settings.seed);
     const int gathers = whole_state(z) && z->ranks > 1;
     int e = zero_grads_merge(z);
@@ -189,9 +216,12 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
 }
 
 int zero_discard(zero *z) {
-    if (z->pending_count)
-        return zero_fail(z, ZERO_ERR_ARG,
-                         "zero_discard in the middle of a micro-batch: call zero_finish_backward first");
-    const int e = zero_follow(z, z->config.stream, z->reduce_stream);  // without a norm, sums may still be on their way
+    if (z->failed && z->failed != ZERO_ERR_ARG && z->failed != ZERO_ERR_CALLBACK) return z->failed;
+    z->failed = ZERO_OK;
+    z->agreed = 0;
+    z->calls = 0;
+    z->error[0] = '\0';
+    int e = zero_grads_abandon(z);
+    if (!e) e = zero_params_abandon(z);
     return e ? e : zero_grads_reset(z);
 }

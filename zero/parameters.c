@@ -27,7 +27,9 @@
 
 int zero_params_create(zero *z) {
     const zero_layout *l = &z->layout;
-    if (!sharded_params(z)) return zero_alloc_symmetric(z, ZERO_MEM_PARAMS, l->numel_padded * z->elem, &z->params);
+    if (!sharded_params(z))
+        return zero_alloc_symmetric(z, ZERO_OK, z->config.shard_comm, ZERO_MEM_PARAMS, l->numel_padded * z->elem,
+                                    &z->params);
     int e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
                                                   shard_total(z) * z->elem, &z->window));
     if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
@@ -40,6 +42,7 @@ int zero_params_create(zero *z) {
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++)
         e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
+    e = zero_agree(z, e);
     return e ? e : zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
 }
 
@@ -106,13 +109,18 @@ static int prefetch(zero *z) {
 
 int zero_params_invalidate(zero *z) {
     int e = ZERO_OK;
-    for (size_t i = 0; i < z->cache.num_slots && !e; i++) {
-        if (z->cache.slots[i].users)
-            return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired", z->cache.slots[i].unit);
-        e = unshard_finish(z, &z->cache.slots[i]);
-    }
-    zero_param_cache_invalidate(&z->cache);
+    for (size_t u = 0; u < z->layout.num_units; u++)
+        if (z->units[u].users)
+            return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired: release them first", u);
+    for (size_t i = 0; i < z->cache.num_slots && !e; i++) e = unshard_finish(z, &z->cache.slots[i]);
+    if (sharded_params(z)) zero_param_cache_invalidate(&z->cache);
     return e;
+}
+
+int zero_params_abandon(zero *z) {
+    for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].users = 0;
+    for (size_t i = 0; i < z->cache.num_slots; i++) z->cache.slots[i].users = 0;
+    return zero_params_invalidate(z);
 }
 
 // ---- stages 1, 2: all-gather in place -------------------------------------------------------------------------------
@@ -132,47 +140,78 @@ static int finish_gathers(zero *z, size_t end) {
 
 // ---- acquire and release --------------------------------------------------------------------------------------------
 
-void *zero_acquire_params(zero *z, size_t u) {
+// Other units of this size whose parameters are acquired.
+static size_t others_acquired(const zero *z, size_t u) {
+    size_t n = 0;
+    for (size_t w = 0; w < z->layout.num_units; w++)
+        n += w != u && z->units[w].users && unit_numel(z, w) == unit_numel(z, u);
+    return n;
+}
+
+// Stage 3: the unit's parameters in a buffer of the cache.
+static int unshard(zero *z, size_t u, const void **p) {
     int e = ZERO_OK;
-    if (u >= z->layout.num_units) {
-        zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
-        return NULL;
-    }
-    if (!sharded_params(z)) return finish_gathers(z, u + 1) ? NULL : z->params + z->layout.unit_offset[u] * z->elem;
-    if (z->ranks == 1) return own_params(z, u);
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
     if (!s) {
         s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
-        // evict prefetched units before failing
+        // all free buffers are busy with prefetched units: evict these
         for (size_t i = 0; i < z->cache.num_slots && !s && !e; i++) {
             e = unshard_finish(z, &z->cache.slots[i]);
             s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
         }
-        if (s && !e) e = unshard_begin(z, s);
+        if (!e) e = unshard_begin(z, s);
     }
-    if (!s && !e)
-        zero_fail(z, ZERO_ERR_ARG,
-                  "the parameters of more than 1 + settings.prefetch = %zu units of one size are acquired at a time: "
-                  "release them sooner",
-                  1 + z->cache.prefetch);
-    if (!s || e || unshard_finish(z, s)) return NULL;
+    if (!e) e = unshard_finish(z, s);
+    if (e) return e;
+    *p = buffer_of(z, s)->ptr;
     zero_param_cache_acquired(&z->cache, s);
-    return prefetch(z) ? NULL : buffer_of(z, s)->ptr;
+    return prefetch(z);
+}
+
+static int acquire_params(zero *z, size_t u, const void **p) {
+    if (z->failed) return z->failed;
+    if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    if (others_acquired(z, u) > (size_t)z->config.settings.prefetch)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "the parameters of more than 1 + settings.prefetch = %d units of one size are acquired at a "
+                         "time: release them sooner",
+                         1 + z->config.settings.prefetch);
+    int e = ZERO_OK;
+    if (!sharded_params(z)) {
+        e = finish_gathers(z, u + 1);
+        *p = z->params + z->layout.unit_offset[u] * z->elem;
+    } else if (z->ranks == 1) {
+        *p = own_params(z, u);
+    } else {
+        e = unshard(z, u, p);
+    }
+    if (e) return e;
+    z->units[u].users++;
+    zero_record_call(z, CALL_ACQUIRE_PARAMS, &u, sizeof u);
+    return ZERO_OK;
+}
+
+const void *zero_acquire_params(zero *z, size_t unit) {
+    const void *p = NULL;
+    return acquire_params(z, unit, &p) == ZERO_OK ? p : NULL;
 }
 
 int zero_release_params(zero *z, size_t u) {
-    if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    if (z->failed) return z->failed;
+    if (u >= z->layout.num_units || !z->units[u].users)
+        return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
+    z->units[u].users--;
+    zero_record_call(z, CALL_RELEASE_PARAMS, &u, sizeof u);
     if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
-    if (!s || !s->users)
-        return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
     return zero_param_cache_released(&z->cache, s) ? zero_poison(z, buffer_of(z, s)->ptr, s->numel * z->elem) : ZERO_OK;
 }
 
 // ---- update ---------------------------------------------------------------------------------------------------------
 
 int zero_params_update_begin(zero *z) {
-    int e = zero_params_complete(z);
+    int e = zero_params_invalidate(z);
+    if (!e) e = zero_params_complete(z);
     z->gathers_begun = z->gathers_done = 0;
     if (!sharded_params(z)) {
         for (size_t u = 0; u < z->layout.num_units && !e; u++)
@@ -180,7 +219,6 @@ int zero_params_update_begin(zero *z) {
                                 zero_comm_reusable(z->config.shard_comm, z->units[u].params_ticket, z->config.stream));
         return e;
     }
-    if (!e) e = zero_params_invalidate(z);
     zero_comm_phase(z->config.shard_comm, "closing the parameters' window", 0);
     return e ? e : zero_comm_check(z, zero_window_close(z->config.shard_comm, z->window, z->config.stream));
 }

@@ -39,7 +39,7 @@ static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
 
-// ---- fill -----------------------------------------------------------------------------------------------------------
+// ---- fill and load --------------------------------------------------------------------------------------------------
 
 // The parameters of a unit whose optimizer state this rank has.
 static char *filled_params(zero *z, size_t u) {
@@ -51,14 +51,11 @@ static char *master_at(zero *z, size_t u, size_t at) {
     return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z);
 }
 
-// Fills n elements of a tensor: fp32 values to the master weights, rounded to the parameters.
-static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tensor, size_t tensor_begin,
-                      size_t unit_begin, size_t n) {
-    const size_t at = unit_begin - state_begin(z, u);
+// Writes n fp32 values in z->host to a state of unit u, from element `at` of this rank's part on.
+static int write_chunk(zero *z, enum zero_state state, size_t u, size_t at, size_t n) {
+    if (state >= ZERO_STATE_OPTIMIZER)
+        return copy_in(z, z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u) + at, z->host, n * sizeof(float));
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
-    if (fn(ctx, tensor, tensor_begin, n, z->host))
-        return zero_fail(z, ZERO_ERR_CALLBACK, "the callback of zero_fill failed at tensor %s",
-                         z->layout.tensors[tensor].name);
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
     const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
@@ -67,24 +64,68 @@ static int fill_chunk(zero *z, zero_fill_fn fn, void *ctx, size_t u, size_t tens
     return e;
 }
 
-int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
+static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, void *ctx) {
     int e = ZERO_OK;
+    size_t cursor = 0;
+    zero_segment s;
+    while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u),
+                                          &cursor, &s))
+        for (size_t at = 0; at < s.count && !e; at += HOST_CHUNK) {
+            const size_t n = s.count - at < HOST_CHUNK ? s.count - at : HOST_CHUNK;
+            if (fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
+                e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback that fills tensor %s failed",
+                              z->layout.tensors[s.tensor].name);
+            if (!e) e = write_chunk(z, state, u, s.unit_begin + at - state_begin(z, u), n);
+        }
+    return e;
+}
+
+static int check_state(zero *z, enum zero_state state) {
+    if ((size_t)state < ZERO_STATE_OPTIMIZER + z->optimizer->num_states) return ZERO_OK;
+    return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
+}
+
+// One callback at a time: they share the host buffers.
+static int enter_callback(zero *z) {
+    if (z->failed) return z->failed;
+    if (z->in_callback) return zero_fail(z, ZERO_ERR_ARG, "a fill, load, visit or hash in the callback of another one");
+    z->in_callback = 1;
+    return ZERO_OK;
+}
+
+static int leave_callback(zero *z, int e) {
+    z->in_callback = 0;
+    return e;
+}
+
+// A rank whose callback has failed goes on with what is collective.
+static int load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
+    const int is_weights = state < ZERO_STATE_OPTIMIZER;
+    int e = check_state(z, state), mine = ZERO_OK;
+    if (!e && z->micro_batches)
+        e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
+    if (!e && is_weights) e = zero_params_update_begin(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (!mine) mine = load_unit(z, state, u, fn, ctx);
+        if (is_weights) e = zero_params_update_written(z, u);
+    }
+    if (!e && is_weights) e = zero_params_update_end(z);
+    e = zero_agree(z, e ? e : mine);
+    zero_wire_start(z);
+    return e;
+}
+
+int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
+    const int e = enter_callback(z);
+    return e ? e : leave_callback(z, load(z, state, fn, ctx));
+}
+
+int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
+    int e = z->failed;
     for (size_t i = 0; i < z->optimizer->num_states && !e; i++)
         e = zero_device_check(z, cudaMemsetAsync(z->state[i], 0, state_total(z) * sizeof(float), z->config.stream),
                               "clearing the optimizer's state");
-    if (!e) e = zero_params_update_begin(z);
-    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
-        size_t cursor = 0;
-        zero_segment s;
-        while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u),
-                                              &cursor, &s))
-            for (size_t at = 0; at < s.count && !e; at += HOST_CHUNK)
-                e = fill_chunk(z, fn, ctx, u, s.tensor, s.tensor_begin + at, s.unit_begin + at,
-                               s.count - at < HOST_CHUNK ? s.count - at : HOST_CHUNK);
-        if (!e) e = zero_params_update_written(z, u);
-    }
-    if (!e) e = zero_params_update_end(z);
-    return e;
+    return e ? e : zero_load(z, ZERO_STATE_MASTER, fn, ctx);
 }
 
 // ---- visit ----------------------------------------------------------------------------------------------------------
@@ -124,9 +165,11 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
 }
 
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
-    if ((size_t)state >= ZERO_STATE_OPTIMIZER + z->optimizer->num_states)
-        return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
-    return z->replicas > 1 && zero_comm_rank(z->config.replicate_comm) > 0 ? ZERO_OK : visit_shard(z, state, fn, ctx);
+    int e = enter_callback(z);
+    if (e) return e;
+    e = check_state(z, state);
+    const int owns = z->replicas == 1 || zero_comm_rank(z->config.replicate_comm) == 0;
+    return leave_callback(z, e || !owns ? e : visit_shard(z, state, fn, ctx));
 }
 
 // ---- hash -----------------------------------------------------------------------------------------------------------
@@ -169,19 +212,21 @@ static int check_replicas(zero *z) {
 // Every shard group has the same state: checks that they are equal.
 static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
     if (z->replicas == 1) return ZERO_OK;
-    uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->replicas * sizeof mine);
+    uint64_t mine[3] = { params, optimizer, z->calls }, *all = malloc((size_t)z->replicas * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicate_comm, mine, sizeof mine, all));
-    for (int g = 0; g < z->replicas && !e; g++)
-        if (memcmp(all + 2 * g, mine, sizeof mine))
+    for (int g = 0; g < z->replicas && !e; g++) {
+        e = zero_check_calls(z, all[3 * g + 2], g, "replicate_comm");
+        if (!e && memcmp(all + 3 * g, mine, sizeof mine))
             e = zero_fail(z, ZERO_ERR_COMM, "the state of its shard group differs from that of group %d", g);
+    }
     free(all);
     return e;
 }
 
-int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
+static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     const size_t num_states = ZERO_STATE_OPTIMIZER + z->optimizer->num_states;
-    uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
+    uint64_t mine[3] = { 0, 0, z->calls }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "hash of the state", 0);
     for (size_t s = 0; s < num_states && !e; s++) {
@@ -192,12 +237,18 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     *params = *optimizer = 0;
     for (int r = 0; r < z->ranks && !e; r++) {
-        *params += all[2 * r];
-        *optimizer += all[2 * r + 1];
+        *params += all[3 * r];
+        *optimizer += all[3 * r + 1];
+        e = zero_check_calls(z, all[3 * r + 2], r, "shard_comm");
     }
     free(all);
     if (!e) e = check_groups(z, *params, *optimizer);
     return e ? e : check_replicas(z);
+}
+
+int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer) {
+    const int e = enter_callback(z);
+    return e ? e : leave_callback(z, hash(z, params, optimizer));
 }
 
 // ---- reports --------------------------------------------------------------------------------------------------------

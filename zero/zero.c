@@ -25,6 +25,8 @@
 // ---- errors ---------------------------------------------------------------------------------------------------------
 
 int zero_fail(zero *z, int code, const char *format, ...) {
+    if (z->failed) return z->failed;
+    z->failed = code;
     va_list args;
     const int n = snprintf(z->error, sizeof z->error, "rank %d of %d: ", z->rank, z->ranks);
     va_start(args, format);
@@ -34,10 +36,11 @@ int zero_fail(zero *z, int code, const char *format, ...) {
 }
 
 int zero_comm_check(zero *z, int e) {
+    if (!e || z->failed) return e ? z->failed : ZERO_OK;
     const char *message = zero_comm_error(z->config.shard_comm);  // empty if the other transport failed
-    if (e)
-        snprintf(z->error, sizeof z->error, "%s",
-                 *message || z->replicas == 1 ? message : zero_comm_error(z->config.replicate_comm));
+    z->failed = e;
+    snprintf(z->error, sizeof z->error, "%s",
+             *message || z->replicas == 1 ? message : zero_comm_error(z->config.replicate_comm));
     return e;
 }
 
@@ -87,9 +90,10 @@ int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
                          bytes, zero_memory_category_name(c));
 }
 
-int zero_alloc_symmetric(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
+int zero_alloc_symmetric(zero *z, int e, zero_comm *comm, enum zero_memory_category c, size_t bytes, void *out) {
     void *p = NULL;
-    const int e = zero_comm_check(z, zero_comm_alloc(z->config.shard_comm, z->config.accounting, c, &p, bytes));
+    e = zero_agree(z, e);
+    if (!e) e = zero_comm_check(z, zero_comm_alloc(comm, z->config.accounting, c, &p, bytes));
     memcpy(out, &p, sizeof p);
     return e;
 }
@@ -141,25 +145,63 @@ static int check_build(zero *z) {
         "compile zero/kernels.cu with -ffp-contract=off (nvcc: -fmad=false)");
 }
 
-static int create(zero *z) {
-    const zero_config *c = &z->config;
+static int by_logical(const void *a, const void *b) {
+    const zero_tensor *x = *(zero_tensor *const *)a, *y = *(zero_tensor *const *)b;
+    return x->logical != y->logical ? (x->logical > y->logical) - (x->logical < y->logical)
+                                    : (x->numel > y->numel) - (x->numel < y->numel);
+}
+
+// Two elements with one logical index would have one hash, one random number and one place in a file.
+static int check_logical_indices(zero *z) {
+    const zero_layout *l = &z->layout;
+    int e = ZERO_OK;
+    const zero_tensor **t = malloc(l->num_tensors * sizeof *t);
+    if (!t) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t i = 0; i < l->num_tensors; i++) t[i] = &l->tensors[i];
+    qsort(t, l->num_tensors, sizeof *t, by_logical);
+    for (size_t i = 0; i < l->num_tensors && !e; i++) {
+        if (t[i]->numel > SIZE_MAX - t[i]->logical)
+            e = zero_fail(z, ZERO_ERR_ARG, "tensors: the logical indices of %s overflow size_t", t[i]->name);
+        else if (i && t[i - 1]->logical + t[i - 1]->numel > t[i]->logical)
+            e = zero_fail(z, ZERO_ERR_ARG,
+                          "tensors: the logical indices of %s and %s overlap: each element needs its own",
+                          t[i - 1]->name, t[i]->name);
+    }
+    free(t);
+    return e;
+}
+
+static int create_layout(zero *z) {
     const char *why = NULL;
-    int e = check_config(z);
-    if (e) return e;
-    if (zero_layout_create(&z->layout, c->tensors, c->num_tensors, (size_t)z->ranks, &why))
+    if (zero_layout_create(&z->layout, z->config.tensors, z->config.num_tensors, (size_t)z->ranks, &why))
         return zero_fail(z, ZERO_ERR_ARG, "tensors: %s", why);
     z->config.tensors = z->layout.tensors;
+    return check_logical_indices(z);
+}
+
+static int create_host_buffers(zero *z) {
     z->units = calloc(z->layout.num_units, sizeof *z->units);
     z->host = malloc(HOST_CHUNK * sizeof *z->host);
     z->host_params = malloc(HOST_CHUNK * sizeof *z->host_params);
     z->host_low = malloc(HOST_CHUNK * sizeof *z->host_low);
     if (!z->units || !z->host || !z->host_params || !z->host_low)
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    e = zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
+    return zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
+}
+
+// Between two agreements a rank may fail alone: it skips what it would do alone, and meets the others in the next one.
+static int create(zero *z) {
+    int e = check_config(z);
+    if (!e) e = create_layout(z);
+    if ((e = zero_agree(z, e)) || (e = zero_agree_on_config(z))) return e;
+    e = create_host_buffers(z);
     if (!e) e = check_build(z);
-    if (!e) e = zero_params_create(z);
-    if (!e) e = zero_grads_create(z);
-    return e ? e : zero_optimizer_create(z);
+    if ((e = zero_agree(z, e))) return e;
+    e = zero_params_create(z);
+    e = zero_grads_create(z, e);
+    e = zero_agree(z, zero_optimizer_create(z, e));
+    zero_wire_start(z);
+    return e;
 }
 
 int zero_create(zero **out, const zero_config *config) {

@@ -29,8 +29,13 @@
 // two; others have bits of their own. The mean over the M micro-batches is taken once, in fp32, in the
 // optimizer: a micro-batch's gradient is that of its own mean loss.
 //
-// Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. The module has no
-// globals, prints nothing and never exits. A zero belongs to one host thread. "Collective": all ranks must call.
+// Errors. Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. Failure is a
+// state: the first error stays, and every later call returns it and does nothing. Misuse (ZERO_ERR_ARG, the same in
+// every stage and on one rank) and ZERO_ERR_CALLBACK end with zero_discard, on all ranks; other errors only with
+// zero_destroy. Ranks that make other calls are told at the latest with a norm or a hash (ZERO_ERR_COMM).
+//
+// The module has no globals, prints nothing and never exits. A zero belongs to one host thread. "Collective": all ranks
+// must call.
 #ifndef ZERO_H
 #define ZERO_H
 #include <cuda_runtime_api.h>
@@ -51,7 +56,7 @@ typedef struct zero zero;
 
 typedef struct zero_config {
     zero_settings settings;
-    const zero_tensor *tensors;  // copied, but for the names: these must outlive the zero
+    const zero_tensor *tensors;  // copied; their ranges of logical indices must not overlap
     size_t num_tensors;
     const size_t *order;    // stage 3: the units in the order in which a micro-batch acquires their parameters, for
     size_t order_length;    // prefetching; copied. Acquiring in another order works too, without the benefit.
@@ -82,17 +87,17 @@ size_t zero_tensor_offset(const zero *z, size_t tensor);  // elements from the s
 //
 // Parameters: before stage 3, acquire returns the resident buffer and release does nothing. In stage 3 acquire
 // all-gathers the unit (unless it is still in a buffer), and release lets another unit take its buffer. A unit may be
-// acquired several times before it is released; at most 1 + prefetch units of one size may be held at a time (more:
-// ZERO_ERR_ARG).
+// acquired several times, and is released as often. In every stage at most 1 + settings.prefetch units of one size may
+// be held at a time, none when zero_begin_step or zero_step is called.
 //
 // Gradients: acquired once per micro-batch. Where a tensor is used twice (an embedding tied to the head), hold its unit
-// from the first use in the backward to the last. From stage 2 on at most two units of one size may be held at a time.
+// from the first use in the backward to the last. In every stage at most two units of one size may be held at a time.
 //
 //              zero_acquire_grads             zero_release_grads            gradients.c: reduce
 //       FREE ----------------------> ACQUIRED ------------------> REDUCING ---------------------> FREE, for the next
 //            takes a buffer, zeroes           begins the                   waits for the chunks,   micro-batch
 //            it                               all-to-all                   accumulates in fp32
-void *zero_acquire_params(zero *z, size_t unit);
+const void *zero_acquire_params(zero *z, size_t unit);
 int zero_release_params(zero *z, size_t unit);
 void *zero_acquire_grads(zero *z, size_t unit);
 int zero_release_grads(zero *z, size_t unit);
@@ -113,7 +118,8 @@ int zero_grad_norm(zero *z, double *norm);
 // adamw.cuh). Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
 
-// Drops the gradients since the last step. Collective.
+// Drops the gradients since the last step and whatever is acquired, in the middle of a micro-batch too, and ends a
+// misuse: the engine is as it was after the last step. Collective; all ranks must have begun the same operations.
 int zero_discard(zero *z);
 
 // State, element by element, read and written by the ranks that own it.
@@ -131,6 +137,11 @@ enum zero_state {
 // Collective.
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
+
+// Sets one state from fn, as zero_fill does, and leaves the others: what zero_visit has given, on any number of ranks
+// and in any stage. ZERO_STATE_PARAMS and ZERO_STATE_MASTER both set master weights and parameters. Between steps only.
+// Collective.
+int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx);
 
 // Passes what this rank owns of a state to fn, as fp32 in host memory, in ascending (tensor, begin); fn returns 0, or
 // non-zero to abort with ZERO_ERR_CALLBACK. Ranks own disjoint ranges in every stage (in stage 0 too, where each holds

@@ -43,6 +43,9 @@ done
 for ranks in 1 3 8; do
     run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
 done
+for ranks in 1 2 3 4; do
+    run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_contract
+done
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
     run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero

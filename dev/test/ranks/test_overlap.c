@@ -58,7 +58,7 @@ static void work(const char *what, size_t unit, void *buffer, cudaStream_t strea
 
 static void forward(zero *z, cudaStream_t stream) {
     for (size_t u = 0; u < UNITS; u++) {
-        work("forward", u, zero_acquire_params(z, u), stream);
+        work("forward", u, (void *)zero_acquire_params(z, u), stream);
         MUST(zero_release_params(z, u));
     }
 }

@@ -1,0 +1,449 @@
+// test_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
+// refused and can be discarded; the first failure stays; a failure of one rank is everybody's; ranks that differ are
+// told; state can be loaded. Run under mpirun.
+#include <malloc.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <time.h>
+#include "test/ranks/toy_model.h"
+#include "zero/comm/bootstrap/bootstrap_mpi.h"
+#include "zero/comm/mpi/comm_mpi.h"
+#include "zero/comm/nccl/comm_nccl.h"
+#include "zero/internal.h"  // to see optimizer state after a failure, when no call reads it any more
+
+enum { STAGES = 4, NUMEL = 8641 };  // NUMEL: of the toy model's file
+
+static zero_accounting accounting;
+static zero_bootstrap *boot;
+
+struct way {
+    const char *name;
+    zero_comm_mpi_config config;
+};
+static const char NCCL[] = "NCCL";
+static const struct way ways[] = {
+    { "shared memory", { .timeout_s = 60 } },
+    { "messages", { .no_shared_memory = 1 } },
+    { "staged", { .staged = 1 } },
+    { "two ranks a host", { .ranks_per_host = 2 } },
+    { NCCL, { .timeout_s = 60 } },
+};
+
+static zero_comm *join(const struct way *way, double timeout_s) {
+    zero_comm *c;
+    zero_comm_mpi_config config = way->config;
+    config.timeout_s = timeout_s;
+    const int e = way->name == NCCL
+                      ? zero_comm_create_nccl(&c, boot, &(zero_comm_nccl_config){ .timeout_s = timeout_s }, &accounting)
+                      : zero_comm_create_mpi(&c, MPI_COMM_WORLD, &config, &accounting);
+    REQUIRE(e == ZERO_OK, "create: %s", zero_comm_error(c));
+    return c;
+}
+
+static zero_config config_of(zero_comm *c, int stage) {
+    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
+                                                     ZERO_MASTER_NONE };
+    return (zero_config){ .settings = { .stage = stage,
+                                        .prefetch = 1,
+                                        .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
+                                        .master = masters[kind],
+                                        .seed = 42 },
+                          .order = order,
+                          .order_length = sizeof order / sizeof *order,
+                          .tensors = tensors,
+                          .num_tensors = TENSORS,
+                          .shard_comm = c,
+                          .accounting = &accounting };
+}
+
+static zero *make(zero_comm *c, int stage) {
+    zero *z;
+    const zero_config config = config_of(c, stage);
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+    return z;
+}
+
+static const zero_hyperparameters good = {
+    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = 1
+};
+
+// ---- misuse ---------------------------------------------------------------------------------------------------------
+
+// After a refusal: it has this message, later calls return it and keep its message, and zero_discard ends it.
+static void refused(zero *z, int refusal, const char *message) {
+    char first[768];
+    snprintf(first, sizeof first, "%s", zero_error(z));
+    CHECK(refusal && strstr(first, message), "wanted \"%s\": %s", message, first);
+    CHECK(zero_begin_step(z) == ZERO_ERR_ARG && !zero_acquire_params(z, 0) && !zero_acquire_grads(z, 0) &&
+              zero_finish_backward(z) == ZERO_ERR_ARG && zero_step(z, &good) == ZERO_ERR_ARG,
+          "after \"%s\" calls succeed", message);
+    CHECK_STR(zero_error(z), first);
+    CHECK(zero_discard(z) == ZERO_OK && !*zero_error(z), "discard after \"%s\": %s", message, zero_error(z));
+}
+
+static int no_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    (void)ctx, (void)tensor, (void)begin, (void)count, (void)out;
+    return 1;
+}
+
+static int visits_again(void *z, size_t tensor, size_t begin, size_t count, const float *values) {
+    (void)tensor, (void)begin, (void)count, (void)values;
+    return zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG;
+}
+
+static void acquires_and_releases_are_paired(zero *z) {
+    refused(z, !zero_acquire_params(z, UNITS), "no unit 5");
+    refused(z, !zero_acquire_grads(z, UNITS), "no unit 5");
+    refused(z, zero_release_params(z, 1) == ZERO_ERR_ARG, "without being acquired");
+    refused(z, zero_release_grads(z, 1) == ZERO_ERR_ARG, "without being acquired");
+    CHECK(zero_acquire_params(z, 1) && zero_acquire_params(z, 1) && !zero_release_params(z, 1));
+    refused(z, zero_begin_step(z) == ZERO_ERR_ARG, "unit 1 are still acquired");
+    CHECK(zero_acquire_params(z, 1) && !zero_release_params(z, 1));
+    refused(z, zero_release_params(z, 1) == ZERO_ERR_ARG, "unit 1 are released without");
+    CHECK(zero_acquire_params(z, 1) && zero_acquire_params(z, 2));  // units 1 to 4 have one size
+    refused(z, !zero_acquire_params(z, 3), "settings.prefetch = 2 units");
+    CHECK(zero_acquire_grads(z, 1) != NULL);
+    refused(z, !zero_acquire_grads(z, 1), "unit 1 are acquired twice");
+    CHECK(zero_acquire_grads(z, 1) && !zero_release_grads(z, 1));
+    refused(z, !zero_acquire_grads(z, 1), "unit 1 are acquired twice");
+    CHECK(zero_acquire_grads(z, 1) && zero_acquire_grads(z, 2));
+    refused(z, !zero_acquire_grads(z, 3), "more than 2 units");
+    CHECK(zero_acquire_grads(z, 4) && !zero_release_grads(z, 4));
+    refused(z, zero_finish_backward(z) == ZERO_ERR_ARG, "unit 0 were not released");
+}
+
+static void calls_have_an_order(zero *z) {
+    double norm;
+    zero_hyperparameters h = good;
+    refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "no finished micro-batch");
+    refused(z, zero_grad_norm(z, &norm) == ZERO_ERR_ARG, "no finished micro-batch");
+    CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK);
+    refused(z, !zero_acquire_grads(z, 4), "after zero_grad_norm");
+    CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK);
+    refused(z, zero_load(z, ZERO_STATE_M, fill, NULL) == ZERO_ERR_ARG, "between steps");
+    CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_acquire_params(z, 0));
+    refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "unit 0 are still acquired");
+    refused(z, zero_visit(z, ZERO_STATE_V + 1, visits_again, z) == ZERO_ERR_ARG, "no state 2");
+    refused(z, zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG, "in the callback of another");
+    h.t = 0;
+    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "t is 0");
+    h = good, h.grad_scale = 0;
+    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "grad_scale is 0");
+    h = good, h.lr = NAN;
+    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "lr is nan");
+    h = good, h.beta2 = 1;
+    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "beta2 is 1");
+}
+
+// And nothing of it is left: the step after all that is the step of an engine that was always used well.
+static void misuse_is_refused(zero_comm *c, int stage) {
+    zero *z = make(c, stage), *other = make(c, stage);
+    uint64_t hash[2][2];
+    double norm;
+    acquires_and_releases_are_paired(z);
+    calls_have_an_order(z);
+    for (int i = 0; i < 2; i++) {
+        zero *engine = i ? other : z;
+        CHECK(one_step(engine, 0, 3, &norm) == ZERO_OK, "step: %s", zero_error(engine));
+        CHECK(fabs(norm - norm_in_double(0, 3)) <= 1e-6 * norm, "the norm is %f, in double %f", norm,
+              norm_in_double(0, 3));
+        CHECK(zero_hash(engine, &hash[i][0], &hash[i][1]) == ZERO_OK, "hash: %s", zero_error(engine));
+    }
+    CHECK_BYTES(hash[0], hash[1], sizeof hash[0]);
+    CHECK(zero_fill(z, no_fill, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "tensor"), "a failing callback: %s",
+          zero_error(z));
+    CHECK(!zero_acquire_params(z, 0) && zero_discard(z) == ZERO_OK && forward(z) == ZERO_OK, "after it: %s",
+          zero_error(z));
+    zero_destroy(other);
+    zero_destroy(z);
+}
+
+// ---- failure --------------------------------------------------------------------------------------------------------
+
+static int fails_on_the_last_rank(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    fill(ctx, tensor, begin, count, out);
+    return rank == ranks - 1;
+}
+
+static void one_rank_s_callback_fails_all(zero_comm *c, int stage) {
+    zero *z = make(c, stage);
+    char message[64];
+    snprintf(message, sizeof message, "rank %d of %d: the callback", ranks - 1, ranks);
+    CHECK(zero_fill(z, fails_on_the_last_rank, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), message),
+          "the message is: %s", zero_error(z));
+    double norm;
+    CHECK(zero_discard(z) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK && one_step(z, 0, 1, &norm) == ZERO_OK,
+          "after it: %s", zero_error(z));
+    zero_destroy(z);
+}
+
+// Rank 1 does not come to the step. The others time out; trying again changes nothing and tells the same.
+static void a_step_that_failed_is_not_repeated(const struct way *way, int stage) {
+    zero_comm *c = join(way, 0.5);
+    zero *z = make(c, stage);
+    double norm;
+    char first[768];
+    float before[64], after[64];
+    CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK, "norm: %s",
+          zero_error(z));
+    if (rank == 1) nanosleep(&(struct timespec){ 1, 200000000 }, NULL);
+    int e = zero_step(z, &good);
+    if (!e && forward(z)) e = z->failed;  // stage 3, between hosts: the first who needs rank 1 is the next forward
+    CHECK(e == ZERO_ERR_COMM || rank == 1, "the step returns %d: %s", e, zero_error(z));
+    if (e) {
+        snprintf(first, sizeof first, "%s", zero_error(z));
+        device_read(before, z->state[0], sizeof before);
+        CHECK(zero_step(z, &good) == e && zero_discard(z) == e && zero_grad_norm(z, &norm) == e &&
+                  !zero_acquire_params(z, 0) && !zero_acquire_params(z, 0),
+              "after \"%s\" calls succeed", first);
+        CHECK_STR(zero_error(z), first);
+        device_read(after, z->state[0], sizeof after);
+        CHECK_BYTES(after, before, sizeof after);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_destroy(z);
+    zero_comm_destroy(c);
+}
+
+// The last rank may have `bytes` more than it has now; the engine takes more in every stage.
+static void memory_runs_out_on_one_rank(zero_comm *c, int stage, size_t bytes) {
+    const zero_tensor large = { "large", 16 << 20, 0, 0, 1 };
+    zero_config config = config_of(c, stage);
+    config.tensors = &large;
+    config.num_tensors = 1;
+    config.order_length = 0;
+    struct rlimit limit, all;
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    REQUIRE(f && fscanf(f, "%ld", &pages) == 1 && !getrlimit(RLIMIT_AS, &all));
+    fclose(f);
+    limit = all;
+    limit.rlim_cur = (rlim_t)pages * 4096 + bytes;
+    if (rank == ranks - 1) setrlimit(RLIMIT_AS, &limit);
+    zero *z;
+    const int e = zero_create(&z, &config);
+    setrlimit(RLIMIT_AS, &all);
+    CHECK(e == ZERO_ERR_MEMORY && strstr(zero_error(z), "memory"), "stage %d, %zu bytes: create returns %d: %s", stage,
+          bytes, e, zero_error(z));
+    zero_destroy(z);
+}
+
+static void all_learn_of_memory_that_ran_out(void) {
+    memset(&accounting, 0, sizeof accounting);
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what is freed is given back, so that the limit counts
+    for (int w = 0; w < 2; w++) {
+        zero_comm *c = join(&ways[w], 60);
+        const size_t before = accounting.total_live;
+        for (int stage = 0; stage < STAGES; stage++)
+            for (size_t mb = 8; mb < 100; mb += 24) memory_runs_out_on_one_rank(c, stage, mb << 20);
+        CHECK_EQ(accounting.total_live, before);
+        zero *z = make(c, 2);  // the transport is as good as before
+        double norm;
+        CHECK(one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
+        zero_destroy(z);
+        zero_comm_destroy(c);
+    }
+}
+
+// ---- ranks that differ ----------------------------------------------------------------------------------------------
+
+static void differs(const zero_config *config, const char *field) {
+    zero *z;
+    const int e = zero_create(&z, config);
+    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), field), "%s: create returns %d: %s", field, e, zero_error(z));
+    zero_destroy(z);
+}
+
+static void other_configurations_are_told(zero_comm *c) {
+    const int last = rank == ranks - 1;
+    zero_tensor list[TENSORS];
+    static const size_t order[] = { 0, 1 };
+    memcpy(list, tensors, sizeof list);
+    zero_config config;
+#define DIFFERS(field, value) \
+    (config = config_of(c, 2), config.field = last ? (value) : config.field, differs(&config, #field))
+    DIFFERS(settings.stage, 1);
+    DIFFERS(settings.prefetch, 2);
+    DIFFERS(settings.seed, 43);
+    DIFFERS(settings.delay_seed, 1);
+    DIFFERS(settings.reduction, ZERO_REDUCE_LIBRARY);
+    DIFFERS(settings.shard_group, (size_t)ranks);
+    DIFFERS(num_tensors, TENSORS - 1);
+#undef DIFFERS
+    config = config_of(c, 2), config.tensors = list;
+    if (last) list[3].decay = 1;
+    differs(&config, "the hash of tensors");
+    config = config_of(c, 3);
+    if (last) config.order = order, config.order_length = 2;
+    differs(&config, "the hash of order");
+    list[3] = tensors[3];
+    list[5].logical = last ? 71 : list[5].logical;  // on one rank only: refused there, and told to the others
+    config = config_of(c, 1), config.tensors = list;
+    differs(&config, "b.weight overlap");
+}
+
+static void tensors_are_copied(zero_comm *c) {
+    char name[16] = "embedding";
+    zero_tensor list[TENSORS];
+    memcpy(list, tensors, sizeof list);
+    list[0].name = name;
+    list[4].name = NULL;
+    zero_config config = config_of(c, 2);
+    config.tensors = list;
+    zero *z;
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    memset(name, 'x', sizeof name);
+    memset(list, 0xff, sizeof list);
+    CHECK(zero_fill(z, no_fill, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "tensor embedding"), "%s",
+          zero_error(z));
+    CHECK_STR(zero_get_layout(z)->tensors[4].name, "");
+    zero_destroy(z);
+}
+
+// What ranks > 1 that make other calls are told, at the latest with the norm.
+static void is_told(zero *z) {
+    double norm;
+    const int e = zero_grad_norm(z, &norm);
+    CHECK(e == ZERO_ERR_COMM, "the norm returns %d: %s", e, zero_error(z));
+    zero_destroy(z);
+}
+
+static int backward_in_order(zero *z, const size_t *order) {
+    int e = ZERO_OK;
+    for (size_t i = 0; i < UNITS && !e; i++)
+        e = zero_acquire_grads(z, order[i]) ? zero_release_grads(z, order[i]) : ZERO_ERR_ARG;
+    return e ? e : zero_finish_backward(z);
+}
+
+static void other_calls_are_told(const struct way *way, int stage) {
+    static const size_t orders[2][UNITS] = { { 4, 3, 2, 1, 0 }, { 4, 2, 3, 1, 0 } };  // units 1 to 4 have one size
+    const int last = rank == ranks - 1;
+    zero_comm *c = join(way, 60);
+    zero *z = make(c, stage);
+    double norm;
+    zero_hyperparameters h = good;
+    (void)backward_in_order(z, orders[last]);
+    is_told(z);
+    zero_comm_destroy(c);
+
+    c = join(way, 60);
+    z = make(c, stage);
+    h.lr = last ? 0.02f : 0.01f;
+    CHECK(backward_in_order(z, orders[0]) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK &&
+              zero_step(z, &h) == ZERO_OK && backward_in_order(z, orders[0]) == ZERO_OK,
+          "a step: %s", zero_error(z));
+    is_told(z);
+    zero_comm_destroy(c);
+    if (way != &ways[0] && stage == 3) return;  // between hosts the others would wait for a rank that acquires alone
+
+    c = join(way, 60);
+    z = make(c, stage);
+    if (last) CHECK(zero_acquire_params(z, 0) && zero_release_params(z, 0) == ZERO_OK, "%s", zero_error(z));
+    CHECK(backward_in_order(z, orders[0]) == ZERO_OK, "backward: %s", zero_error(z));
+    is_told(z);
+    zero_comm_destroy(c);
+}
+
+// ---- visit and load -------------------------------------------------------------------------------------------------
+
+enum { NUM_STATES = 3 };
+static const enum zero_state states[NUM_STATES] = { ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
+
+static int keep(void *file, size_t tensor, size_t begin, size_t count, const float *values) {
+    memcpy((float *)file + tensors[tensor].logical + begin, values, count * sizeof(float));
+    return 0;
+}
+
+static int give(void *file, size_t tensor, size_t begin, size_t count, float *out) {
+    memcpy(out, (float *)file + tensors[tensor].logical + begin, count * sizeof(float));
+    return 0;
+}
+
+// What all ranks own of each state, on every rank.
+static void save(zero *z, float file[NUM_STATES][NUMEL]) {
+    memset(file, 0, sizeof(float[NUM_STATES][NUMEL]));
+    for (int s = 0; s < NUM_STATES; s++)
+        CHECK(zero_visit(z, states[s], keep, file[s]) == ZERO_OK, "visit: %s", zero_error(z));
+    MPI_Allreduce(MPI_IN_PLACE, file, NUM_STATES * NUMEL, MPI_UINT32_T, MPI_BOR, MPI_COMM_WORLD);
+}
+
+static void continues(zero *z, float file[NUM_STATES][NUMEL], size_t micro_batches, const uint64_t want[2]) {
+    uint64_t hash[2];
+    double norm;
+    for (int s = 0; s < NUM_STATES; s++)
+        CHECK(zero_load(z, states[s], give, file[s]) == ZERO_OK, "load: %s", zero_error(z));
+    for (size_t s = 2; s < 4; s++) CHECK(one_step(z, s, micro_batches, &norm) == ZERO_OK, "step: %s", zero_error(z));
+    CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+    CHECK_BYTES(hash, want, sizeof hash);
+}
+
+// Saved in one stage, loaded in every other; and with half the ranks, where each half trains on all micro-batches.
+static void state_survives(const struct way *way, int stage) {
+    static float file[NUM_STATES][NUMEL];
+    zero_comm *c = join(way, 60);
+    uint64_t want[2];
+    double norm;
+    zero *z = make(c, stage);
+    for (size_t s = 0; s < 4; s++) {
+        if (s == 2) save(z, file);
+        CHECK(one_step(z, s, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
+    }
+    CHECK(zero_hash(z, &want[0], &want[1]) == ZERO_OK, "hash: %s", zero_error(z));
+    zero_destroy(z);
+    for (int other = 0; other < STAGES; other++) {
+        z = make(c, other);
+        continues(z, file, 2, want);
+        zero_destroy(z);
+    }
+    zero_comm_destroy(c);
+    if (way->name == NCCL || ranks != 2) return;
+
+    zero_comm_mpi_config config = way->config;
+    config.timeout_s = 60;
+    CHECK(zero_comm_create_mpi(&c, MPI_COMM_SELF, &config, &accounting) == ZERO_OK, "%s", zero_comm_error(c));
+    data_rank = 0, data_ranks = 1;
+    z = make(c, stage);
+    continues(z, file, 4, want);
+    zero_destroy(z);
+    zero_comm_destroy(c);
+    data_rank = rank, data_ranks = ranks;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void cases_of_a_stage(const struct way *way, int stage) {
+    zero_comm *c = join(way, 60);
+    CASE("misuse is refused and leaves no trace: stage %d, %s", stage, way->name) misuse_is_refused(c, stage);
+    CASE("a callback that fails on one rank fails on all: stage %d, %s", stage, way->name)
+        one_rank_s_callback_fails_all(c, stage);
+    zero_comm_destroy(c);
+    for (kind = 0; kind < KINDS; kind++)
+        CASE("state is saved and loaded, in any stage: from stage %d, %s, %s", stage, kind_names[kind], way->name)
+            state_survives(way, stage);
+    kind = F32;
+    if (ranks == 1) return;
+    CASE("ranks that make other calls are told: stage %d, %s", stage, way->name) other_calls_are_told(way, stage);
+    CASE("a step that failed is not repeated: stage %d, %s", stage, way->name)
+        a_step_that_failed_is_not_repeated(way, stage);
+}
+
+int main(int argc, char **argv) {
+    test_start_ranks(&argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    data_rank = rank, data_ranks = ranks;
+    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
+    for (size_t w = 0; w < num_ways; w++)
+        for (int stage = 0; stage < STAGES; stage++) cases_of_a_stage(&ways[w], stage);
+    zero_comm *c = join(&ways[0], 60);
+    CASE("tensors and their names are copied") tensors_are_copied(c);
+    if (ranks > 1)
+        CASE("ranks with other configurations are told") other_configurations_are_told(c);
+    zero_comm_destroy(c);
+    CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
+    zero_bootstrap_destroy(boot);
+    return test_finish();
+}

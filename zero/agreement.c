@@ -1,0 +1,139 @@
+// agreement.c: the ranks agree on how they are configured, and on whether a collective call has failed.
+//
+// A rank that fails alone (no memory, a callback) would leave the others waiting in their next collective until the
+// time-out. So collective calls that can fail on one rank end with zero_agree: the ranks exchange their codes and
+// messages, and all return the failure of the lowest rank that has one, with its message:
+//
+//     rank 0   ok                               -> ZERO_ERR_MEMORY "rank 1 of 3: no memory for ..."
+//     rank 1   ZERO_ERR_MEMORY "rank 1 of 3..." -> the same
+//     rank 2   ok                               -> the same
+#include "zero/internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+// ---- failures -------------------------------------------------------------------------------------------------------
+
+// mine[bytes] of every rank; NULL after an error. The caller frees it.
+static void *gather(zero *z, zero_comm *comm, const void *mine, size_t bytes) {
+    void *all = malloc((size_t)zero_comm_size(comm) * bytes);
+    if (!all) {
+        zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+        return NULL;
+    }
+    if (zero_comm_check(z, zero_comm_allgather_host(comm, mine, bytes, all)) == ZERO_OK) return all;
+    free(all);
+    return NULL;
+}
+
+struct verdict {
+    int code;
+    char message[508];
+};
+
+static int agree(zero *z, zero_comm *comm, int e) {
+    struct verdict mine = { .code = e }, *all;
+    snprintf(mine.message, sizeof mine.message, "%.*s", (int)sizeof mine.message - 1, z->error);
+    zero_comm_phase(comm, "agreement of the ranks", 0);
+    if (!(all = gather(z, comm, &mine, sizeof mine))) return z->failed;
+    for (int r = 0; r < zero_comm_size(comm) && !z->failed; r++) {
+        if (!all[r].code) continue;
+        z->failed = all[r].code;
+        snprintf(z->error, sizeof z->error, "%s", all[r].message);
+    }
+    free(all);
+    z->agreed = z->failed != ZERO_OK;
+    return z->failed;
+}
+
+int zero_agree(zero *z, int e) {
+    if (z->agreed) return z->failed;
+    if (e == ZERO_ERR_COMM) return e;  // the other ranks have it, or will: their transport fails too
+    e = agree(z, z->config.shard_comm, e);
+    return z->replicas == 1 || e == ZERO_ERR_COMM ? e : agree(z, z->config.replicate_comm, e);
+}
+
+// ---- calls ----------------------------------------------------------------------------------------------------------
+
+void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes) {
+    z->calls = XXH3_64bits_withSeed(argument, bytes, z->calls + call);
+}
+
+int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group) {
+    if (theirs == z->calls) return ZERO_OK;
+    return zero_fail(
+        z, ZERO_ERR_COMM,
+        "its calls differ from those of rank %d of %s: all ranks must acquire and release the same units in "
+        "the same order, and step with the same hyperparameters",
+        rank, group);
+}
+
+// ---- configuration --------------------------------------------------------------------------------------------------
+
+// What must be equal on all ranks.
+struct card {
+    zero_settings settings;
+    int replicas;
+    uint64_t num_tensors, tensors, order;  // hashes of the lists
+};
+
+static const struct {
+    const char *name;
+    size_t offset, bytes;
+} fields[] = {
+#define FIELD(name, field) \
+    { name, offsetof(struct card, field), sizeof((struct card *)0)->field }
+    FIELD("settings.stage", settings.stage),
+    FIELD("settings.dtype", settings.dtype),
+    FIELD("settings.master", settings.master),
+    FIELD("settings.optimizer", settings.optimizer),
+    FIELD("settings.reduction", settings.reduction),
+    FIELD("settings.prefetch", settings.prefetch),
+    FIELD("settings.shard_group", settings.shard_group),
+    FIELD("settings.seed", settings.seed),
+    FIELD("settings.delay_seed", settings.delay_seed),
+    FIELD("the size of replicate_comm", replicas),
+    FIELD("num_tensors", num_tensors),
+    FIELD("the hash of tensors", tensors),
+    FIELD("the hash of order", order),
+#undef FIELD
+};
+
+static long long value_of(const struct card *c, size_t field) {
+    const char *at = (const char *)c + fields[field].offset;
+    int narrow;
+    long long wide;
+    memcpy(&narrow, at, sizeof narrow);
+    if (fields[field].bytes == sizeof narrow) return narrow;
+    memcpy(&wide, at, sizeof wide);
+    return wide;
+}
+
+static int compare(zero *z, zero_comm *comm, const struct card *mine) {
+    struct card *all = gather(z, comm, mine, sizeof *mine);
+    if (!all) return z->failed;
+    for (int r = 0; r < zero_comm_size(comm) && !z->failed; r++)
+        for (size_t f = 0; f < sizeof fields / sizeof *fields; f++)
+            if (value_of(mine, f) != value_of(&all[r], f))
+                zero_fail(z, ZERO_ERR_ARG, "%s is %lld, but %lld on rank %d of %s: all ranks need the same",
+                          fields[f].name, value_of(mine, f), value_of(&all[r], f), r,
+                          comm == z->config.shard_comm ? "shard_comm" : "replicate_comm");
+    free(all);
+    return z->failed;
+}
+
+int zero_agree_on_config(zero *z) {
+    const zero_config *c = &z->config;
+    struct card mine = { .settings = c->settings, .replicas = z->replicas, .num_tensors = c->num_tensors };
+    for (size_t t = 0; t < c->num_tensors; t++) {
+        const uint64_t tensor[] = { c->tensors[t].numel, c->tensors[t].unit, c->tensors[t].logical,
+                                    (uint64_t)c->tensors[t].decay };
+        mine.tensors = XXH3_64bits_withSeed(tensor, sizeof tensor, mine.tensors);
+    }
+    if (c->order_length) mine.order = XXH3_64bits(c->order, c->order_length * sizeof *c->order);
+    const int e = compare(z, c->shard_comm, &mine);
+    const int all = e || z->replicas == 1 ? e : compare(z, c->replicate_comm, &mine);
+    z->agreed = all != ZERO_OK;
+    return all;
+}
