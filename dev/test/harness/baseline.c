@@ -1,9 +1,9 @@
 // baseline.c: one training step without sharding, written as plainly as possible (baseline.h).
 //
 // Gradients are added in a balanced binary tree over the micro-batches, by recursion: the sum of n terms is the sum of
-// the first k plus the sum of the others, k the largest power of two below n. The number of ranks has no part in it. The
-// engine never has all terms at once; it pushes those of one micro-step onto a binary counter. The test is that both are
-// the same tree.
+// the first k plus the sum of the others, k the largest power of two below n. The number of ranks has no part in it.
+// The engine never has all terms at once; it pushes those of one micro-step onto a binary counter. The test is that
+// both are the same tree.
 //
 // The norm adds the squares of 64 elements at a time, in eight lanes, and the sums of these blocks exactly. The engine
 // has a wide integer for that; here it is an expansion (Shewchuk 1997): a list of doubles that do not overlap and whose

@@ -6,11 +6,11 @@
 //     fuzz FP32_TRAINER BF16_TRAINER [--seconds S] [--seed N] [--text FILE] [--break 1] [--case "configuration 17,"]
 //
 // A configuration is a choice from each row of the table below. It is run as a user would run it, under mpirun, and so
-// is its *baseline*: the same training in stage 0 on one rank, without --inject-delays and other complications. The bits
-// must not depend on the number of ranks, from 1 to 9. Everything that both print about the training must be equal:
-// losses and norms of each step, validation losses, the sampled text, and the hash of parameters and optimizer state.
-// No measured byte may differ from its formula. One baseline serves several configurations that train the same in other
-// ways.
+// is its *baseline*: the same training in stage 0 on one rank, without --inject-delays and other complications. The
+// bits must not depend on the number of ranks, from 1 to 9. Everything that both print about the training must be
+// equal: losses and norms of each step, validation losses, the sampled text, and the hash of parameters and optimizer
+// state. No measured byte may differ from its formula. One baseline serves several configurations that train the same
+// in other ways.
 //
 // A failing configuration is made smaller: each choice is replaced by an earlier one of its row, the simplest first, as
 // long as it still fails. The two commands that are left are printed. --break trains with another seed than the
