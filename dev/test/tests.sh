@@ -29,7 +29,7 @@ run 0 120 "ranks meet, by TCP" $fp32/test_bootstrap tcp
 run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
 run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
-    run $ranks 120 "transports, $ranks ranks" $fp32/test_comm
+    run $ranks 180 "transports, $ranks ranks" $fp32/test_comm
 done
 run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap

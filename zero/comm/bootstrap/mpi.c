@@ -90,13 +90,37 @@ MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b) {
     return b->ops == &ops && !b->failed ? ((const bootstrap_mpi *)b)->comm : MPI_COMM_NULL;
 }
 
+// MPI writes the communicator when it is complete, which may be after the time-out: then the place is lost.
+int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s) {
+    MPI_Comm *copy = malloc(sizeof *copy);
+    MPI_Request request;
+    int done = 0;
+    if (!copy || MPI_Comm_idup(comm, copy, &request) != MPI_SUCCESS) {
+        free(copy);
+        return ZERO_ERR_COMM;
+    }
+    const double deadline = zero_clock() + timeout_s;
+    for (double pause = 1e-5; !done; zero_bootstrap_pause(&pause, 2e-3)) {
+        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return ZERO_ERR_COMM;
+        if (!done && zero_clock() > deadline) return ZERO_ERR_COMM;
+        if (done) break;
+    }
+    *out = *copy;
+    free(copy);
+    return ZERO_OK;
+}
+
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {
     zero_bootstrap_config config = { .timeout_s = timeout_s };
     if (MPI_Comm_rank(comm, &config.rank) || MPI_Comm_size(comm, &config.ranks)) config.ranks = 0;  // refused below
     const int e = zero_bootstrap_new(out, sizeof(bootstrap_mpi), &ops, &config);
     if (e) return e;
     bootstrap_mpi *m = (bootstrap_mpi *)*out;
-    if (MPI_Comm_dup(comm, &m->comm) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN))
-        return zero_bootstrap_fail(*out, ZERO_ERR_COMM, "MPI_Comm_dup failed");
+    if (zero_bootstrap_dup(comm, &m->comm, (*out)->timeout_s) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN))
+        return zero_bootstrap_fail(
+            *out, ZERO_ERR_COMM,
+            "MPI_Comm_idup failed, or another rank has not come within %.3g s: it died, stopped, "
+            "or took another path; see its own output, or allow more time (timeout_s)",
+            (*out)->timeout_s);
     return ZERO_OK;
 }

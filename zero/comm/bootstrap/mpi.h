@@ -14,6 +14,9 @@ int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeou
 // The communicator of a bootstrap whose ranks met by MPI; MPI_COMM_NULL if they met in another way.
 MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b);
 
+// MPI_Comm_dup with a time-out. Returns ZERO_OK; or ZERO_ERR_COMM if MPI failed or a rank has not come.
+int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s);
+
 #ifdef __cplusplus
 }
 #endif

@@ -267,6 +267,11 @@ int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, con
         return zero_comm_fail(c, ZERO_ERR_ARG,
                               "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements in all: use ZERO_REDUCE_EXACT");
     int e = nothing_pending(m, "a reduce-scatter");
+    if (m->context)
+        return zero_comm_fail(
+            c, ZERO_ERR_ARG,
+            "MPI's reduce-scatter is for the communicator of all ranks, this one is a part of them: use "
+            "ZERO_REDUCE_EXACT");
     if (!e) e = meet(m, call);
     // all in fp32, then the sum
     if (!e) e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + chunk_numel) * sizeof(float), 0);
@@ -281,9 +286,9 @@ int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, con
             memcpy(all + i, &word, sizeof word);
         }
     MPI_Request *q = NULL;
-    e = zero_mpi_add_request(m, &m->messages, (c->rank + 1) % c->size, &q);
+    e = zero_mpi_add_request(m, &m->messages, (c->rank + 1) % c->size, 1, &q);
     if (e) return e;
-    if (MPI_Ireduce_scatter_block(all, sum, (int)chunk_numel, MPI_FLOAT, MPI_SUM, m->comm, q) != MPI_SUCCESS)
+    if (MPI_Ireduce_scatter_block(all, sum, (int)chunk_numel, MPI_FLOAT, MPI_SUM, m->root->comm, q) != MPI_SUCCESS)
         return zero_comm_fail(c, ZERO_ERR_COMM, "MPI_Ireduce_scatter_block failed");
     e = zero_mpi_wait_messages(m, &m->messages);
     c->received[ZERO_WIRE_GRADS] += (size_t)(c->size - 1) * chunk_numel * sizeof(float);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/mpi/mpi_internal.h"
@@ -20,41 +21,44 @@ static zero_comm_shape mpi_shape(const zero_comm *c) {
     return shape_of((size_t)c->size, m->staged, m->num_remote > 0);
 }
 
-// Which ranks live on this rank's host: those that MPI could give shared memory with.
+// What ranks must have in common to map each other's memory through /proc.
+struct host {
+    char boot[64];  // of the kernel
+    uint64_t pid_namespace;
+    int pretended;  // config.ranks_per_host
+};
+
+static void find_own_host(const comm_mpi *m, struct host *h) {
+    struct stat st;
+    memset(h, 0, sizeof *h);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (!f || !fgets(h->boot, sizeof h->boot, f)) (void)gethostname(h->boot, sizeof h->boot - 1);
+    if (f) fclose(f);
+    if (!stat("/proc/self/ns/pid", &st)) h->pid_namespace = st.st_ino;
+    if (m->config.ranks_per_host > 0) h->pretended = m->base.rank / m->config.ranks_per_host;
+}
+
 static int find_host(comm_mpi *m) {
-    MPI_Comm host = MPI_COMM_NULL;
-    int e = MPI_SUCCESS, leader = m->base.rank, size = m->base.size, *leaders = malloc((size_t)size * sizeof *leaders);
-    if (!leaders) return ZERO_ERR_MEMORY;
-    if (m->config.ranks_per_host > 0) {
-        leader = m->base.rank / m->config.ranks_per_host;
-    } else {
-        e = MPI_Comm_split_type(m->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-        if (!e) e = MPI_Bcast(&leader, 1, MPI_INT, 0, host);
-        if (!e) e = MPI_Comm_free(&host);
-    }
-    if (!e) e = MPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, m->comm);
-    for (int r = 0; r < size && !e; r++) m->on_host[r] = r == m->base.rank || leaders[r] == leader;
-    free(leaders);
-    return e ? ZERO_ERR_COMM : ZERO_OK;
+    struct host mine, *all = calloc((size_t)m->base.size, sizeof *all);
+    if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
+    find_own_host(m, &mine);
+    const int e = zero_mpi_meet(m, &mine, sizeof mine, all);
+    for (int r = 0; r < m->base.size && !e; r++)
+        m->on_host[r] = r == m->base.rank || !memcmp(&all[r], &mine, sizeof mine);
+    free(all);
+    return e;
 }
 
 static int find_world_ranks(comm_mpi *m) {
     MPI_Group world, group;
-    const int size = m->base.size;
-    int *own = malloc((size_t)size * sizeof *own);
-    m->base.world_rank = calloc((size_t)size, sizeof *m->base.world_rank);
-    if (!own || !m->base.world_rank) {
-        free(own);
-        return ZERO_ERR_MEMORY;
-    }
-    for (int r = 0; r < size; r++) own[r] = r;
+    m->base.world_rank = calloc((size_t)m->base.size, sizeof *m->base.world_rank);
+    if (!m->base.world_rank) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
     int e = MPI_Comm_group(MPI_COMM_WORLD, &world);
-    if (!e) e = MPI_Comm_group(m->comm, &group);
-    if (!e) e = MPI_Group_translate_ranks(group, size, own, world, m->base.world_rank);
+    if (!e) e = MPI_Comm_group(m->root->comm, &group);
+    if (!e) e = MPI_Group_translate_ranks(group, m->base.size, m->mpi_rank, world, m->base.world_rank);
     if (!e) e = MPI_Group_free(&world);
     if (!e) e = MPI_Group_free(&group);
-    free(own);
-    return e ? ZERO_ERR_COMM : ZERO_OK;
+    return e ? zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI does not know the ranks of the communicator") : ZERO_OK;
 }
 
 static void only_messages(comm_mpi *m) {
@@ -96,30 +100,31 @@ static int map_control(comm_mpi *m) {
     return ZERO_OK;
 }
 
-// Takes comm over: it is freed with the communicator, also if this fails.
-static int create_on(zero_comm **out, MPI_Comm comm, const zero_comm_config *config, zero_accounting *memory) {
+// A communicator of `size` ranks, of which this is `rank`, on the root. mpi_rank is taken over. In every case *out is set
+// unless memory is exhausted.
+static int create_on(zero_comm **out, struct mpi_root *root, int context, int rank, int size, int *mpi_rank,
+                     const zero_comm_config *config, zero_accounting *memory) {
     comm_mpi *m = calloc(1, sizeof *m);
     *out = (zero_comm *)m;
-    if (!m) {
-        (void)MPI_Comm_free(&comm);
-        return ZERO_ERR_MEMORY;
-    }
+    root->users++;
+    if (!m) return ZERO_ERR_MEMORY;
     m->base.ops = &zero_mpi_ops;
+    m->base.rank = rank;
+    m->base.size = size;
     m->memory = memory;
-    m->comm = comm;
+    m->root = root;
+    m->context = context;
+    m->mpi_rank = mpi_rank;
     m->config = *config;
     if (m->config.timeout_s <= 0) m->config.timeout_s = 300;
-    if (MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN) || MPI_Comm_rank(m->comm, &m->base.rank) ||
-        MPI_Comm_size(m->comm, &m->base.size))
-        return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI does not know the communicator's ranks");
-    const int size = m->base.size;
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
     m->chunks = calloc((size_t)size, sizeof *m->chunks);
     m->chunks_device = zero_accounting_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->chunks);
-    int e = m->on_host && m->chunks && m->chunks_device ? find_world_ranks(m) : ZERO_ERR_MEMORY;
+    if (!m->on_host || !m->chunks || !m->chunks_device)
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
+    int e = find_world_ranks(m);
     if (!e && size > 1) e = find_host(m);
-    if (e == ZERO_ERR_MEMORY) return zero_comm_fail(&m->base, e, "no memory for the tables of %d ranks", size);
-    if (e) return zero_comm_fail(&m->base, e, "MPI failed while %d ranks found out who is on which host", size);
+    if (e) return e;
     struct cudaPointerAttributes where;
     e = zero_mpi_device_check(m, cudaPointerGetAttributes(&where, m->chunks_device));
     if (e) return e;
@@ -130,57 +135,93 @@ static int create_on(zero_comm **out, MPI_Comm comm, const zero_comm_config *con
     return ZERO_OK;
 }
 
-// A communicator that can only say what went wrong, and be destroyed.
-static int fail_without_ranks(zero_comm **out, const char *message) {
+// A communicator that only has a message, and can be destroyed.
+static int fail_without_ranks(zero_comm **out, int code, const char *message) {
     comm_mpi *m = calloc(1, sizeof *m);
     *out = (zero_comm *)m;
     if (!m) return ZERO_ERR_MEMORY;
     m->base.ops = &zero_mpi_ops;
     m->base.size = 1;
-    m->comm = MPI_COMM_NULL;
-    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "%s", message);
+    return zero_comm_fail(&m->base, code, "%s", message);
 }
 
 static int mpi_create(zero_comm **out, zero_bootstrap *boot, const zero_comm_config *config, zero_accounting *memory) {
     const MPI_Comm all = zero_bootstrap_mpi_comm(boot);
-    MPI_Comm comm;
+    const int size = zero_bootstrap_ranks(boot);
     if (all == MPI_COMM_NULL)
-        return fail_without_ranks(out, "the mpi transport needs ranks that met by MPI (zero_bootstrap_create_mpi), not "
-                                       "by TCP or a directory: use that, or the nccl transport");
-    if (MPI_Comm_dup(all, &comm)) return fail_without_ranks(out, "MPI_Comm_dup failed");
-    return create_on(out, comm, config, memory);
+        return fail_without_ranks(
+            out, ZERO_ERR_COMM,
+            "the mpi transport needs ranks that met by MPI (zero_bootstrap_create_mpi), not by TCP "
+            "or a directory: use that, or the nccl transport");
+    struct mpi_root *root = calloc(1, sizeof *root);
+    int *mpi_rank = malloc((size_t)size * sizeof *mpi_rank);
+    for (int r = 0; r < size && mpi_rank; r++) mpi_rank[r] = r;
+    if (!root || !mpi_rank || zero_bootstrap_dup(all, &root->comm, config->timeout_s > 0 ? config->timeout_s : 300)) {
+        const int memory_left = root && mpi_rank;
+        free(root);
+        free(mpi_rank);
+        return memory_left ? fail_without_ranks(out, ZERO_ERR_COMM,
+                                                "MPI_Comm_idup failed, or another rank has not come in time: it died, "
+                                                "stopped, or took another path; see its own output, or allow more time "
+                                                "(zero_comm_config.timeout_s)")
+                           : fail_without_ranks(out, ZERO_ERR_MEMORY, "out of host memory");
+    }
+    (void)MPI_Comm_set_errhandler(root->comm, MPI_ERRORS_RETURN);
+    return create_on(out, root, 0, zero_bootstrap_rank(boot), size, mpi_rank, config, memory);
 }
 
 static int mpi_split(zero_comm *from, int color, int rank, int size, zero_comm **out) {
     comm_mpi *m = zero_mpi_self(from);
-    MPI_Comm part;
-    if (MPI_Comm_split(m->comm, color, rank, &part)) return fail_without_ranks(out, "MPI_Comm_split failed");
-    const int e = create_on(out, part, &m->config, m->memory);
-    if (!e && ((*out)->rank != rank || (*out)->size != size))
-        return zero_comm_fail(*out, ZERO_ERR_COMM,
-                              "the ranks disagree about the mesh: this is rank %d of %d, not %d of %d", (*out)->rank,
-                              (*out)->size, rank, size);
-    return e;
+    struct place {
+        int color, rank, size;
+    } mine = { color, rank, size }, *all = calloc((size_t)from->size, sizeof *all);
+    int *mpi_rank = malloc((size_t)size * sizeof *mpi_rank), found = 0;
+    const int e = all && mpi_rank ? zero_mpi_meet(m, &mine, sizeof mine, all)
+                                  : zero_comm_fail(from, ZERO_ERR_MEMORY, "out of host memory");
+    for (int r = 0; r < from->size && !e; r++) {
+        if (all[r].color != color || all[r].size != size || all[r].rank < 0 || all[r].rank >= size) continue;
+        mpi_rank[all[r].rank] = m->mpi_rank[r];
+        found++;
+    }
+    free(all);
+    if (e || found != size) {
+        free(mpi_rank);
+        const int code = fail_without_ranks(out, e ? e : ZERO_ERR_COMM, "the ranks disagree about the mesh");
+        if (e && *out) memcpy((*out)->error, from->error, sizeof from->error);
+        return code;
+    }
+    return create_on(out, m->root, ++m->root->contexts, rank, size, mpi_rank, &m->config, m->memory);
+}
+
+static void release_root(struct mpi_root *root) {
+    if (!root || --root->users) return;
+    int finalized = 0;
+    (void)MPI_Finalized(&finalized);
+    if (!finalized) (void)MPI_Comm_free(&root->comm);
+    free(root);
 }
 
 static void mpi_destroy(zero_comm *c) {
     comm_mpi *m = zero_mpi_self(c);
+    zero_mpi_free_messages(m, &m->messages);
     zero_comm_free_all(c);
     if (m->memory)
         zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0,
                             m->control.bytes + m->received_bytes + m->device_scratch_bytes);
-    if (m->staging.peer) zero_mpi_unmap_staging(m, &m->staging);
-    zero_shm_unmap(&m->control);
-    (void)cudaFreeHost(m->received);
-    (void)cudaFree(m->device_scratch);
+    if (m->in_flight) {  // scratch and staging are kept
+        if (m->staging.peer) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, m->staging.bytes);
+    } else {
+        if (m->staging.peer) zero_mpi_unmap_staging(m, &m->staging);
+        zero_shm_unmap(&m->control);
+        (void)cudaFreeHost(m->received);
+        (void)cudaFree(m->device_scratch);
+    }
     zero_accounting_free(m->memory, ZERO_MEM_TRANSPORT, m->chunks_device, (size_t)c->size * sizeof *m->chunks);
     free(m->chunks);
-    zero_mpi_free_messages(&m->messages);
     free(m->on_host);
+    free(m->mpi_rank);
     free(c->world_rank);
-    int finalized = 0;
-    (void)MPI_Finalized(&finalized);
-    if (!finalized && m->comm != MPI_COMM_NULL) (void)MPI_Comm_free(&m->comm);
+    if (!m->in_flight) release_root(m->root);
     free(m);
 }
 

@@ -27,8 +27,11 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
 }
 
 int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b) {
-    struct zero_shm *map = map_of(zero_mpi_self(c), b);
-    if (map->peer) {
+    comm_mpi *m = zero_mpi_self(c);
+    struct zero_shm *map = map_of(m, b);
+    if (m->in_flight) {  // the memory is kept
+        zero_accounting_add(b->mem, b->category, 0, b->bytes);
+    } else if (map->peer) {
         zero_shm_unmap(map);
         zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else {

@@ -11,18 +11,21 @@
 
 #define MAX_MESSAGE ((size_t)1 << 30)  // MPI counts are ints
 
-int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, MPI_Request **out) {
+int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, int is_send, MPI_Request **out) {
     if (msgs->count == msgs->max) {
         const int more = 2 * msgs->max + 64;
         MPI_Request *requests = realloc(msgs->requests, (size_t)more * sizeof *requests);
         if (requests) msgs->requests = requests;
         int *peers = realloc(msgs->peer, (size_t)more * sizeof *peers);
         if (peers) msgs->peer = peers;
-        if (!requests || !peers)
+        int *sends = realloc(msgs->is_send, (size_t)more * sizeof *sends);
+        if (sends) msgs->is_send = sends;
+        if (!requests || !peers || !sends)
             return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory for %d MPI requests", more);
         msgs->max = more;
     }
     msgs->peer[msgs->count] = peer;
+    msgs->is_send[msgs->count] = is_send;
     *out = &msgs->requests[msgs->count++];
     **out = MPI_REQUEST_NULL;
     return ZERO_OK;
@@ -32,10 +35,11 @@ static int post(comm_mpi *m, struct messages *msgs, int peer, int is_send, int t
     for (size_t sent = 0; sent < bytes; sent += MAX_MESSAGE) {
         const int n = (int)(bytes - sent < MAX_MESSAGE ? bytes - sent : MAX_MESSAGE);
         MPI_Request *q = NULL;
-        int e = zero_mpi_add_request(m, msgs, peer, &q);
+        int e = zero_mpi_add_request(m, msgs, peer, is_send, &q);
         if (e) return e;
-        e = is_send ? MPI_Isend((char *)at + sent, n, MPI_BYTE, peer, tag, m->comm, q)
-                    : MPI_Irecv((char *)at + sent, n, MPI_BYTE, peer, tag, m->comm, q);
+        const int to = m->mpi_rank[peer], full = m->context * ZERO_MPI_TAGS + tag;
+        e = is_send ? MPI_Isend((char *)at + sent, n, MPI_BYTE, to, full, m->root->comm, q)
+                    : MPI_Irecv((char *)at + sent, n, MPI_BYTE, to, full, m->root->comm, q);
         if (e != MPI_SUCCESS)
             return zero_comm_fail(&m->base, ZERO_ERR_COMM, "MPI refused a message of %d bytes with rank %d", n,
                                   zero_comm_world_rank(&m->base, peer));
@@ -82,7 +86,28 @@ static int time_out(comm_mpi *m, struct messages *msgs) {
     return e;
 }
 
-int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs) {
+// After a failure: nothing may be received any more into memory that its owner is about to free.
+static void give_up(comm_mpi *m, struct messages *msgs) {
+    int left = 0;
+    for (int i = 0; i < msgs->count; i++)
+        if (msgs->requests[i] != MPI_REQUEST_NULL && !msgs->is_send[i]) (void)MPI_Cancel(&msgs->requests[i]);
+    for (int tries = 0; tries < 200; tries++) {
+        left = 0;
+        for (int i = 0; i < msgs->count; i++) {
+            int done = 1;
+            if (msgs->requests[i] != MPI_REQUEST_NULL &&
+                MPI_Test(&msgs->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+                done = 0;
+            left += !done;
+        }
+        if (!left) break;
+        nanosleep(&(struct timespec){ 0, 200 * 1000 }, NULL);
+    }
+    if (left) m->in_flight = msgs->lost = 1;
+    msgs->count = 0;
+}
+
+static int wait_messages(comm_mpi *m, struct messages *msgs) {
     const double deadline = zero_clock() + m->config.timeout_s;
     for (size_t i = 0;; i++) {
         int all = 0;
@@ -105,6 +130,12 @@ int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs) {
     }
 }
 
+int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs) {
+    const int e = wait_messages(m, msgs);
+    if (e) give_up(m, msgs);
+    return e;
+}
+
 // ---- meeting --------------------------------------------------------------------------------------------------------
 
 // "rank 3" or "ranks 1, 2": world ranks whose receive or send is not complete.
@@ -121,7 +152,7 @@ static void name_missing(comm_mpi *m, MPI_Request *requests, char *names, size_t
 
 // The buffers are lost if a message was given up: it may still come.
 int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all) {
-    const int size = m->base.size, n = (int)bytes;
+    const int size = m->base.size, n = (int)bytes, tag = m->context * ZERO_MPI_TAGS + ZERO_MPI_MEET;
     char *own = malloc(bytes), *received = malloc((size_t)size * bytes), names[256];
     MPI_Request *requests = malloc(2 * (size_t)size * sizeof *requests);  // of rank r: receive, then send
     int ok = 1, done = 0;
@@ -134,9 +165,9 @@ int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all) {
     memcpy(own, mine, bytes);
     for (int r = 0; r < 2 * size; r++) requests[r] = MPI_REQUEST_NULL;
     for (int r = 0; r < size && ok; r++)
-        ok = MPI_Irecv(received + (size_t)r * bytes, n, MPI_BYTE, r, ZERO_MPI_MEET, m->comm, &requests[2 * r]) ==
-                 MPI_SUCCESS &&
-             MPI_Isend(own, n, MPI_BYTE, r, ZERO_MPI_MEET, m->comm, &requests[2 * r + 1]) == MPI_SUCCESS;
+        ok = MPI_Irecv(received + (size_t)r * bytes, n, MPI_BYTE, m->mpi_rank[r], tag, m->root->comm,
+                       &requests[2 * r]) == MPI_SUCCESS &&
+             MPI_Isend(own, n, MPI_BYTE, m->mpi_rank[r], tag, m->root->comm, &requests[2 * r + 1]) == MPI_SUCCESS;
     const double deadline = zero_clock() + m->config.timeout_s;
     for (int i = 0; ok && !done; i++) {
         ok = MPI_Testall(2 * size, requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS;
@@ -158,9 +189,13 @@ int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all) {
     return ZERO_OK;
 }
 
-void zero_mpi_free_messages(struct messages *msgs) {
-    free(msgs->requests);
-    free(msgs->peer);
-    free(msgs->theirs);
+void zero_mpi_free_messages(comm_mpi *m, struct messages *msgs) {
+    if (msgs->count) give_up(m, msgs);
+    if (!msgs->lost) {
+        free(msgs->requests);
+        free(msgs->peer);
+        free(msgs->is_send);
+        free(msgs->theirs);
+    }
     *msgs = (struct messages){ .count = 0 };
 }

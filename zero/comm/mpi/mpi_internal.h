@@ -31,16 +31,26 @@ struct pending {  // begun by this rank, and not finished
 };
 
 // Messages of one collective with every rank of another host, and their tags.
-enum { ZERO_MPI_CHUNKS, ZERO_MPI_RECORD, ZERO_MPI_MEET };
+enum { ZERO_MPI_CHUNKS, ZERO_MPI_RECORD, ZERO_MPI_MEET, ZERO_MPI_TAGS };
 struct messages {
     MPI_Request *requests;
-    int *peer, count, max;
+    int *peer, *is_send, count, max;
+    int lost;                             // after a failure: some are still under way
     struct zero_comm_call mine, *theirs;  // theirs: [size]
+};
+
+// One MPI communicator for all that were split from one: MPI 3.1 cannot split under a time-out. Theirs are told apart by
+// tags: context * ZERO_MPI_TAGS + what.
+struct mpi_root {
+    MPI_Comm comm;
+    int users, contexts;
 };
 
 typedef struct comm_mpi {
     zero_comm base;
-    MPI_Comm comm;
+    struct mpi_root *root;
+    int context, *mpi_rank;  // [size] rank r's number in root->comm
+    int in_flight;           // after a failure: messages may still be read from or written to memory, which is kept
     zero_comm_config config;
     int staged, pinned, spin;  // pinned: staging is
     int *on_host;              // [size] 1: rank r shares this host's memory (this rank included)
@@ -96,8 +106,9 @@ int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
 // An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's
 // mine. On a time-out the message names the ranks that are missing.
 int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all);
-int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, MPI_Request **out);
-void zero_mpi_free_messages(struct messages *msgs);
+int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, int is_send, MPI_Request **out);
+// Frees the messages' own memory; those that are still under way are cancelled, or else noted in m->in_flight.
+void zero_mpi_free_messages(comm_mpi *m, struct messages *msgs);
 
 // memory.c. zero_mpi_map: zero_shm_map over this communicator's ranks.
 int zero_mpi_map(comm_mpi *m, struct zero_shm *s, size_t bytes);

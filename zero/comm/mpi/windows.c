@@ -75,15 +75,19 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
 void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     comm_mpi *m = zero_mpi_self(c);
     struct window *w = of(base);
-    if (w->map.peer)
+    for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++) zero_mpi_free_messages(m, &w->gathers[i].messages);
+    if (w->map.peer || m->in_flight)
         zero_accounting_add(base->memory, base->category, 0, base->bytes);
     else
         zero_accounting_free(base->memory, base->category, base->shard, base->bytes);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
+    if (m->in_flight) {  // the memory is kept
+        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes);
+        return;
+    }
     zero_shm_unmap(&w->map);
     zero_mpi_unmap_staging(m, &w->staging);
     zero_shm_unmap(&w->epochs);
-    for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++) zero_mpi_free_messages(&w->gathers[i].messages);
     (void)cudaFreeHost(w->received);
     free(w);
 }
