@@ -39,6 +39,8 @@ typedef struct {
 #define MANY      1e15  // exact in a double, and far from overflow
 #define AT(field) offsetof(Options, field), sizeof(((Options *)0)->field)
 
+static char transports[128];  // "auto|mpi|nccl": filled in by options_parse
+
 static const Flag FLAGS[] = {
     { "i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0,
       .help = "training data: token shards or plain text" },
@@ -112,7 +114,7 @@ static const Flag FLAGS[] = {
       .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower" },
     { "profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
       .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do" },
-    { "transport", "transport", CHOICE, AT(transport), "auto|mpi|nccl", "auto", 0, 0,
+    { "transport", "transport", CHOICE, AT(transport), transports, "auto", 0, 0,
       .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi" },
     { "nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
@@ -273,7 +275,8 @@ static int check_init(const Options *o, char *err, size_t err_bytes) {
     if (tcp ? o->shared_dir != NULL : o->server_ip != NULL) {
         return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
     }
-    if (o->transport == OPTION_TRANSPORT_MPI) {
+    const zero_transport *t = options_transport(o);
+    if (t != NULL && zero_transport_needs_mpi(t)) {
         return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport "
                     "nccl, or -pi mpi with mpirun -n PROCESSES");
     }
@@ -315,7 +318,7 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (check_init(o, err, err_bytes) != 0) {
         return -1;
     }
-    if (o->nccl_register && o->transport != OPTION_TRANSPORT_NCCL) {
+    if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
         return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
     }
     if (o->checkpoint_every > 0 && o->output_dir == NULL) {
@@ -338,8 +341,20 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     return 0;
 }
 
+const zero_transport *options_transport(const Options *o) {
+    return o->transport > 0 ? zero_transport_at((size_t)o->transport - 1) : NULL;
+}
+
+static void list_transports(void) {
+    size_t length = (size_t)snprintf(transports, sizeof transports, "auto");
+    for (size_t i = 0; zero_transport_at(i) != NULL && length < sizeof transports; i++)
+        length += (size_t)snprintf(transports + length, sizeof transports - length, "|%s",
+                                   zero_transport_name(zero_transport_at(i)));
+}
+
 int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, char *err, size_t err_bytes) {
     memset(o, 0, sizeof *o);
+    list_transports();
     struct option longs[2 * NUM_FLAGS + 2];
     memset(longs, 0, sizeof longs);
     for (int i = 0; i < NUM_FLAGS; i++) {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "trainer/log.h"
+#include "zero/comm/transports.h"
 #include "zero/settings.h"
 
 #ifdef __cplusplus
@@ -46,7 +47,6 @@ typedef struct {
     unsigned char given[OPTIONS_MAX];  // which flags the command line has, by their place in the table
 } Options;
 
-enum { OPTION_TRANSPORT_AUTO, OPTION_TRANSPORT_MPI, OPTION_TRANSPORT_NCCL };
 enum { OPTION_INIT_MPI, OPTION_INIT_TCP, OPTION_INIT_FS };
 enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
 
@@ -56,6 +56,9 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
 
 // Prints all flags, one a line.
 void options_help(FILE *out, const char *program);
+
+// The transport that --transport names, any of zero_transport_at; NULL: auto.
+const zero_transport *options_transport(const Options *o);
 
 // Was this flag (its short name, as "b") on the command line?
 int options_given(const Options *o, const char *flag);

@@ -233,6 +233,13 @@ void print_profile(const Run *r) {
 
 void describe_run(const Run *r, PlanInput *in) {
     const Options *o = &r->options;
+#ifdef CUDA_ON_CPU
+    const int on_cpu = 1;
+#else
+    const int on_cpu = 0;
+#endif
+    const zero_transport *given = options_transport(o);
+    const zero_transport *transport = given != NULL ? given : zero_transport_find(on_cpu ? "mpi" : "nccl");
     const double h100 = o->settings.dtype == ZERO_BF16 ? 989 : o->tf32 ? 494 : 67;  // TFLOP/s
     *in = (PlanInput){
         .model = o->model,
@@ -247,13 +254,8 @@ void describe_run(const Run *r, PlanInput *in) {
         .total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0,
         .ranks = (size_t)r->ranks,
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
-#ifdef CUDA_ON_CPU
-        .transport = zero_transport_find(o->transport == OPTION_TRANSPORT_NCCL ? "nccl" : "mpi"),
-        .comm_config = { .register_buffers = (int)o->nccl_register },
-#else
-        .transport = zero_transport_find(o->transport == OPTION_TRANSPORT_MPI ? "mpi" : "nccl"),
-        .comm_config = { .staged = 1, .register_buffers = (int)o->nccl_register },
-#endif
+        .transport = transport,
+        .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register },
         .device_bytes = o->device_memory * 1e9,
         .link_bytes_per_second = o->link_gbs * 1e9,
         .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,

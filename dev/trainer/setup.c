@@ -235,38 +235,51 @@ void check_same_inputs(Run *r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The transport.
 
-// NCCL needs a GPU for each rank. All ranks must come to the same answer, and the header prints it.
-static int use_nccl(Run *r, zero_bootstrap *boot) {
-    if (r->options.transport != OPTION_TRANSPORT_AUTO) return r->options.transport == OPTION_TRANSPORT_NCCL;
-    if (!launch()->mpi) return 1;  // there is no other transport
-#ifdef CUDA_ON_CPU
-    (void)boot;
-    return 0;
-#else
-    const zero_transport *nccl = zero_transport_find("nccl");
+// Whether a transport that needs a GPU for each rank can be used on all ranks; if not, r->transport_note says why.
+static int usable_everywhere(Run *r, zero_bootstrap *boot, const zero_transport *t) {
+    const zero_comm_config config = { .timeout_s = 0 };
+    const char *title = zero_transport_title(t);
     char why[ERR_BYTES];
+    int usable = 1;
     // Of two MIG devices on one GPU, NCCL sees only the GPU.
     const int mine[3] = { r->sharers,
-                          r->sharers == 1 && r->ranks > 1 &&
-                              !zero_transport_available(nccl, &(zero_comm_config){ .timeout_s = 0 }, why, sizeof why),
+                          r->sharers == 1 && r->ranks > 1 && !zero_transport_available(t, &config, why, sizeof why),
                           r->ranks > 1 && strstr(r->device.name, " MIG ") != NULL };
     int *all = allocate((size_t)r->ranks * sizeof mine);
     if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
-    int without = 0;
-    for (int i = 0; i < r->ranks && r->transport_note[0] == '\0'; i++) {
+    for (int i = 0; i < r->ranks && usable; i++) {
         const int *theirs = all + 3 * i;
-        without = theirs[0] > 1 || theirs[1] || theirs[2];
+        usable = theirs[0] == 1 && !theirs[1] && !theirs[2];
         if (theirs[0] > 1)
-            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: %d ranks share a GPU", theirs[0]);
+            snprintf(r->transport_note, sizeof r->transport_note, "not %s: %d ranks share a GPU", title, theirs[0]);
         else if (theirs[2])
-            snprintf(r->transport_note, sizeof r->transport_note, "not NCCL: rank %d has a MIG device", i);
-        else if (without)
-            snprintf(r->transport_note, sizeof r->transport_note,
-                     "not NCCL: rank %d has none (--transport nccl says why)", i);
+            snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has a MIG device", title, i);
+        else if (!usable)
+            snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has none (--transport %s says why)",
+                     title, i, zero_transport_name(t));
     }
     free(all);
-    return !without;
+    return usable;
+}
+
+// --transport auto: on GPUs the first one that needs a GPU for each rank and can be used, else the first that does not.
+// All ranks come to the same answer, and the header prints it.
+static const zero_transport *choose_transport(Run *r, zero_bootstrap *boot) {
+#ifdef CUDA_ON_CPU
+    const int on_gpu = 0;
+#else
+    const int on_gpu = 1;
 #endif
+    const zero_transport *otherwise = NULL, *t = options_transport(&r->options);
+    if (t != NULL) return t;
+    for (size_t i = 0; (t = zero_transport_at(i)) != NULL; i++) {
+        if (zero_transport_needs_mpi(t) && !launch()->mpi) continue;
+        if (!zero_transport_needs_device(t))
+            otherwise = otherwise == NULL ? t : otherwise;
+        else if (!launch()->mpi || (on_gpu && usable_everywhere(r, boot, t)))
+            return t;
+    }
+    return otherwise;
 }
 
 void create_transport(Run *r) {
@@ -286,8 +299,8 @@ void create_transport(Run *r) {
                                       .staged = path == 2,
                                       .ranks_per_host = path == 3 ? 2 : 0 };
     zero_mesh_comms comms;
-    const int e = zero_mesh_comms_create(&comms, &r->mesh, zero_transport_find(use_nccl(r, boot) ? "nccl" : "mpi"),
-                                         boot, &config, &r->memory, err, sizeof err);
+    const int e = zero_mesh_comms_create(&comms, &r->mesh, choose_transport(r, boot), boot, &config, &r->memory, err,
+                                         sizeof err);
     if (e != ZERO_OK) die("transport: %s", err);
     r->comm = comms.data;
     r->shard_comm = comms.shard;
