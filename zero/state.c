@@ -98,7 +98,7 @@ static int leave_callback(zero *z, int e) {
     return e;
 }
 
-// A rank whose callback has failed goes on with what is collective.
+// A rank whose callback has failed continues with the collective part.
 static int load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
     const int is_weights = state < ZERO_STATE_OPTIMIZER;
     int e = check_state(z, state), mine = ZERO_OK;

@@ -189,7 +189,7 @@ static int create_host_buffers(zero *z) {
     return zero_device_check(z, cudaEventCreateWithFlags(&z->event, cudaEventDisableTiming), "creating an event");
 }
 
-// Between two agreements a rank may fail alone: it skips what it would do alone, and meets the others in the next one.
+// Between two agreements a rank may fail alone: it skips its local work and joins the others in the next one.
 static int create(zero *z) {
     int e = check_config(z);
     if (!e) e = create_layout(z);

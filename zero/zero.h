@@ -26,13 +26,14 @@
 // Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
 // j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
 // and for M = N * G fixed on any number of ranks N. Shard groups change nothing if their size and number are powers of
-// two; others have bits of their own. The mean over the M micro-batches is taken once, in fp32, in the
-// optimizer: a micro-batch's gradient is that of its own mean loss.
+// two; others have bits of their own. The mean over the M micro-batches is taken once, in fp32, in the optimizer: a
+// micro-batch's gradient is that of its own mean loss.
 //
 // Errors. Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. Failure is a
-// state: the first error stays, and every later call returns it and does nothing. Misuse (ZERO_ERR_ARG, the same in
-// every stage and on one rank) and ZERO_ERR_CALLBACK end with zero_discard, on all ranks; other errors only with
-// zero_destroy. Ranks that make other calls are told at the latest with a norm or a hash (ZERO_ERR_COMM).
+// state: the first error stays, and every later call returns it and does nothing. After misuse (ZERO_ERR_ARG, the same
+// in every stage and on one rank) or ZERO_ERR_CALLBACK, zero_discard on all ranks makes the engine usable again; after
+// other errors only zero_destroy is left. Ranks that make different calls get ZERO_ERR_COMM, at the latest with the
+// next norm or hash.
 //
 // The module has no globals, prints nothing and never exits. A zero belongs to one host thread. "Collective": all ranks
 // must call.
@@ -61,10 +62,9 @@ typedef struct zero_config {
     const size_t *order;    // stage 3: the units in the order in which a micro-batch acquires their parameters, for
     size_t order_length;    // prefetching; copied. Acquiring in another order works too, without the benefit.
     zero_comm *shard_comm;  // the shard group: the ranks that shard the model among them; must outlive the zero
-    zero_comm
-        *replicate_comm;  // the replicate group (MiCS, HSDP; stages 1 to 3): the ranks that hold the same shard in
-                          // other shard groups. Global rank = group * size of shard_comm + rank in shard_comm.
-                          // Must outlive the zero. NULL: one shard group
+    // The replicate group (MiCS, HSDP; stages 1 to 3): the ranks that hold the same shard in other shard groups. Global
+    // rank = group * size of shard_comm + rank in shard_comm. Must outlive the zero. NULL: one shard group.
+    zero_comm *replicate_comm;
     zero_accounting *accounting;  // of device memory; must outlive the zero
     cudaStream_t stream;          // all work is ordered on it
     // Optional profiling hook: called before (begin = 1) and after (0) work is queued on the stream `on`. Work is one
@@ -118,8 +118,8 @@ int zero_grad_norm(zero *z, double *norm);
 // adamw.cuh). Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
 
-// Drops the gradients since the last step and whatever is acquired, in the middle of a micro-batch too, and ends a
-// misuse: the engine is as it was after the last step. Collective; all ranks must have begun the same operations.
+// Drops the gradients since the last step and whatever is acquired, also in the middle of a micro-batch, and recovers
+// from misuse: the engine is as it was after the last step. Collective; all ranks must have begun the same operations.
 int zero_discard(zero *z);
 
 // State, element by element, read and written by the ranks that own it.
@@ -138,9 +138,9 @@ enum zero_state {
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
-// Sets one state from fn, as zero_fill does, and leaves the others: what zero_visit has given, on any number of ranks
-// and in any stage. ZERO_STATE_PARAMS and ZERO_STATE_MASTER both set master weights and parameters. Between steps only.
-// Collective.
+// Sets one state from fn, as zero_fill does, and leaves the others: the inverse of zero_visit, which may have run on
+// another number of ranks and in another stage. ZERO_STATE_PARAMS and ZERO_STATE_MASTER both set master weights and
+// parameters. Between steps only. Collective.
 int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx);
 
 // Passes what this rank owns of a state to fn, as fp32 in host memory, in ascending (tensor, begin); fn returns 0, or

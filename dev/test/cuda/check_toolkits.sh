@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles for toolkits that are not installed, with what PyPI has of them. No GPU and no nvcc are needed, but a network.
+# Compiles for toolkits that are not installed, with their packages on PyPI. Needs a network, but no GPU and no nvcc.
 #
 #     dev/test/cuda/check_toolkits.sh
 #
@@ -168,8 +168,9 @@ if check "newest CUDA 13: packages" get 13 "${newest[@]}"; then
     version=$($kits/13/nvidia/cu13/bin/nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     for precision in FP32 BF16; do
         build=$kits/build-${precision,,}
-        check "CUDA $version: trainer and tests by make, $precision" make DEVICE=cuda PRECISION=$precision CUDA_ARCH=90 \
-            CUDA_HOME="$PWD/$kits/13/nvidia/cu13" WERROR=1 SETUP=true BUILD="$build" "$build"/{train_gpt2_zero,test_engine}
+        check "CUDA $version: trainer and tests by make, $precision" \
+            make DEVICE=cuda PRECISION=$precision CUDA_ARCH=90 CUDA_HOME="$PWD/$kits/13/nvidia/cu13" WERROR=1 \
+            SETUP=true BUILD="$build" "$build"/{train_gpt2_zero,test_engine}
     done
 fi
 

@@ -1,6 +1,6 @@
 // test_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
-// refused and can be discarded; the first failure stays; a failure of one rank is everybody's; ranks that differ are
-// told; state can be loaded. Run under mpirun.
+// refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
+// differ are reported; state can be loaded. Run under mpirun.
 #include <malloc.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -136,7 +136,7 @@ static void calls_have_an_order(zero *z) {
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "beta2 is 1");
 }
 
-// And nothing of it is left: the step after all that is the step of an engine that was always used well.
+// No trace of it is left: the next step is that of an engine that was never misused.
 static void misuse_is_refused(zero_comm *c, int stage) {
     zero *z = make(c, stage), *other = make(c, stage);
     uint64_t hash[2][2];
@@ -178,7 +178,7 @@ static void one_rank_s_callback_fails_all(zero_comm *c, int stage) {
     zero_destroy(z);
 }
 
-// Rank 1 does not come to the step. The others time out; trying again changes nothing and tells the same.
+// Rank 1 does not come to the step. The others time out; trying again changes nothing and gives the same message.
 static void a_step_that_failed_is_not_repeated(const struct way *way, int stage) {
     zero_comm *c = join(way, 0.5);
     zero *z = make(c, stage);
@@ -278,7 +278,7 @@ static void other_configurations_are_told(zero_comm *c) {
     if (last) config.order = order, config.order_length = 2;
     differs(&config, "the hash of order");
     list[3] = tensors[3];
-    list[5].logical = last ? 71 : list[5].logical;  // on one rank only: refused there, and told to the others
+    list[5].logical = last ? 71 : list[5].logical;  // on one rank only: refused there, and reported to the others
     config = config_of(c, 1), config.tensors = list;
     differs(&config, "b.weight overlap");
 }
@@ -301,7 +301,7 @@ static void tensors_are_copied(zero_comm *c) {
     zero_destroy(z);
 }
 
-// What ranks > 1 that make other calls are told, at the latest with the norm.
+// The message of ranks > 1 that make different calls, at the latest with the norm.
 static void is_told(zero *z) {
     double norm;
     const int e = zero_grad_norm(z, &norm);
