@@ -100,8 +100,8 @@ static int map_control(comm_mpi *m) {
     return ZERO_OK;
 }
 
-// A communicator of `size` ranks, of which this is `rank`, on the root. mpi_rank is taken over. In every case *out is set
-// unless memory is exhausted.
+// A communicator of `size` ranks, of which this is `rank`, on the root. mpi_rank is taken over. In every case *out is
+// set unless memory is exhausted.
 static int create_on(zero_comm **out, struct mpi_root *root, int context, int rank, int size, int *mpi_rank,
                      const zero_comm_config *config, zero_accounting *memory) {
     comm_mpi *m = calloc(1, sizeof *m);

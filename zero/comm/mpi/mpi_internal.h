@@ -39,8 +39,8 @@ struct messages {
     struct zero_comm_call mine, *theirs;  // theirs: [size]
 };
 
-// One MPI communicator for all that were split from one: MPI 3.1 cannot split under a time-out. Theirs are told apart by
-// tags: context * ZERO_MPI_TAGS + what.
+// One MPI communicator for all that were split from one: MPI 3.1 cannot split under a time-out. Their messages are
+// distinguished by tags: context * ZERO_MPI_TAGS + what.
 struct mpi_root {
     MPI_Comm comm;
     int users, contexts;
