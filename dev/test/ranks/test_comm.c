@@ -5,6 +5,7 @@
 // events allow. On GPUs NCCL needs one for each rank, and is left out where there are too few. What concerns one
 // transport alone is in test_nccl.c.
 #include <stdio.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #include "test/ranks/traffic.h"
@@ -244,6 +245,33 @@ static void memory_equals_the_formula(const struct way *w, zero_comm *c) {
     CHECK_EQ(memory.live[ZERO_MEM_TRANSPORT], before + zero_window_scratch_bytes(&planned, shard, unit));
     zero_window_destroy(c, window);
     CHECK(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
+}
+
+// Memory that the host does not have is refused with a figure, on all ranks; the communicator goes on.
+static void impossible_memory_is_refused(zero_comm *c) {
+    void *p = NULL;
+    zero_window *w = NULL;
+    struct rlimit limit, small;
+    const int mapped = strstr(zero_comm_name(c), "MPI, shared memory") && !strstr(zero_comm_name(c), "staged");
+    CHECK(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, (size_t)1 << 45) == ZERO_ERR_MEMORY && !p, "%s",
+          zero_comm_error(c));
+    CHECK(strstr(zero_comm_error(c), "35184372088832 bytes") && (!mapped || strstr(zero_comm_error(c), "available")),
+          "the message is: %s", zero_comm_error(c));
+    if (mapped) {
+        REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+        small = limit;
+        small.rlim_cur = 4096;
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+        CHECK(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 8192) == ZERO_ERR_MEMORY &&
+                  strstr(zero_comm_error(c), "ulimit -f"),
+              "the message is: %s", zero_comm_error(c));
+        CHECK(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 8192, &w) == ZERO_ERR_MEMORY &&
+                  strstr(zero_comm_error(c), "ulimit -f"),
+              "the message is: %s", zero_comm_error(c));
+        zero_window_destroy(c, w);
+        REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    }
+    CHECK(zero_comm_barrier(c) == ZERO_OK, "%s", zero_comm_error(c));
 }
 
 // ---- groups ---------------------------------------------------------------------------------------------------------
@@ -510,6 +538,7 @@ static void cases_of(const struct way *w) {
     CASE("the library's own sum: %s", name) the_librarys_own_sum(c);
     CASE("misuse is refused with a message: %s", name) misuse_is_refused(c);
     CASE("memory is freed while it is gathered into: %s", name) free_while_gathering(c);
+    CASE("memory that the host does not have is promised: %s", name) impossible_memory_is_refused(c);
     destroy(c);
     CASE("memory differs from the formula, or is not given back: %s", name) {
         c = create(w, w->config.timeout_s);

@@ -20,7 +20,10 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
     }
     const int e = zero_mpi_map(m, map_of(m, b), b->bytes ? b->bytes : 1);
     if (e == ZERO_ERR_COMM) return e;
-    if (e) return ZERO_OK;
+    const char *why = map_of(m, b)->why;
+    if (e)
+        return zero_comm_fail(c, e, "no memory for %zu bytes of %s: %s", b->bytes,
+                              zero_memory_category_name(b->category), *why ? why : "another rank has none");
     b->ptr = map_of(m, b)->peer[c->rank];
     zero_accounting_add(b->mem, b->category, b->bytes, 0);
     return ZERO_OK;

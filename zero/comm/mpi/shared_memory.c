@@ -1,10 +1,13 @@
 // shared_memory.c: memory by memfd, waiting by futex (shared_memory.h).
 #include "zero/comm/mpi/shared_memory.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -63,14 +66,82 @@ static char *map_peer(const struct card *card, size_t bytes) {
     return p == MAP_FAILED ? NULL : p;
 }
 
+// A value of a file of lines "NAME: VALUE kB" or of one line "VALUE"; SIZE_MAX: there is none.
+static size_t read_size(const char *path, const char *name) {
+    char line[256];
+    unsigned long long value;
+    size_t found = SIZE_MAX;
+    FILE *f = fopen(path, "r");
+    while (f && found == SIZE_MAX && fgets(line, sizeof line, f)) {
+        if (*name && !strncmp(line, name, strlen(name)) && sscanf(line + strlen(name), ": %llu kB", &value) == 1)
+            found = (size_t)value << 10;
+        else if (!*name && sscanf(line, "%llu", &value) == 1)
+            found = (size_t)value;
+        else if (!*name)
+            break;
+    }
+    if (f) fclose(f);
+    return found;
+}
+
+// What the control group of this process, and those that it is in, still allow.
+static size_t left_in_cgroup(void) {
+    char line[512] = "", path[700];
+    size_t least = SIZE_MAX;
+    FILE *f = fopen("/proc/self/cgroup", "r");
+    while (f && fgets(line, sizeof line, f) && strncmp(line, "0::", 3)) line[0] = '\0';
+    if (f) fclose(f);
+    if (strncmp(line, "0::/", 4)) return least;
+    line[strcspn(line, "\n")] = '\0';
+    for (char *group = line + 3; *group;) {
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
+        const size_t most = read_size(path, "");
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
+        const size_t now = read_size(path, "");
+        if (most != SIZE_MAX && now != SIZE_MAX && (most > now ? most - now : 0) < least)
+            least = most > now ? most - now : 0;
+        *strrchr(group, '/') = '\0';
+    }
+    return least;
+}
+
+// Whether this host has `bytes` for each of its ranks; if not, s->why says so.
+static int has_memory(struct zero_shm *s, int ranks_here) {
+    struct rlimit limit;
+    const size_t ram = read_size("/proc/meminfo", "MemAvailable"), swap = read_size("/proc/meminfo", "SwapFree"),
+                 group = left_in_cgroup(), need = s->bytes * (size_t)ranks_here;
+    size_t have = ram == SIZE_MAX ? SIZE_MAX : ram + (swap == SIZE_MAX ? 0 : swap);
+    if (group < have) have = group;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < s->bytes)
+        snprintf(s->why, sizeof s->why, "shared memory counts as a file, and RLIMIT_FSIZE (ulimit -f) is %llu bytes",
+                 (unsigned long long)limit.rlim_cur);
+    else if (need > have || need / (size_t)ranks_here != s->bytes)
+        snprintf(s->why, sizeof s->why, "%d ranks of this host need it, and %zu bytes are available%s", ranks_here,
+                 have, group == have ? " (limit of the control group)" : "");
+    return !s->why[0];
+}
+
+// Where vm.memfd_noexec is 2 only memory that can never be executed is granted; older kernels do not know the flag.
+static int create_file(void) {
+    const unsigned noexec_seal = 8;
+    const int fd = memfd_create("zero", MFD_CLOEXEC | noexec_seal);
+    return fd >= 0 ? fd : memfd_create("zero", MFD_CLOEXEC);
+}
+
 // This rank's memory; fd -1 or no peer[rank]: there is none.
-static void make_own(struct zero_shm *s, int rank, struct card *mine) {
+static void make_own(struct zero_shm *s, int rank, int ranks_here, struct card *mine) {
     struct stat st;
-    *mine = (struct card){ .pid = (long)getpid(), .fd = memfd_create("zero", MFD_CLOEXEC) };
-    if (mine->fd < 0 || ftruncate(mine->fd, (off_t)s->bytes) || fstat(mine->fd, &st)) return;
+    *mine = (struct card){ .pid = (long)getpid(), .fd = -1 };
+    if (!has_memory(s, ranks_here)) return;
+    mine->fd = create_file();
+    if (mine->fd < 0 || ftruncate(mine->fd, (off_t)s->bytes) || fstat(mine->fd, &st)) {
+        snprintf(s->why, sizeof s->why, "memfd_create or ftruncate failed: %s", strerror(errno));
+        return;
+    }
     mine->device = st.st_dev;
     mine->inode = st.st_ino;
     char *p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
+    if (p == MAP_FAILED) snprintf(s->why, sizeof s->why, "mmap failed: %s", strerror(errno));
     s->peer[rank] = p == MAP_FAILED ? NULL : p;
 }
 
@@ -78,7 +149,8 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
                  void *ctx) {
     struct card mine, *cards = calloc((size_t)ranks, sizeof *cards);
     int *all_ok = calloc((size_t)ranks, sizeof *all_ok);
-    *s = (struct zero_shm){ calloc((size_t)ranks, sizeof *s->peer), ranks, bytes };
+    int ranks_here = 0;
+    *s = (struct zero_shm){ calloc((size_t)ranks, sizeof *s->peer), ranks, bytes, "" };
     if (!cards || !all_ok || !s->peer) {  // too little memory even for this: the others' time-outs end the job
         free(cards);
         free(all_ok);
@@ -86,7 +158,8 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
         *s = (struct zero_shm){ 0 };
         return ZERO_ERR_MEMORY;
     }
-    make_own(s, rank, &mine);
+    for (int r = 0; r < ranks; r++) ranks_here += on_host[r] != 0;
+    make_own(s, rank, ranks_here, &mine);
     int e = meet(ctx, &mine, sizeof mine, cards), ok = s->peer[rank] != NULL;
     for (int r = 0; r < ranks && ok && !e; r++)
         if (r != rank && on_host[r]) ok = (s->peer[r] = map_peer(&cards[r], bytes)) != NULL;

@@ -12,7 +12,8 @@
 struct zero_shm {
     char **peer;  // [ranks] rank r's memory as it is mapped here; NULL for ranks of other hosts
     int ranks;
-    size_t bytes;  // of each rank
+    size_t bytes;   // of each rank
+    char why[200];  // after ZERO_ERR_MEMORY: why this rank has no memory; "" if another rank has none
 };
 
 // An all-gather of `bytes` of each rank, with a time-out. Returns ZERO_OK or an error code.
@@ -20,7 +21,7 @@ typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
 
 // Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. Collective over the ranks of meet.
 // Returns ZERO_OK; or, if that is impossible on any rank, ZERO_ERR_MEMORY on all ranks; or the error of meet. After an
-// error nothing is mapped.
+// error nothing is mapped. Memory that the host does not have is refused here: touching it later would end the process.
 int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
                  void *ctx);
 void zero_shm_unmap(struct zero_shm *s);  // not collective; peers keep their mappings

@@ -66,6 +66,9 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
         w->base.shard = zero_accounting_alloc(mem, category, bytes);
     }
     if (e == ZERO_ERR_COMM) return e;
+    if (w->map.why[0])
+        return zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: %s", bytes,
+                              zero_memory_category_name(category), w->map.why);
     return w->base.shard
                ? ZERO_OK
                : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",

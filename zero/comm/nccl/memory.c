@@ -44,7 +44,13 @@ char *zero_nccl_alloc_device(comm_nccl *m, zero_accounting *mem, enum zero_memor
     const size_t size = bytes ? bytes : 1;
     void *p = NULL;
     int e = zero_nccl_enter(m, "allocation of memory");
-    if (!e) e = zero_nccl_leave(m, NULL, m->context->lib.MemAlloc(&p, size));
+    if (e) return NULL;
+    // ncclUnhandledCudaError: memory is exhausted, which is no failure of the communicators
+    const ncclResult_t r = m->context->lib.MemAlloc(&p, size);
+    const int exhausted = r == ncclUnhandledCudaError;
+    e = zero_nccl_leave(m, NULL, exhausted ? ncclSuccess : r);
+    if (exhausted) (void)cudaGetLastError();
+    if (exhausted) return NULL;
     if (!e) e = zero_nccl_device_check(m, cudaMemset(p, 0, size));
     if (!e) e = zero_nccl_device_check(m, cudaStreamSynchronize(NULL));
     if (!e) e = zero_nccl_enter(m, "registration of memory");
