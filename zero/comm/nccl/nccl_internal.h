@@ -27,8 +27,7 @@ size_t zero_nccl_window_scratch_bytes(const zero_comm_shape *s, size_t shard_byt
 #define ZERO_HAS_NCCL 1
 #include <nccl.h>
 #if NCCL_VERSION_CODE < 21900
-#error \
-    "nccl.h is older than NCCL 2.19: install a newer one (libnccl-dev of NVIDIA's packages), or build without it: " \
+#error "nccl.h is older than NCCL 2.19: install a newer one (libnccl-dev of NVIDIA's packages), or build without it: " \
     "make NCCL=0"
 #endif
 #include <pthread.h>
