@@ -5,16 +5,16 @@
 #     scripts/gpu_check.sh                    runs everything
 #     ONLY="speed nccl" scripts/gpu_check.sh  runs only these sections; all are: first bits kernels large nccl speed
 #                                             ranks sanitizer
-#     scripts/gpu_check.sh --bundle DIR       puts MPI, xxHash and a text into DIR (21 MB), for a machine without a
-#                                             network. Run it on Debian or Ubuntu with a C library that is
+#     scripts/gpu_check.sh --bundle DIR       puts make, MPI, xxHash and a text into DIR (21 MB), for a machine
+#                                             without a network. Run it on Debian or Ubuntu with a C library that is
 #                                             not newer than that machine's, and copy DIR there as build/bundle, or
 #                                             set BUNDLE there. With NCCL_SOURCE set to a checkout of NCCL 2.30 or
 #                                             later, ranks can share a GPU there with NCCL too.
 #     scripts/gpu_check.sh --dry-run          runs the same steps on the CPU in small sizes, to test this script
 #     LLMC=DIR scripts/gpu_check.sh           also builds llm.c's trainer in DIR, a checkout, and trains the same model
 #
-# Needs a driver, nvcc, g++ and make; NCCL and cuDNN are looked for where the Makefile looks. Whatever else is missing
-# is taken from the bundle. The steps that matter most come first, and a failing step does not keep later ones from
+# Needs a driver, nvcc and g++; NCCL and cuDNN are looked for where the Makefile looks. What else is missing is taken
+# from the bundle. The steps that matter most come first, and a failing step does not keep later ones from
 # running. Each prints a line: PASS, FAIL, or NOT RUN with the reason. The exit status is 0 if all were run and none
 # failed.
 #
@@ -90,6 +90,7 @@ has() {
 
 find_missing() {
     missing=()
+    command -v make > /dev/null || missing+=(make)
     command -v mpirun > /dev/null || missing+=(mpirun)
     # shellcheck disable=SC2046
     has MPI '#include <mpi.h>
@@ -100,7 +101,7 @@ find_missing() {
 
 # Takes what is missing from the bundle. BUNDLE set: all of it.
 check_libraries() {
-    local why='' name="MPI, xxHash"
+    local why='' name="make, MPI, xxHash"
     find_missing
     if [ ${#missing[@]} != 0 ] || [ -n "${BUNDLE:-}" ]; then
         [ ${#missing[@]} = 0 ] || note "no ${missing[*]} on this machine"

@@ -4,14 +4,14 @@
 #   DIR/made-for    machine type, and the oldest C library that the bundle runs with: "x86_64 2.36"
 #   DIR/bin         mpicc, which answers only what the Makefile asks, and mpirun
 #   DIR/root        Debian or Ubuntu packages, unpacked: Open MPI, xxHash, and what they need
-#   DIR/fallback    libraries that most machines have; used only where they are missing
+#   DIR/fallback    make, and libraries that most machines have; used only where they are missing
 #   DIR/text.txt    the default training text
 #   DIR/nccl        only with NCCL_SOURCE: NCCL with the collectives that are used here, for one GPU architecture
 
 # Names differ from release to release. Fast networks are left out: all ranks are on one machine.
 PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|libxxhash(-dev|[0-9].*)'
 PACKAGES+='|libhwloc15.*|libevent-(core|pthreads)-.*|libpmix2.*|libprrte.*|prrte|libltdl7.*|libmunge2.*|libudev1.*'
-PACKAGES+='|zlib1g)$'
+PACKAGES+='|zlib1g|make)$'
 
 # needed_libraries FILE...
 needed_libraries() { readelf -d "$@" 2> /dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u; }
@@ -22,7 +22,7 @@ prune() {
     rm -rf "$1"/root/usr/share/{doc,man} "$lib"/fortran "$lib"/liboshmem* "$lib"/libmpi_{java,usempi,mpifh,cxx}*
     find "$1/root" -name '*.a' -delete
     mkdir -p "$1/fallback"
-    find "$1/root" '(' -name 'libz.so.*' -o -name 'libudev.so.*' ')' -exec mv -t "$1/fallback" {} +
+    find "$1/root" '(' -name 'libz.so.*' -o -name 'libudev.so.*' -o -path '*/bin/make' ')' -exec mv -t "$1/fallback" {} +
     available=" $(find "$1/root" "$1/fallback" -name '*.so*' -printf '%f ')"
     available+="libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 "
     find "$lib" -name '*mca_*.so*' | while read -r plugin; do
@@ -82,7 +82,7 @@ make_bundle() {
     mkdir -p "$dir/debs" "$dir/root" "$dir/bin"
     triple=$(gcc -print-multiarch)
     names=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-        --no-enhances openmpi-bin libopenmpi-dev libxxhash-dev | grep -E "$PACKAGES" | sort -u)
+        --no-enhances openmpi-bin libopenmpi-dev libxxhash-dev make | grep -E "$PACKAGES" | sort -u)
     # shellcheck disable=SC2086
     (cd "$dir/debs" && apt-get download $names > ../apt.log 2>&1) || { cat "$dir/apt.log"; return 1; }
     for deb in "$dir"/debs/*.deb; do
@@ -116,6 +116,7 @@ use_bundle() {
     BUNDLE=$(cd "$bundle" && pwd)
     export BUNDLE
     . "$BUNDLE/env.sh"
+    command -v make > /dev/null || cp "$BUNDLE/fallback/make" "$BUNDLE/bin"
     for soname in "$BUNDLE"/fallback/*.so.?; do
         ldconfig -p 2> /dev/null | grep -q "[[:space:]]${soname##*/} " || cp -P "${soname%.so.*}".so.* "$bundle_lib"
     done
