@@ -5,18 +5,16 @@
 #     scripts/gpu_check.sh                    runs everything
 #     ONLY="speed nccl" scripts/gpu_check.sh  runs only these sections; all are: first bits kernels large nccl speed
 #                                             ranks sanitizer
-#     scripts/gpu_check.sh --bundle DIR       puts make, MPI, xxHash and a text into DIR (21 MB), for a machine
+#     scripts/gpu_check.sh --bundle DIR       puts make, MPI, xxHash and a text into DIR (23 MB), for a machine
 #                                             without a network. Run it on Debian or Ubuntu with a C library that is
 #                                             not newer than that machine's, and copy DIR there as build/bundle, or
-#                                             set BUNDLE there. With NCCL_SOURCE set to a checkout of NCCL 2.30 or
-#                                             later, ranks can share a GPU there with NCCL too.
+#                                             set BUNDLE there.
 #     scripts/gpu_check.sh --dry-run          runs the same steps on the CPU in small sizes, to test this script
 #     LLMC=DIR scripts/gpu_check.sh           also builds llm.c's trainer in DIR, a checkout, and trains the same model
 #
 # Needs a driver, nvcc and g++; NCCL and cuDNN are looked for where the Makefile looks. What else is missing is taken
-# from the bundle. The steps that matter most come first, and a failing step does not keep later ones from
-# running. Each prints a line: PASS, FAIL, or NOT RUN with the reason. The exit status is 0 if all were run and none
-# failed.
+# from the bundle. The steps that matter most come first, and a failing step does not keep later ones from running.
+# Each prints a line: PASS, FAIL, or NOT RUN with the reason. The exit status is 0 if all were run and none failed.
 #
 # The report is build/gpu_check/report.txt; logs.txt beside it has the output of every step. If OUT is set, both are in
 # $OUT. They are written as the steps end, so a run that is killed leaves what it has found.

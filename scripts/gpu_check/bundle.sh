@@ -6,7 +6,8 @@
 #   DIR/root        Debian or Ubuntu packages, unpacked: Open MPI, xxHash, and what they need
 #   DIR/fallback    make, and libraries that most machines have; used only where they are missing
 #   DIR/text.txt    the default training text
-#   DIR/nccl        only with NCCL_SOURCE: NCCL with the collectives that are used here, for one GPU architecture
+#   DIR/nccl        not made here: a libnccl.so.2 of NCCL 2.30 or later that is put there is used to test ranks that
+#                   share a GPU
 
 # Names differ from release to release. Fast networks are left out: all ranks are on one machine.
 PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|libxxhash(-dev|[0-9].*)'
@@ -22,7 +23,8 @@ prune() {
     rm -rf "$1"/root/usr/share/{doc,man} "$lib"/fortran "$lib"/liboshmem* "$lib"/libmpi_{java,usempi,mpifh,cxx}*
     find "$1/root" -name '*.a' -delete
     mkdir -p "$1/fallback"
-    find "$1/root" '(' -name 'libz.so.*' -o -name 'libudev.so.*' -o -path '*/bin/make' ')' -exec mv -t "$1/fallback" {} +
+    find "$1/root" '(' -name 'libz.so.*' -o -name 'libudev.so.*' -o -path '*/bin/make' ')' \
+        -exec mv -t "$1/fallback" {} +
     available=" $(find "$1/root" "$1/fallback" -name '*.so*' -printf '%f ')"
     available+="libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 "
     find "$lib" -name '*mca_*.so*' | while read -r plugin; do
@@ -30,17 +32,6 @@ prune() {
             [[ $available == *" $need "* || $need == ld-linux* ]] || rm -f "$plugin"
         done
     done
-}
-
-# build_nccl SOURCE DIR: from a checkout of NCCL, for GPU_ARCH (90: H100, H200)
-build_nccl() {
-    local arch=${GPU_ARCH:-90}
-    echo "building NCCL of $1 for sm_$arch"
-    make -C "$1" -j"$(nproc)" src.build BUILDDIR="$PWD/$work/nccl" \
-        NVCC_GENCODE="-gencode=arch=compute_$arch,code=sm_$arch" \
-        ONLY_FUNCS="SendRecv|AllGather * *|ReduceScatter Sum * * *" > $work/nccl.log 2>&1 ||
-        { tail -n 20 $work/nccl.log; return 1; }
-    mkdir -p "$2/nccl" && cp $work/nccl/lib/libnccl.so.2 "$2/nccl" && strip "$2/nccl/libnccl.so.2"
 }
 
 # write_programs DIR TRIPLE: env.sh, bin/mpicc and bin/mpirun
@@ -52,7 +43,8 @@ export PATH="\$BUNDLE/bin:\$PATH" OPAL_PREFIX="\$BUNDLE/root/usr" OPAL_SYSCONFDI
 export PMIX_INSTALL_PREFIX="\$bundle_lib/pmix2" PMIX_MCA_pcompress_base_silence_warning=1
 export PRTE_PREFIX="\$BUNDLE/root/usr"
 export LD_LIBRARY_PATH="\$bundle_lib\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
-export LIBRARY_PATH="\$bundle_lib" CPATH="\$BUNDLE/root/usr/include\${CPATH:+:\$CPATH}"
+export LIBRARY_PATH="\$bundle_lib\${LIBRARY_PATH:+:\$LIBRARY_PATH}"
+export CPATH="\$BUNDLE/root/usr/include\${CPATH:+:\$CPATH}"
 END
     cat > "$1/bin/mpicc" << END
 #!/bin/sh
@@ -78,7 +70,7 @@ END
 make_bundle() {
     local dir triple names deb text=dev/data/text/default.txt
     mkdir -p "$1" $work && dir=$(cd "$1" && pwd) || return 1
-    rm -rf "${dir:?}"/{debs,root,bin,fallback,nccl}
+    rm -rf "${dir:?}"/{debs,root,bin,fallback}
     mkdir -p "$dir/debs" "$dir/root" "$dir/bin"
     triple=$(gcc -print-multiarch)
     names=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
@@ -95,7 +87,6 @@ make_bundle() {
         sed -n 's/.*GLIBC_\(2[0-9.]*\).*/\1/p' | sort -uV | tail -n 1)" > "$dir/made-for"
     [ -r $text ] || sh dev/data/prepare_text.sh $text > /dev/null
     cp $text "$dir/text.txt" || return 1
-    [ -z "${NCCL_SOURCE:-}" ] || build_nccl "$NCCL_SOURCE" "$dir" || return 1
     echo "$dir: $(du -sm "$dir" | cut -f1) MB, for $(sed 's/ / with glibc /' "$dir/made-for") or newer." \
         "Copy it to build/bundle on the machine with the GPU, or set BUNDLE."
 }
