@@ -21,12 +21,12 @@ typedef struct Device {
     int multiprocessors;
     int shared_memory;  // bytes that a block may ask for
     long long l2_bytes, memory_bytes;
-    int clock_khz, memory_clock_khz, memory_bits;
+    int clock_khz, memory_clock_khz;
 } Device;
 
-static const Device A100 = { "NVIDIA A100-SXM4-80GB", 800, 108, 166912, 41943040, 85899345920, 1410000, 1593000, 5120 };
-static const Device H100 = { "NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800, 85899345920, 1980000, 2619000, 5120 };
-static const Device H200 = { "NVIDIA H200", 900, 132, 232448, 62914560, 151397597184, 1980000, 3201000, 6144 };
+static const Device A100 = { "NVIDIA A100-SXM4-80GB", 800, 108, 166912, 41943040, 85899345920, 1410000, 1593000 };
+static const Device H100 = { "NVIDIA H100 80GB HBM3", 900, 132, 232448, 52428800, 85899345920, 1980000, 2619000 };
+static const Device H200 = { "NVIDIA H200", 900, 132, 232448, 62914560, 151397597184, 1980000, 3201000 };
 
 static const char *describe(const Device *d) {
     static char json[2048];
@@ -34,15 +34,14 @@ static const char *describe(const Device *d) {
         json, sizeof json,
         "{\"deviceName\":\"%s\",\"deviceVer\":%d,\"multiProcessorCount\":%d,\"maxSharedMemoryPerBlockOptin\":%d,"
         "\"l2CacheSize\":%lld,"
-        "\"totalGlobalMem\":%lld,\"smClockRateKHz\":%d,\"memClockRateKHz\":%d,\"memoryBusWidth\":%d,"
-        "\"maxGridSize\":[2147483647,65535,65535],"
+        "\"totalGlobalMem\":%lld,\"smClockRateKHz\":%d,\"memClockRateKHz\":%d,\"maxGridSize\":[2147483647,65535,65535],"
         "\"maxBlockSize\":[1024,1024,64],\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,\"maxCtasPerSM\":32,"
         "\"warpSize\":32,\"memoryBusWidth\":5120,\"smCountOrigin\":0,\"oversizedSharedMemoryPerBlock\":0,"
         "\"regsPerBlock\":65536,\"maxRegistersPerSM\":65536,\"maxSharedMemoryPerBlock\":49152,"
         "\"reservedSharedMemoryPerBlock\":1024,"
         "\"supportCoopLaunch\":1,\"isTccDriver\":0,\"pciDeviceId\":0,\"cudaDeviceId\":0,\"driverVer\":13000}",
         d->name, d->capability, d->multiprocessors, d->shared_memory, d->l2_bytes, d->memory_bytes, d->clock_khz,
-        d->memory_clock_khz, d->memory_bits);
+        d->memory_clock_khz);
     return json;
 }
 
