@@ -3,7 +3,7 @@
 build cpu FP32 all
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
-    $asan/test_{emulator,kernels,model,gpt2_zero,comm,nccl,nccl_stand_in}
+    $asan/test_{emulator,kernels,model,gpt2_zero,comm,comm_failures,nccl,nccl_stand_in}
 build emulated BF16 build/emulated-bf16/train_gpt2_zero
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
@@ -29,7 +29,8 @@ run 0 120 "ranks meet, by TCP" $fp32/test_bootstrap tcp
 run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
 run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
-    run $ranks 180 "transports, $ranks ranks" $fp32/test_comm
+    run $ranks 120 "transports, $ranks ranks" $fp32/test_comm
+    [ $ranks = 1 ] || run $ranks 180 "transports, failures, $ranks ranks" $fp32/test_comm_failures
 done
 run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap
@@ -146,6 +147,7 @@ run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 120 "transports, NCCL, emulated GPU, streams in order 1" $asan/test_comm --case NCCL
+CUDA_ON_CPU_STREAMS=1 run 2 120 "transports, failures, NCCL, emulated GPU" $asan/test_comm_failures --case NCCL
 CUDA_ON_CPU_STREAMS=1 run 2 120 "waits of NCCL, emulated GPU, streams in order 1" $asan/test_nccl
 run 2 120 "the stand-in does what NCCL does, emulated GPU" $asan/test_nccl_stand_in
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include "zero/clock.h"
 #include "zero/comm/transport.h"
 
 int zero_comm_rank(const zero_comm *c) { return c->rank; }
@@ -89,10 +90,43 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
 static struct zero_comm_call note_call(zero_comm *c, enum zero_comm_call_kind kind, uint64_t buffer, uint64_t offset,
                                        uint64_t bytes) {
     const struct zero_comm_call call = { ++c->calls, kind, c->phase_unit, buffer, offset, bytes, c->history };
+    c->records[call.number % ZERO_COMM_RECORDS] = (struct zero_comm_record){ call, c->phase, 0, zero_clock(), 0 };
     const uint64_t fields[] = { call.kind, call.unit, call.buffer, call.offset, call.bytes };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         c->history = (c->history ^ fields[i]) * 0x9e3779b97f4a7c15u + (c->history >> 29);
     return call;
+}
+
+// The record of collective `number` gets its ticket, once it has begun.
+static int recorded(zero_comm *c, const struct zero_comm_call *call, int e, const zero_ticket *ticket) {
+    if (!e) c->records[call->number % ZERO_COMM_RECORDS].ticket = *ticket;
+    return e;
+}
+
+// The collective of this kind with this ticket is finished, if its record is still there.
+static int finished(zero_comm *c, enum zero_comm_call_kind kind, int e, zero_ticket ticket) {
+    for (int i = 0; i < ZERO_COMM_RECORDS && !e; i++)
+        if (c->records[i].call.kind == kind && c->records[i].ticket == ticket && ticket)
+            c->records[i].finished = zero_clock();
+    return e;
+}
+
+int zero_comm_write_records(const zero_comm *c, const char *path) {
+    FILE *f = fopen(path, "w");
+    if (!f) return ZERO_ERR_ARG;
+    const double now = zero_clock();
+    fprintf(f, "rank %d (%d of %d), %s\n%s\n", zero_comm_world_rank(c, c->rank), c->rank, c->size, c->name, c->error);
+    for (uint64_t n = c->calls >= ZERO_COMM_RECORDS ? c->calls - ZERO_COMM_RECORDS + 1 : 1; n <= c->calls; n++) {
+        const struct zero_comm_record *r = &c->records[n % ZERO_COMM_RECORDS];
+        fprintf(f, "%llu %s, unit %llu, %llu bytes, in %s: begun %.6f s ago, ", (unsigned long long)n,
+                call_name(r->call.kind), (unsigned long long)r->call.unit, (unsigned long long)r->call.bytes,
+                r->phase ? r->phase : "start-up", now - r->begun);
+        if (r->finished > 0)
+            fprintf(f, "took %.6f s\n", r->finished - r->begun);
+        else
+            fprintf(f, "not finished\n");
+    }
+    return fclose(f) ? ZERO_ERR_ARG : ZERO_OK;
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
@@ -178,7 +212,7 @@ static const zero_comm_ops *ops(zero_comm *c) {
 int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
     struct zero_comm_call call;
     const int e = begin_on_buffer(c, ZERO_CALL_ALL_TO_ALL, buf, chunk_bytes, &call);
-    return e ? e : c->ops->all_to_all_begin(c, &call, buf, stream, ticket);
+    return e ? e : recorded(c, &call, c->ops->all_to_all_begin(c, &call, buf, stream, ticket), ticket);
 }
 
 int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
@@ -186,18 +220,20 @@ int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t s
 }
 
 int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return c->failed ? c->failed : ops(c)->all_to_all_done(c, ticket, stream);
+    if (c->failed) return c->failed;
+    return finished(c, ZERO_CALL_ALL_TO_ALL, ops(c)->all_to_all_done(c, ticket, stream), ticket);
 }
 
 int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                               zero_ticket *ticket) {
     struct zero_comm_call call;
     const int e = begin_on_buffer(c, ZERO_CALL_ALLGATHER, buf, chunk_bytes, &call);
-    return e ? e : c->ops->allgather_begin(c, &call, buf, kind, stream, ticket);
+    return e ? e : recorded(c, &call, c->ops->allgather_begin(c, &call, buf, kind, stream, ticket), ticket);
 }
 
 int zero_comm_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    return c->failed ? c->failed : ops(c)->allgather_finish(c, ticket, stream);
+    if (c->failed) return c->failed;
+    return finished(c, ZERO_CALL_ALLGATHER, ops(c)->allgather_finish(c, ticket, stream), ticket);
 }
 
 int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
@@ -209,7 +245,10 @@ int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtyp
                              cudaStream_t stream, zero_ticket *ticket) {
     struct zero_comm_call call;
     const int e = begin_on_buffer(c, ZERO_CALL_REDUCE_SCATTER, buf, chunk_numel * zero_dtype_bytes(dtype), &call);
-    return e ? e : c->ops->reduce_scatter(c, &call, buf, dtype, chunk_numel, out, stream, ticket);
+    if (e) return e;
+    const int done = c->ops->reduce_scatter(c, &call, buf, dtype, chunk_numel, out, stream, ticket);
+    if (!done) c->records[call.number % ZERO_COMM_RECORDS].finished = zero_clock();
+    return done;
 }
 
 int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void *all) {
@@ -217,7 +256,9 @@ int zero_comm_allgather_host(zero_comm *c, const void *mine, size_t bytes, void 
     if (c->failed) return c->failed;
     const struct zero_comm_call call = note_call(c, ZERO_CALL_SCALARS, 0, 0, bytes);
     const int e = c->ops->allgather_host(c, &call, mine, bytes, all);
-    if (!e) c->received[ZERO_WIRE_SCALARS] += (size_t)(c->size - 1) * bytes;
+    if (e) return e;
+    c->received[ZERO_WIRE_SCALARS] += (size_t)(c->size - 1) * bytes;
+    c->records[call.number % ZERO_COMM_RECORDS].finished = zero_clock();
     return e;
 }
 
@@ -257,11 +298,12 @@ int zero_window_gather_begin(zero_comm *c, zero_window *w, size_t offset, size_t
     if (chunk_bytes > w->bytes || offset > w->bytes - chunk_bytes)
         return zero_comm_fail(c, ZERO_ERR_ARG, "a gather leaves the window");
     const struct zero_comm_call call = note_call(c, ZERO_CALL_WINDOW_GATHER, 0, offset, chunk_bytes);
-    return c->ops->window_gather_begin(c, w, &call, out, stream, ticket);
+    return recorded(c, &call, c->ops->window_gather_begin(c, w, &call, out, stream, ticket), ticket);
 }
 
 int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, cudaStream_t stream) {
-    return c->failed ? c->failed : ops(c)->window_gather_finish(c, w, ticket, stream);
+    if (c->failed) return c->failed;
+    return finished(c, ZERO_CALL_WINDOW_GATHER, ops(c)->window_gather_finish(c, w, ticket, stream), ticket);
 }
 
 size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {

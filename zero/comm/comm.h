@@ -159,6 +159,14 @@ int zero_window_gather_finish(zero_comm *c, zero_window *w, zero_ticket ticket, 
 // all ranks) were gathered.
 size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes);
 
+// ---- after a failure ------------------------------------------------------------------------------------------------
+
+// Writes the flight recorder to a file: the last 64 collectives of this rank, oldest first, with unit, bytes, phase,
+// how long ago each began and how long it took, or that it is not finished. Finished means for the host: a transport
+// with a stream may still be moving the bytes. Not collective; for the caller that has got an error. Returns
+// ZERO_ERR_ARG if the file cannot be written.
+int zero_comm_write_records(const zero_comm *c, const char *path);
+
 // ---- testing, destroying --------------------------------------------------------------------------------------------
 
 // Injects random delays before collectives: with a seed other than 0, each rank now and then begins or ends an

@@ -47,6 +47,15 @@ struct zero_comm_call {
     uint64_t history;                // a hash of all records before this one
 };
 
+// The flight recorder: the last collectives of this rank.
+enum { ZERO_COMM_RECORDS = 64 };
+struct zero_comm_record {
+    struct zero_comm_call call;
+    const char *phase;
+    zero_ticket ticket;      // 0: it was refused, or has no ticket
+    double begun, finished;  // zero_clock; 0: not yet
+};
+
 // What a communicator does. comm.h has the contract of each function that has the same name there without ops; here is
 // what comes in addition. All are required.
 typedef struct zero_comm_ops {
@@ -104,7 +113,8 @@ struct zero_comm {
     int *world_rank;      // [size] a rank's number among all ranks of the job, for messages; NULL: not known yet
     const char *phase;    // for messages: what the ranks are doing, and to which unit
     size_t phase_unit;
-    uint64_t calls, history;  // collectives so far, and a hash of their records
+    uint64_t calls, history;                             // collectives so far, and a hash of their records
+    struct zero_comm_record records[ZERO_COMM_RECORDS];  // of collective n at n % ZERO_COMM_RECORDS
     int failed;  // ZERO_ERR_COMM: a collective has failed. For good: later ones return it, with the first message
     uint64_t received[ZERO_WIRE_KINDS];
     uint64_t delay_state;  // of the random delays; 0: none

@@ -1,0 +1,238 @@
+// test_comm_failures.c: what every transport does when a rank is late, dead, or calls something else. Run under mpirun,
+// with two ranks or more; `--case NCCL` runs one way.
+#include <stdio.h>
+#include <unistd.h>
+#include "test/ranks/ways.h"
+
+// The last rank comes late: the others give up in time, with the phase, and every later call fails with that message. A
+// transport without a stream can name the rank.
+static void a_stalled_rank_is_noticed(const struct way *w, int in_stream) {
+    zero_comm *c = create(w, SHORT);
+    void *p = NULL;
+    zero_ticket ticket = 0;
+    char name[32];
+    REQUIRE(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 4096 * (size_t)ranks) == ZERO_OK, "alloc: %s",
+            zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_comm_phase(c, "a test", 3);
+    snprintf(name, sizeof name, "rank %d", ranks - 1);
+    if (rank < ranks - 1) {
+        int e = ZERO_OK;
+        if (in_stream) {
+            e = zero_comm_allgather_begin(c, p, 4096, ZERO_WIRE_PARAMS, NULL, &ticket);
+            if (!e) e = zero_comm_allgather_finish(c, ticket, zero_comm_stream(c));
+            if (!e) e = zero_comm_synchronize(c, zero_comm_stream(c));
+        } else {
+            e = zero_comm_barrier(c);
+        }
+        CHECK(e == ZERO_ERR_COMM, "a stalled rank was waited for without end, or not at all");
+        CHECK(strstr(zero_comm_error(c), "in a test (unit 3)") && strstr(zero_comm_error(c), "timeout_s") &&
+                  (zero_comm_stream(c) || strstr(zero_comm_error(c), name)),
+              "the message is: %s", zero_comm_error(c));
+        zero_comm_phase(c, "another phase", 4);
+        CHECK(zero_comm_barrier(c) == ZERO_ERR_COMM && strstr(zero_comm_error(c), "in a test (unit 3)"),
+              "the next call: %s", zero_comm_error(c));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    destroy(c);
+}
+
+// Setting up is collective and has the time-out too. The late rank comes when the others have given up, and fails as
+// well: nobody is left with a communicator that the others do not have.
+static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) {
+    zero_comm *c = NULL;
+    zero_bootstrap *own = NULL;
+    char err[640] = "";
+    zero_comm_config config = w->config;
+    config.timeout_s = SHORT;
+    REQUIRE(zero_bootstrap_create_mpi(&own, MPI_COMM_WORLD, SHORT) == ZERO_OK, "%s", zero_bootstrap_error(own));
+    for (int late = 0; late <= 1; late++) {
+        if ((rank == ranks - 1) == late)
+            CHECK(zero_comm_create(&c, zero_transport_find(w->transport), own, &config, &memory, err, sizeof err) ==
+                          ZERO_ERR_COMM &&
+                      !c && strstr(err, "timeout_s"),
+                  "the message is: %s", err);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    zero_bootstrap_destroy(own);
+    CHECK(memory.total_live == 0, "%zu bytes are still accounted for", memory.total_live);
+    memset(&memory, 0, sizeof memory);
+}
+
+// So have mapping symmetric memory and creating a window, where they are collective.
+static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w, int window) {
+    zero_comm *c = create(w, SHORT);
+    void *p = NULL;
+    zero_window *win = NULL;
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank < ranks - 1) {
+        const int e = window ? zero_window_create(c, &memory, ZERO_MEM_PARAMS, 4096, &win)
+                             : zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 4096);
+        const int collective = window || strstr(zero_comm_name(c), "staged") == NULL;
+        if (collective && strcmp(w->name, "messages"))
+            CHECK(e == ZERO_ERR_COMM && strstr(zero_comm_error(c), "timeout_s"), "%d: %s", e, zero_comm_error(c));
+        else
+            CHECK(e == ZERO_OK || e == ZERO_ERR_COMM, "%d: %s", e, zero_comm_error(c));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_window_destroy(c, win);
+    destroy(c);
+}
+
+// A transport is destroyed after a failure while its messages are still under way: they must not be written into memory
+// that was freed. The late rank sends them in the end.
+static void destroying_with_messages_under_way_is_safe(const struct way *w) {
+    enum { BYTES = 1 << 20 };  // more than MPI sends before it is received
+    zero_comm *c = create(w, SHORT);
+    const size_t bytes = BYTES * (size_t)ranks;
+    void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, bytes);
+    zero_window *window = NULL;
+    zero_ticket ticket = 0;
+    REQUIRE(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, bytes) == ZERO_OK, "%s", zero_comm_error(c));
+    REQUIRE(zero_window_create(c, &memory, ZERO_MEM_PARAMS, BYTES, &window) == ZERO_OK, "%s", zero_comm_error(c));
+    CHECK(zero_window_open(c, window, NULL) == ZERO_OK);
+    MPI_Barrier(MPI_COMM_WORLD);
+    int e = ZERO_OK;
+    if (rank < ranks - 1) {
+        e = zero_window_gather_begin(c, window, 0, BYTES, out, NULL, &ticket);
+        if (!e) e = zero_comm_barrier(c);
+        CHECK(e == ZERO_ERR_COMM, "a stalled rank was waited for without end, or not at all");
+        zero_window_destroy(c, window);
+        zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
+        void *again = malloc(bytes);  // where `out` was, perhaps
+        memset(again, 1, bytes);
+        destroy(c);
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Barrier(MPI_COMM_WORLD);
+        for (size_t i = 0; i < bytes; i++) CHECK(((char *)again)[i] == 1, "freed memory was written to");
+        free(again);
+        return;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    e = zero_window_gather_begin(c, window, 0, BYTES, out, NULL, &ticket);
+    if (!e) e = zero_window_gather_finish(c, window, ticket, NULL);
+    if (!e) e = zero_comm_barrier(c);
+    CHECK(e == ZERO_OK || e == ZERO_ERR_COMM, "%s", zero_comm_error(c));  // where memory is shared, all is there
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_window_destroy(c, window);
+    zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
+    destroy(c);
+}
+
+// The flight recorder has the last collectives, finished or not, and the message.
+static void records_tell_what_a_rank_did(const struct way *w) {
+    zero_comm *c = create(w, SHORT);
+    char path[64], text[1 << 14] = "", first[32];
+    zero_comm_phase(c, "a test", 7);
+    for (int i = 0; i < 100; i++) CHECK(zero_comm_barrier(c) == ZERO_OK, "%s", zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank < ranks - 1) CHECK(zero_comm_barrier(c) == ZERO_ERR_COMM);
+    snprintf(path, sizeof path, "/tmp/zero_records.%d", (int)getpid());
+    CHECK(zero_comm_write_records(c, path) == ZERO_OK);
+    FILE *f = fopen(path, "r");
+    REQUIRE(f != NULL);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    unlink(path);
+    int lines = 0, unfinished = 0;
+    for (const char *at = text; (at = strstr(at, "an all-gather of scalars, unit 7, 1 bytes, in a test")) != NULL; at++)
+        lines++;
+    for (const char *at = text; (at = strstr(at, "not finished")) != NULL; at++) unfinished++;
+    CHECK_EQ(lines, 64);
+    CHECK_EQ(unfinished, rank < ranks - 1);
+    snprintf(first, sizeof first, "rank %d (", rank);
+    CHECK(!strncmp(text, first, strlen(first)) && (strstr(text, "timeout_s") == NULL) == (rank == ranks - 1), "%.200s",
+          text);
+    CHECK(zero_comm_write_records(c, "/no/such/directory/records") == ZERO_ERR_ARG);
+    MPI_Barrier(MPI_COMM_WORLD);
+    destroy(c);
+}
+
+// The last rank calls another collective than the others: all report it, at the latest with the next scalars, instead
+// of moving garbage. Sizes that differ may make NCCL hang, which is noticed too.
+enum difference { OTHER_UNIT, OTHER_OFFSET, OTHER_SIZE, OTHER_CALL, DIFFERENCES };
+static const char *const DIFFERENCE_NAMES[] = { "unit", "place", "size", "collective" };
+
+static void different_calls_are_reported(const struct way *w, enum difference d) {
+    zero_comm *c = create(w, 4 * SHORT);
+    void *p = NULL;
+    zero_ticket ticket = 0;
+    const void *const *chunks;
+    REQUIRE(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 4096 * (size_t)ranks) == ZERO_OK, "alloc: %s",
+            zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    const int odd = rank == ranks - 1;
+    zero_comm_phase(c, "a test", odd && d == OTHER_UNIT ? 4 : 3);
+    char *at = (char *)p + (odd && d == OTHER_OFFSET ? 1024 : 0);
+    int e;
+    if (odd && d == OTHER_CALL) {
+        e = zero_comm_all_to_all_begin(c, at, 1024, NULL, &ticket);
+        if (!e) e = zero_comm_all_to_all_finish(c, ticket, NULL, &chunks);
+        if (!e) e = zero_comm_all_to_all_done(c, ticket, NULL);
+    } else {
+        e = zero_comm_allgather_begin(c, at, odd && d == OTHER_SIZE ? 512 : 1024, ZERO_WIRE_PARAMS, NULL, &ticket);
+        if (!e) e = zero_comm_allgather_finish(c, ticket, NULL);
+    }
+    if (!e) e = zero_comm_barrier(c);
+    CHECK(e == ZERO_ERR_COMM, "a different call went unnoticed");
+    CHECK(strstr(zero_comm_error(c), "in a test (unit") &&
+              (strstr(zero_comm_error(c), "disagree") || (zero_comm_stream(c) && d >= OTHER_SIZE)),
+          "the message is: %s", zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    destroy(c);
+}
+
+// Two units of one size, released in another order by the last rank: where ranks read each other's windows in place
+// nobody meets, so only the history of calls tells.
+static void different_orders_are_reported(const struct way *w) {
+    zero_comm *c = create(w, 4 * SHORT);
+    void *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, 64 * (size_t)ranks);
+    zero_window *window = NULL;
+    REQUIRE(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 128, &window) == ZERO_OK, "%s", zero_comm_error(c));
+    int e = zero_window_open(c, window, NULL);
+    for (size_t i = 0; i < 2 && !e; i++) {
+        const size_t unit = rank == ranks - 1 ? 1 - i : i;
+        zero_ticket ticket = 0;
+        zero_comm_phase(c, "a test", unit);
+        e = zero_window_gather_begin(c, window, 64 * unit, 64, out, NULL, &ticket);
+        if (!e) e = zero_window_gather_finish(c, window, ticket, NULL);
+    }
+    if (!e) e = zero_comm_barrier(c);
+    // a rank that meets one that has given up first only learns that
+    CHECK(e == ZERO_ERR_COMM && (strstr(zero_comm_error(c), "disagree") ||
+                                 (rank < ranks - 1 && strstr(zero_comm_error(c), "no message from"))),
+          "the message is: %s", zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, 64 * (size_t)ranks);
+    zero_window_destroy(c, window);
+    destroy(c);
+}
+
+static void cases_of(const struct way *w) {
+    const char *name = w->name;
+    CASE("a stalled rank is waited for: scalars: %s", name) a_stalled_rank_is_noticed(w, 0);
+    CASE("a stalled rank is waited for: all-gather: %s", name) a_stalled_rank_is_noticed(w, 1);
+    CASE("a rank that does not come to create is waited for: %s", name)
+        a_rank_that_does_not_come_to_create_is_noticed(w);
+    CASE("destroying with messages under way: %s", name) destroying_with_messages_under_way_is_safe(w);
+    for (int window = 0; window <= 1 && !strcmp(w->transport, "mpi"); window++)
+        CASE("a rank that does not come to %s is waited for: %s", window ? "create a window" : "allocate", name)
+            a_rank_that_does_not_come_to_allocate_is_noticed(w, window);
+    CASE("nothing tells what a rank did before a failure: %s", name) records_tell_what_a_rank_did(w);
+    for (int d = 0; d < DIFFERENCES; d++)
+        CASE("another %s on one rank goes unnoticed: %s", DIFFERENCE_NAMES[d], name)
+            different_calls_are_reported(w, (enum difference)d);
+    CASE("units in another order on one rank go unnoticed: %s", name) different_orders_are_reported(w);
+}
+
+int main(int argc, char **argv) {
+    test_start_ranks(&argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    REQUIRE(ranks > 1, "mpirun -np 2 or more");
+    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
+        if (strcmp(ways[w].transport, "nccl") || nccl_runs_here()) cases_of(&ways[w]);
+    zero_bootstrap_destroy(boot);
+    return test_finish();
+}
