@@ -504,7 +504,6 @@ void gpt2_backward(GPT2 *m) {
 #ifndef TESTING
 #include <errno.h>
 #include <math.h>
-#include <time.h>
 
 #include "data/random.h"          // sampling
 #include "device/process.h"       // the memory of the process
@@ -513,15 +512,10 @@ void gpt2_backward(GPT2 *m) {
 #include "trainer/run.h"          // Run; errors and agreement between ranks
 #include "trainer/setup.h"        // device, model, data, transport
 #include "trainer/weights.h"      // initial weights, model files
-#include "zero/zero.h"            // the engine
+#include "zero/clock.h"
+#include "zero/zero.h"  // the engine
 
 #define SAMPLING_SEED 1337
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The engine gives the model its units.
@@ -813,10 +807,10 @@ static void train(Run *r) {
         if (step == r->steps) break;
 
         zero_comm_phase(r->comm, "training", 0);
-        const double begin = seconds();
+        const double begin = zero_clock();
         if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule, &updates);
-        s.ms = 1000 * (seconds() - begin);
+        s.ms = 1000 * (zero_clock() - begin);
         if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
         profile = NULL;
         if (step > 0) total_ms += s.ms;

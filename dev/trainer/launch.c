@@ -19,13 +19,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "trainer/environment.h"
 #include "trainer/launch.h"
 #include "trainer/watchdog.h"
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/mpi.h"
 
 static Launch here = { .ranks = 1, .local_ranks = 1 };
@@ -220,12 +220,6 @@ zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes) 
     return bootstrap;
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 int launch_together(double seconds, char *missing, size_t missing_bytes) {
     int together = 0;
     missing[0] = '\0';
@@ -244,10 +238,10 @@ int launch_together(double seconds, char *missing, size_t missing_bytes) {
     } else if (here.mpi) {
         MPI_Request meeting;
         MPI_Ibarrier(MPI_COMM_WORLD, &meeting);
-        const double deadline = seconds_now() + seconds;
+        const double deadline = zero_clock() + seconds;
         for (;;) {
             MPI_Test(&meeting, &together, MPI_STATUS_IGNORE);
-            if (together || seconds_now() > deadline) {
+            if (together || zero_clock() > deadline) {
                 break;
             }
             usleep(1000);

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "zero/clock.h"
+
 #define TICK      0.1  // seconds between two looks at the clock
 #define LONG_TICK 1.0  // a tick that took longer: this process did not run
 
@@ -19,12 +21,6 @@ static struct {
     int rank;
     double seconds;
 } watched = { .mutex = PTHREAD_MUTEX_INITIALIZER };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void end_process(void) {
     char who[32] = "";
@@ -39,7 +35,7 @@ static void end_process(void) {
 
 static void *watch(void *unused) {
     (void)unused;
-    double ran = 0, before = now();
+    double ran = 0, before = zero_clock();
     pthread_mutex_lock(&watched.mutex);
     while (!watched.done) {
         struct timespec until;
@@ -50,7 +46,7 @@ static void *watch(void *unused) {
             until.tv_nsec -= 1000000000;
         }
         pthread_cond_timedwait(&watched.changed, &watched.mutex, &until);
-        const double time = now(), tick = time - before;
+        const double time = zero_clock(), tick = time - before;
         before = time;
         ran += tick < LONG_TICK ? tick : TICK;
         if (!watched.done && ran > watched.seconds) end_process();
