@@ -3,14 +3,7 @@
 #ifndef BENCH_H
 #define BENCH_H
 #include <stdlib.h>
-#include <time.h>
-
-static inline double bench_now(void)  // seconds
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+#include "zero/clock.h"
 
 static int bench_order(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;

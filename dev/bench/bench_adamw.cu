@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     const zero_optimizer_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < CANDIDATES; k++) {
-            const double begin = bench_now();
+            const double begin = zero_clock();
             cudaError_t e = cudaSuccess;
             if (k == TRIAD) {
                 cudaLaunchConfig_t c = {};
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
                 fprintf(stderr, "%s\n", cudaGetErrorString(e));
                 return 1;
             }
-            if (round >= 0) seconds[k][round] = bench_now() - begin;
+            if (round >= 0) seconds[k][round] = zero_clock() - begin;
         }
     printf("%zu parameters\n%-28s %10s %10s %14s\n", N, "", "ms", "GB/s", "x triad's GB/s");
     for (int k = 0; k < CANDIDATES; k++)

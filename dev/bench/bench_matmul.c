@@ -11,17 +11,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "device/matmul.h"
+#include "zero/clock.h"
 
 enum { MOST_REPEATS = 99 };
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int ascending(const void *x, const void *y) {
     double a = *(const double *)x;
@@ -76,14 +70,14 @@ static void measure(const char *use, size_t m, size_t n, size_t k, int trans_a, 
     double blas[MOST_REPEATS], f32[MOST_REPEATS], bf16[MOST_REPEATS];
     for (int r = -1; r < repeats; r++) {  // round -1 warms up
         openblas_set_num_threads(threads);
-        double t0 = seconds();
+        double t0 = zero_clock();
         cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans, (int)m,
                     (int)n, (int)k, 1.0f, a, (int)(trans_a ? m : k), b, (int)(trans_b ? k : n), 0.0f, c, (int)n);
-        double t1 = seconds();
+        double t1 = zero_clock();
         check(matmul(c, a, b, NULL, MATMUL_F32, m, n, k, trans_a, trans_b, 0, 0));
-        double t2 = seconds();
+        double t2 = zero_clock();
         check(matmul(hc, ha, hb, NULL, MATMUL_BF16, m, n, k, trans_a, trans_b, 0, 0));
-        double t3 = seconds();
+        double t3 = zero_clock();
         if (r >= 0) {
             blas[r] = t1 - t0;
             f32[r] = t2 - t1;

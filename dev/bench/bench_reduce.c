@@ -96,7 +96,7 @@ int main(int argc, char **argv) {
         for (int k = 0; k < CANDIDATES; k++) {
             must(!cudaMemcpy(grads, host, n * sizeof *host, cudaMemcpyHostToDevice), NULL);
             must(!zero_comm_barrier(c), c);
-            const double begin = bench_now();
+            const double begin = zero_clock();
             for (size_t i = 0; i < repeats; i++) {
                 if (k == COPY)
                     must(!cudaMemcpyAsync(copy, grads, n * sizeof(float), cudaMemcpyDefault, s), NULL);
@@ -108,7 +108,7 @@ int main(int argc, char **argv) {
                     gather(c, grads, piece, s);
             }
             must(!zero_comm_synchronize(c, s) && !zero_comm_barrier(c), c);
-            if (round >= 0) seconds[k][round] = (bench_now() - begin) / (double)repeats;
+            if (round >= 0) seconds[k][round] = (zero_clock() - begin) / (double)repeats;
         }
     for (int k = 0; k < CANDIDATES; k++)
         for (int r = 0; r < ROUNDS; r++) ratio[k][r] = seconds[k][r] / seconds[COPY][r];
