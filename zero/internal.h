@@ -49,6 +49,7 @@ struct zero {
     size_t elem;      // bytes of a parameter or gradient
     cudaEvent_t event;
     int failed;      // the code of the first error, which every later call returns; ZERO_OK: none
+    int created;     // zero_create succeeded
     int agreed;      // all ranks know of a failure
     uint64_t calls;  // a hash of the calls so far, which all ranks must make in the same order
     char error[768];

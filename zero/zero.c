@@ -216,11 +216,14 @@ int zero_create(zero **out, const zero_config *config) {
     zero_comm_phase(config->shard_comm, "creation of the engine", 0);
     zero_comm_set_delay_seed(config->shard_comm, config->settings.delay_seed);
     if (config->replicate_comm) zero_comm_set_delay_seed(config->replicate_comm, config->settings.delay_seed);
-    return create(z);
+    const int e = create(z);
+    z->created = !e;
+    return e;
 }
 
 void zero_destroy(zero *z) {
     if (!z) return;
+    if (z->created) (void)zero_discard(z);  // ends what is in flight: the transport may serve other engines
     if (z->layout.num_units) {
         zero_params_destroy(z);
         zero_grads_destroy(z);

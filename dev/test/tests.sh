@@ -46,6 +46,7 @@ for ranks in 1 3 8; do
 done
 for ranks in 1 2 3 4; do
     run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_contract
+    run $ranks 240 "failures, $ranks ranks" $fp32/test_failure
 done
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero

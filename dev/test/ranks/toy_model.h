@@ -113,7 +113,7 @@ static int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
     return e ? e : zero_step(z, &a);
 }
 
-static double norm_in_double(size_t step, size_t micro_batches) {
+static inline double norm_in_double(size_t step, size_t micro_batches) {
     double squares = 0;
     for (size_t t = 0; t < TENSORS; t++)
         for (size_t i = 0; i < tensors[t].numel; i++) {

@@ -1,0 +1,169 @@
+// test_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over every
+// transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
+// AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Misuse and ranks that
+// differ are test_contract.c's. Run under mpirun.
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+#include "test/ranks/toy_model.h"
+#include "zero/clock.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transports.h"
+
+enum { STAGES = 4 };
+static const double PATIENT = 60, SHORT = 0.5;  // time-outs, in seconds
+
+static zero_accounting accounting;
+static zero_bootstrap *boot;
+
+struct way {
+    const char *name, *transport;
+    zero_comm_config config;
+};
+static const struct way ways[] = {
+    { "shared memory", "mpi", { .no_shared_memory = 0 } },
+    { "messages", "mpi", { .no_shared_memory = 1 } },
+    { "staged", "mpi", { .staged = 1 } },
+    { "two ranks a host", "mpi", { .ranks_per_host = 2 } },
+    { "NCCL", "nccl", { .no_shared_memory = 0 } },
+};
+
+static zero_comm *join(const struct way *way, double timeout_s) {
+    zero_comm *c;
+    char err[512] = "";
+    zero_comm_config config = way->config;
+    config.timeout_s = timeout_s;
+    memset(&accounting, 0, sizeof accounting);
+    const int e = zero_comm_create(&c, zero_transport_find(way->transport), boot, &config, &accounting, err,
+                                   sizeof err);
+    REQUIRE(e == ZERO_OK, "create: %s", err);
+    return c;
+}
+
+static zero *make(zero_comm *c, int stage) {
+    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .dtype = ZERO_F32, .seed = 42 },
+                                 .order = order,
+                                 .order_length = sizeof order / sizeof *order,
+                                 .tensors = tensors,
+                                 .num_tensors = TENSORS,
+                                 .shard_comm = c,
+                                 .accounting = &accounting };
+    zero *z;
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+    return z;
+}
+
+static void leave(zero *z, zero_comm *c) {
+    zero_destroy(z);
+    zero_comm_destroy(c);
+    CHECK(accounting.total_live == 0, "%zu bytes are still accounted", accounting.total_live);
+}
+
+// ---- a rank that stalls ---------------------------------------------------------------------------------------------
+
+enum stall { IN_FORWARD, IN_BACKWARD, BEFORE_NORM, BEFORE_STEP, STALLS };
+static const char *const stall_names[STALLS] = { "in the forward", "in the backward", "before the norm",
+                                                 "before the step" };
+
+// The calls of a step and a hash, which needs all ranks in every stage. The last rank stops before those of `stall`.
+static void step_and_hash(zero *z, enum stall stall, int stops) {
+    const zero_hyperparameters h = {
+        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 2
+    };
+    uint64_t hash[2];
+    double norm;
+    if (stops && stall == IN_FORWARD) return;
+    (void)forward(z);
+    if (stops && stall == IN_BACKWARD) return;
+    for (size_t u = UNITS; u-- > 0;)
+        if (zero_acquire_grads(z, u)) (void)zero_release_grads(z, u);
+    (void)zero_finish_backward(z);
+    if (stops && stall == BEFORE_NORM) return;
+    (void)zero_grad_norm(z, &norm);
+    if (stops && stall == BEFORE_STEP) return;
+    (void)zero_step(z, &h);
+    (void)zero_hash(z, &hash[0], &hash[1]);
+}
+
+static void the_failure_stays(zero *z) {
+    char first[768];
+    uint64_t hash[2];
+    double norm;
+    snprintf(first, sizeof first, "%s", zero_error(z));
+    CHECK(strstr(first, "timeout_s") != NULL, "the message is: %s", first);
+    CHECK(zero_begin_step(z) == ZERO_ERR_COMM && !zero_acquire_params(z, 1) && !zero_acquire_grads(z, 1) &&
+              zero_finish_backward(z) == ZERO_ERR_COMM && zero_grad_norm(z, &norm) == ZERO_ERR_COMM &&
+              zero_hash(z, &hash[0], &hash[1]) == ZERO_ERR_COMM && zero_discard(z) == ZERO_ERR_COMM,
+          "a call succeeds after: %s", first);
+    CHECK_STR(zero_error(z), first);
+}
+
+static void a_stalled_rank_is_noticed(const struct way *way, int stage, enum stall stall) {
+    const int last = rank == ranks - 1;
+    double norm;
+    zero_comm *c = join(way, SHORT);
+    zero *z = make(c, stage);
+    CHECK(one_step(z, 0, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double begin = zero_clock();
+    step_and_hash(z, stall, last);
+    if (!last) {
+        const double took = zero_clock() - begin;
+        CHECK(took < SHORT + 20, "it took %.1f s", took);
+        the_failure_stays(z);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    leave(z, c);
+}
+
+// ---- an engine that is destroyed halfway ----------------------------------------------------------------------------
+
+static void trains(zero *z, uint64_t hash[2]) {
+    double norm;
+    for (size_t s = 0; s < 2; s++) CHECK(one_step(z, s, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
+    CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+}
+
+// Parameters are acquired and prefetched, one unit's gradients are on their way, another's are acquired.
+static void the_transport_serves_the_next_engine(const struct way *way, int stage) {
+    uint64_t want[2], hash[2];
+    double norm;
+    zero_comm *c = join(way, PATIENT);
+    zero *z = make(c, stage);
+    trains(z, want);
+    zero_destroy(z);
+    for (int halfway = 0; halfway < 3; halfway++) {
+        z = make(c, stage);
+        CHECK(halfway == 0 || one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
+        CHECK(zero_acquire_params(z, 1) != NULL, "%s", zero_error(z));
+        if (halfway > 0) CHECK(zero_acquire_grads(z, 4) && zero_release_grads(z, 4) == ZERO_OK, "%s", zero_error(z));
+        if (halfway > 1) CHECK(zero_acquire_grads(z, 3) != NULL, "%s", zero_error(z));
+        zero_destroy(z);
+        z = make(c, stage);
+        trains(z, hash);
+        CHECK_BYTES(hash, want, sizeof hash);
+        zero_destroy(z);
+    }
+    leave(NULL, c);
+}
+
+int main(int argc, char **argv) {
+    test_start_ranks(&argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    data_rank = rank, data_ranks = ranks;
+    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "bootstrap");
+    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
+    for (size_t w = 0; w < num_ways; w++)
+        for (int stage = 0; stage < STAGES; stage++) {
+            CASE("a transport fails after an engine that was destroyed halfway: stage %d, %s", stage, ways[w].name)
+                the_transport_serves_the_next_engine(&ways[w], stage);
+            for (int stall = 0; stall < STALLS && ranks > 1; stall++)
+                CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, ways[w].name)
+                    a_stalled_rank_is_noticed(&ways[w], stage, (enum stall)stall);
+        }
+    zero_bootstrap_destroy(boot);
+    return test_finish();
+}
