@@ -54,6 +54,20 @@ int zero_agree(zero *z, int e) {
     return z->replicas == 1 || e == ZERO_ERR_COMM ? e : agree(z, z->config.replicate_comm, e);
 }
 
+int zero_mean(zero *z, const double *values, size_t n, double *mean) {
+    if (z->failed) return z->failed;
+    const size_t ranks = (size_t)z->ranks, replicas = (size_t)z->replicas;
+    double *group = gather(z, z->config.shard_comm, values, n * sizeof *values);
+    double *all = group;
+    if (group && replicas > 1) all = gather(z, z->config.replicate_comm, group, ranks * n * sizeof *group);
+    *mean = 0;
+    for (size_t j = 0; all && j < n * ranks * replicas; j++)
+        *mean += all[j % (ranks * replicas) * n + j / (ranks * replicas)] / (double)(n * ranks * replicas);
+    if (all != group) free(all);
+    free(group);
+    return z->failed;
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------
 
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes) {

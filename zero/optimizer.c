@@ -92,12 +92,11 @@ static double wide_to_double(uint64_t *wide) {
     return ldexp((double)high, 32 * (top - 1) - shift - ZERO_WIDE_BIAS);
 }
 
-// The exact sum of squares of this rank's shard, into wide.
-static int sum_squares(zero *z, uint64_t *parts, uint64_t *wide) {
+// Adds the exact sum of squares of n gradient sums to wide. parts: SQUARES_BYTES of host memory.
+static int sum_squares(zero *z, const float *x, size_t n, uint64_t *parts, uint64_t *wide) {
     const cudaStream_t stream = z->config.stream;
     zero_time_begin(z, "norm", stream);
-    int e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->partial_sums[0], shard_total(z), stream),
-                              "sum of squares");
+    int e = zero_device_check(z, zero_kernel_square_sum(z->squares, x, n, stream), "sum of squares");
     zero_time_end(z, "norm", stream);
     if (!e)
         e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, SQUARES_BYTES, cudaMemcpyDeviceToHost, stream),
@@ -110,13 +109,18 @@ static int sum_squares(zero *z, uint64_t *parts, uint64_t *wide) {
 // Micro-batches since the last step, over all ranks.
 static size_t total_micro_batches(const zero *z) { return z->micro_batches * (size_t)z->ranks * (size_t)z->replicas; }
 
+static double wide_to_norm(const zero *z, uint64_t *wide) {
+    const double squares = wide[ZERO_WIDE_NAN] ? NAN : wide[ZERO_WIDE_INF] ? INFINITY : wide_to_double(wide);
+    return sqrt(squares) / (double)total_micro_batches(z);
+}
+
 int zero_grad_norm(zero *z, double *norm) {
     if (z->failed) return z->failed;
     uint64_t *parts = malloc(SQUARES_BYTES);
     uint64_t mine[ZERO_NORM_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = parts && all ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
-    if (!e) e = sum_squares(z, parts, mine);
+    if (!e) e = sum_squares(z, z->partial_sums[0], shard_total(z), parts, mine);
     wide_normalize(mine);
     mine[ZERO_WIDE_WORDS] = z->calls;
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
@@ -125,10 +129,47 @@ int zero_grad_norm(zero *z, double *norm) {
         e = zero_check_calls(z, all[r * ZERO_NORM_WORDS + ZERO_WIDE_WORDS], r, "shard_comm");
     }
     if (!e) {
-        const double squares = sum[ZERO_WIDE_NAN] ? NAN : sum[ZERO_WIDE_INF] ? INFINITY : wide_to_double(sum);
-        *norm = sqrt(squares) / (double)total_micro_batches(z);
+        *norm = wide_to_norm(z, sum);
     }
     free(parts);
+    free(all);
+    return e;
+}
+
+// Squares of each tensor's gradient sums in this rank's shard: wide[num_tensors][ZERO_WIDE_WORDS].
+static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
+    const zero_layout *l = &z->layout;
+    int e = zero_grads_merge(z);
+    for (size_t u = 0; u < l->num_units && !e; u++) {
+        const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
+        size_t cursor = 0;
+        zero_segment s;
+        while (!e && zero_layout_next_segment(l, u, begin, end, &cursor, &s)) {
+            const size_t n = (s.count + ZERO_ALIGN - 1) / ZERO_ALIGN * ZERO_ALIGN;  // with padding, which is zero
+            const float *x = z->partial_sums[0] + shard_offset(z, u) + s.unit_begin - begin;
+            e = sum_squares(z, x, n, parts, wide + s.tensor * ZERO_WIDE_WORDS);
+            wide_normalize(wide + s.tensor * ZERO_WIDE_WORDS);
+        }
+    }
+    return e;
+}
+
+int zero_tensor_norms(zero *z, double *norms) {
+    if (z->failed) return z->failed;
+    const size_t T = z->layout.num_tensors, words = T * ZERO_WIDE_WORDS;
+    uint64_t *parts = malloc(SQUARES_BYTES), *mine = calloc(words, sizeof *mine),
+             *all = malloc((size_t)z->ranks * words * sizeof *all);
+    int e = parts && mine && all ? sum_squares_of_tensors(z, parts, mine)
+                                 : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.shard_comm, "norms of tensors", 0);
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, words * sizeof *mine, all));
+    for (size_t t = 0; t < T && !e; t++) {
+        uint64_t sum[ZERO_WIDE_WORDS] = { 0 };
+        for (size_t r = 0; r < (size_t)z->ranks; r++) wide_add(sum, all + r * words + t * ZERO_WIDE_WORDS);
+        norms[t] = wide_to_norm(z, sum);
+    }
+    free(parts);
+    free(mine);
     free(all);
     return e;
 }

@@ -51,10 +51,23 @@ static char *master_at(zero *z, size_t u, size_t at) {
     return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z);
 }
 
+// Which elements of a unit this rank has of a state.
+static size_t held_begin(const zero *z, enum zero_state state, size_t u) {
+    return state == ZERO_STATE_GRADS ? (size_t)z->rank * shard_numel(z, u) : state_begin(z, u);
+}
+static size_t held_numel(const zero *z, enum zero_state state, size_t u) {
+    return state == ZERO_STATE_GRADS ? shard_numel(z, u) : state_numel(z, u);
+}
+
+// This rank's part of a unit: of the optimizer's state, or of the sums of gradients.
+static float *held(const zero *z, enum zero_state state, size_t u) {
+    return state == ZERO_STATE_GRADS ? z->partial_sums[0] + shard_offset(z, u)
+                                     : z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u);
+}
+
 // Writes n fp32 values in z->host to a state of unit u, from element `at` of this rank's part on.
 static int write_chunk(zero *z, enum zero_state state, size_t u, size_t at, size_t n) {
-    if (state >= ZERO_STATE_OPTIMIZER)
-        return copy_in(z, z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u) + at, z->host, n * sizeof(float));
+    if (state >= ZERO_STATE_OPTIMIZER) return copy_in(z, held(z, state, u) + at, z->host, n * sizeof(float));
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
@@ -65,22 +78,23 @@ static int write_chunk(zero *z, enum zero_state state, size_t u, size_t at, size
 }
 
 static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, void *ctx) {
+    const size_t begin = held_begin(z, state, u), end = begin + held_numel(z, state, u);
     int e = ZERO_OK;
     size_t cursor = 0;
     zero_segment s;
-    while (!e && zero_layout_next_segment(&z->layout, u, state_begin(z, u), state_begin(z, u) + state_numel(z, u),
-                                          &cursor, &s))
+    while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
         for (size_t at = 0; at < s.count && !e; at += HOST_CHUNK) {
             const size_t n = s.count - at < HOST_CHUNK ? s.count - at : HOST_CHUNK;
             if (fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
                 e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback that fills tensor %s failed",
                               z->layout.tensors[s.tensor].name);
-            if (!e) e = write_chunk(z, state, u, s.unit_begin + at - state_begin(z, u), n);
+            if (!e) e = write_chunk(z, state, u, s.unit_begin + at - begin, n);
         }
     return e;
 }
 
 static int check_state(zero *z, enum zero_state state) {
+    if (state == ZERO_STATE_GRADS) return zero_grads_merge(z);
     if ((size_t)state < ZERO_STATE_OPTIMIZER + z->optimizer->num_states) return ZERO_OK;
     return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
 }
@@ -102,7 +116,7 @@ static int leave_callback(zero *z, int e) {
 static int load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
     const int is_weights = state < ZERO_STATE_OPTIMIZER;
     int e = check_state(z, state), mine = ZERO_OK;
-    if (!e && z->micro_batches)
+    if (!e && z->micro_batches && state != ZERO_STATE_GRADS)
         e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
     if (!e && is_weights) e = zero_params_update_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
@@ -132,10 +146,8 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
 
 // Reads n elements of a state that this rank owns, from element `in_unit` of unit u on, as fp32 into z->host.
 static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n) {
-    const size_t at = in_unit - state_begin(z, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
-    if (state >= ZERO_STATE_OPTIMIZER)
-        return copy_out(z, z->host, z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u) + at,
-                        n * sizeof(float));
+    const size_t at = in_unit - held_begin(z, state, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
+    if (state >= ZERO_STATE_OPTIMIZER) return copy_out(z, z->host, held(z, state, u) + at, n * sizeof(float));
     const int low = state == ZERO_STATE_MASTER && z->config.settings.master == ZERO_MASTER_SPLIT,
               bf16 = z->config.settings.dtype == ZERO_BF16;
     if (state == ZERO_STATE_MASTER && z->master && !low)

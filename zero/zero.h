@@ -114,6 +114,10 @@ int zero_finish_backward(zero *z);
 // block sums added exactly, so their order does not matter. NaN or Inf if any element is. Collective.
 int zero_grad_norm(zero *z, double *norm);
 
+// The same for each tensor: norms[num_tensors], of the mean gradient; the sum of their squares is that of the global norm.
+// Collective.
+int zero_tensor_norms(zero *z, double *norms);
+
 // Updates the parameters with g = (sum of gradients / M) * grad_scale, by settings.optimizer (AdamW: optimizers/
 // adamw.cuh). Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
@@ -128,7 +132,10 @@ enum zero_state {
     ZERO_STATE_MASTER,                    // fp32 (without master weights: the parameters)
     ZERO_STATE_OPTIMIZER,                 // the optimizer's first state; the i-th is ZERO_STATE_OPTIMIZER + i
     ZERO_STATE_M = ZERO_STATE_OPTIMIZER,  // of AdamW
-    ZERO_STATE_V
+    ZERO_STATE_V,
+    ZERO_STATE_GRADS =
+        64  // the sum of gradients over all micro-batches, between zero_finish_backward and zero_step: to
+            // look at them, or (zero_load) to replace them
 };
 
 // Sets master weights and parameters from fn, and the optimizer's states to zero. fn writes elements [begin, begin +
@@ -153,6 +160,28 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 // same for every N and stage. Also checks that ranks that hold the same parameters agree (else ZERO_ERR_COMM).
 // Collective.
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
+
+// ---- helpers --------------------------------------------------------------------------------------------------------
+
+// Tensor t of an acquired unit, parameters or gradients.
+void *zero_tensor_at(const zero *z, const void *unit, size_t tensor);
+
+// For loops that run on the host: copy a unit's parameters, or this micro-batch's gradients, between the device and host
+// memory of zero_layout_unit_numel elements of settings.dtype. They acquire, wait for the copy, and release; so they are
+// collective in the same sense.
+int zero_read_params(zero *z, size_t unit, void *host);
+int zero_write_grads(zero *z, size_t unit, const void *host);  // padding must be zero
+
+// A state in a file, as fp32 in logical order: element i at byte offset + 4 * i. Every rank writes what it owns (not
+// collective) or reads what it needs (collective, as zero_load); with several hosts the file must be one that all see.
+int zero_save_fd(zero *z, enum zero_state state, int fd, size_t offset);
+int zero_load_fd(zero *z, enum zero_state state, int fd, size_t offset);
+
+// The mean over all ranks of n numbers each, as of a step's losses: values[g] belongs to micro-batch g * N + r, and they
+// are added in that order, so the mean has the same bits for every N. Collective.
+int zero_mean(zero *z, const double *values, size_t n, double *mean);
+
+// ---- reports --------------------------------------------------------------------------------------------------------
 
 // Measured bytes beside those of the formula (cost.h): peak memory of this rank; bytes that this rank received in the
 // last step. They return the number of rows, at most max. Not collective.

@@ -93,11 +93,10 @@ static void check(int ok, const char *what, const char *message) {
     fprintf(stderr, "regression: %s: %s\n", what, message);
     MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE);
 }
-#define CHECK(call)      check((call) == ZERO_OK, #call, zero_error(z))
-#define CUDA_CHECK(call) check((call) == cudaSuccess, #call, "a CUDA error")
+#define CHECK(call) check((call) == ZERO_OK, #call, zero_error(z))
 
 // The loops of this example run on the host, so a unit is copied there, and its gradient back. A network with kernels
-// uses the acquired pointers as they are, and holds a unit's parameters for as long as it computes with them.
+// calls zero_acquire_params and zero_acquire_grads instead, and computes on the pointers that they return.
 static float *host_w[UNITS], *host_dw[UNITS], *w[TENSORS], *dw[TENSORS];
 static size_t bytes[UNITS];
 
@@ -114,25 +113,15 @@ static void create_host_copies(zero *z) {
     }
 }
 
-// [3] One micro-batch; returns its loss. Parameters are acquired for reading. Gradient buffers are zero when acquired,
-// and the padding between tensors has to stay zero. Releasing a gradient starts its reduction.
-static double micro_batch(zero *z, cudaStream_t stream, unsigned long long first_sample) {
+// [3] One micro-batch; returns its loss. These helpers acquire a unit, copy it, and release it, which starts the
+// reduction of a gradient. The padding between tensors has to stay zero.
+static double micro_batch(zero *z, unsigned long long first_sample) {
     for (size_t u = 0; u < UNITS; u++) {
-        const void *p = zero_acquire_params(z, u);
-        check(p != NULL, "zero_acquire_params", zero_error(z));
-        CUDA_CHECK(cudaMemcpyAsync(host_w[u], p, bytes[u], cudaMemcpyDeviceToHost, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        CHECK(zero_release_params(z, u));
+        CHECK(zero_read_params(z, u, host_w[u]));
         memset(host_dw[u], 0, bytes[u]);
     }
     const double loss = forward_backward(w, dw, first_sample);
-    for (size_t u = UNITS; u-- > 0;) {
-        void *d = zero_acquire_grads(z, u);
-        check(d != NULL, "zero_acquire_grads", zero_error(z));
-        CUDA_CHECK(cudaMemcpyAsync(d, host_dw[u], bytes[u], cudaMemcpyHostToDevice, stream));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        CHECK(zero_release_grads(z, u));
-    }
+    for (size_t u = UNITS; u-- > 0;) CHECK(zero_write_grads(z, u, host_dw[u]));
     CHECK(zero_finish_backward(z));
     return loss;
 }
@@ -156,27 +145,20 @@ static double update(zero *z, int step) {
     return norm;
 }
 
-static void train(zero *z, zero_comm *comm, cudaStream_t stream) {
+static void train(zero *z, zero_comm *comm) {
     const int N = zero_comm_size(comm), rank = zero_comm_rank(comm);
     const int G = (MICRO_BATCHES + N - 1) / N;  // micro-batches per rank and step
-    double *losses = calloc((size_t)G, sizeof *losses), *all = calloc((size_t)(G * N), sizeof *all);
-    check(losses && all, "calloc", "out of host memory");
+    double losses[MICRO_BATCHES], loss;
     for (int step = 0; step < STEPS; step++) {
         for (int g = 0; g < G; g++) {
             const int j = step * G * N + g * N + rank;  // the micro-batch's number decides its data
-            losses[g] = micro_batch(z, stream, (unsigned long long)j * BATCH);
+            losses[g] = micro_batch(z, (unsigned long long)j * BATCH);
         }
         const double norm = update(z, step);
-        // The mean loss, added in the order of j, so that it too has the same bits for any N.
-        check(zero_comm_allgather_host(comm, losses, (size_t)G * sizeof *losses, all) == ZERO_OK, "loss",
-              zero_comm_error(comm));
-        double loss = 0;
-        for (int j = 0; j < G * N; j++) loss += all[j % N * G + j / N] / (G * N);
+        CHECK(zero_mean(z, losses, (size_t)G, &loss));  // has the same bits for any N, too
         if (rank == 0 && (step % 20 == 0 || step == STEPS - 1))
             printf("step %3d  loss %.9f  norm %.6f\n", step, loss, norm);
     }
-    free(losses);
-    free(all);
 }
 
 int main(int argc, char **argv) {
@@ -208,7 +190,7 @@ int main(int argc, char **argv) {
     CHECK(zero_fill(z, fill, NULL));
     create_host_copies(z);
 
-    train(z, comm, stream);
+    train(z, comm);
 
     // [5] The result: hashes that do not depend on N or the stage. zero_visit() reads the elements themselves.
     uint64_t params, optimizer;

@@ -1,10 +1,12 @@
 // test_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
 // refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
 // differ are reported; state can be loaded. Run under mpirun.
+#include <fcntl.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/transports.h"
@@ -411,6 +413,94 @@ static void state_survives(const struct way *way, int stage) {
     data_rank = rank, data_ranks = ranks;
 }
 
+// ---- gradients and helpers ------------------------------------------------------------------------------------------
+
+static int doubles(void *file, size_t tensor, size_t begin, size_t count, float *out) {
+    give(file, tensor, begin, count, out);
+    for (size_t i = 0; i < count; i++) out[i] *= 2;
+    return 0;
+}
+
+// Norms of tensors are those of double; gradients are what was summed, and can be replaced.
+static void gradients_can_be_seen(zero_comm *c, int stage) {
+    static float sum[NUMEL];
+    double norms[TENSORS], norm, again, squares = 0;
+    zero *z = make(c, stage);
+    refused(z, zero_tensor_norms(z, norms) == ZERO_ERR_ARG, "no finished micro-batch");
+    refused(z, zero_visit(z, ZERO_STATE_GRADS, keep, sum) == ZERO_ERR_ARG, "no finished micro-batch");
+    for (size_t g = 0; g < 3; g++) CHECK(micro_batch(z, g * (size_t)ranks + (size_t)rank, 5, 0) == ZERO_OK);
+    memset(sum, 0, sizeof sum);
+    CHECK(zero_visit(z, ZERO_STATE_GRADS, keep, sum) == ZERO_OK, "visit: %s", zero_error(z));
+    MPI_Allreduce(MPI_IN_PLACE, sum, NUMEL, MPI_UINT32_T, MPI_BOR, MPI_COMM_WORLD);
+    CHECK(zero_tensor_norms(z, norms) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK, "norms: %s", zero_error(z));
+    for (size_t t = 0; t < TENSORS; t++) {
+        double want = 0;
+        for (size_t i = 0; i < tensors[t].numel; i++) {
+            double x = 0;
+            for (size_t j = 0; j < 3 * (size_t)ranks; j++) x += gradient(tensors[t].logical + i, j, 5);
+            CHECK(fabs(sum[tensors[t].logical + i] - x) <= 1e-5 * fabs(x) + 1e-6, "element %zu of %s is %g, not %g", i,
+                  tensors[t].name, (double)sum[tensors[t].logical + i], x);
+            want += x * x;
+        }
+        want = sqrt(want) / (3 * (double)ranks);
+        CHECK(fabs(norms[t] - want) <= 1e-6 * want, "the norm of %s is %.9g, not %.9g", tensors[t].name, norms[t],
+              want);
+        squares += norms[t] * norms[t];
+    }
+    CHECK(fabs(sqrt(squares) - norm) <= 1e-12 * norm, "all tensors: %.15g, global norm: %.15g", sqrt(squares), norm);
+    CHECK(zero_load(z, ZERO_STATE_GRADS, doubles, sum) == ZERO_OK && zero_grad_norm(z, &again) == ZERO_OK &&
+              again == 2 * norm && zero_step(z, &good) == ZERO_OK,
+          "replaced by their doubles: norm %g, before %g %s", again, norm, zero_error(z));
+    zero_destroy(z);
+}
+
+// Save in one engine, load in another one; the host's copies; the mean.
+static void helpers_do_what_they_say(zero_comm *c, int stage) {
+    zero *z = make(c, stage), *other = make(c, (stage + 1) % STAGES);
+    char path[] = "/tmp/test_contract_XXXXXX";
+    int fd = rank == 0 ? mkstemp(path) : -1;
+    MPI_Bcast(path, sizeof path, MPI_BYTE, 0, MPI_COMM_WORLD);
+    if (rank != 0) fd = open(path, O_RDWR);
+    double norm, mean, losses[2] = { 0.1 * rank, 0.1 * (ranks + rank) }, want = 0;
+    uint64_t hash[2][2];
+    CHECK(one_step(z, 0, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
+    for (size_t s = 0; s < NUM_STATES; s++)
+        CHECK(zero_save_fd(z, states[s], fd, 100 + s * sizeof(float[NUMEL])) == ZERO_OK, "save: %s", zero_error(z));
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (size_t s = 0; s < NUM_STATES; s++)
+        CHECK(zero_load_fd(other, states[s], fd, 100 + s * sizeof(float[NUMEL])) == ZERO_OK, "load: %s",
+              zero_error(other));
+    CHECK(zero_hash(z, &hash[0][0], &hash[0][1]) == ZERO_OK && zero_hash(other, &hash[1][0], &hash[1][1]) == ZERO_OK);
+    CHECK_BYTES(hash[1], hash[0], sizeof hash[0]);
+    CHECK(zero_load_fd(other, ZERO_STATE_M, fd, 3 * sizeof(float[NUMEL])) == ZERO_ERR_CALLBACK &&
+              strstr(zero_error(other), "the file ends"),
+          "a file that is too short: %s", zero_error(other));
+    close(fd);
+    if (rank == 0) unlink(path);
+
+    const size_t n = zero_layout_unit_numel(zero_get_layout(z), 1);
+    float *host = calloc(n, sizeof *host), *device = NULL;
+    CHECK(zero_read_params(z, 1, host) == ZERO_OK, "read: %s", zero_error(z));
+    const void *p = zero_acquire_params(z, 1);
+    CHECK(p && (char *)zero_tensor_at(z, p, 3) - (const char *)p == 640 * sizeof(float));
+    device = copy_of(p, n, sizeof *device);
+    CHECK_BYTES(host, device, n * sizeof *host);
+    CHECK(zero_release_params(z, 1) == ZERO_OK);
+    memset(host, 0, n * sizeof *host);
+    host[0] = 3;
+    CHECK(zero_write_grads(z, 1, host) == ZERO_OK, "write: %s", zero_error(z));
+    for (size_t u = 0; u < UNITS; u++)
+        CHECK(u == 1 || (zero_acquire_grads(z, u) && zero_release_grads(z, u) == ZERO_OK), "%s", zero_error(z));
+    CHECK(zero_finish_backward(z) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK && norm == 3, "norm %g: %s", norm,
+          zero_error(z));
+    for (int j = 0; j < 2 * ranks; j++) want += 0.1 * j / (2.0 * ranks);
+    CHECK(zero_mean(z, losses, 2, &mean) == ZERO_OK && fabs(mean - want) < 1e-12, "mean %g, not %g", mean, want);
+    free(host);
+    free(device);
+    zero_destroy(other);
+    zero_destroy(z);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void cases_of_a_stage(const struct way *way, int stage) {
@@ -418,6 +508,8 @@ static void cases_of_a_stage(const struct way *way, int stage) {
     CASE("misuse is refused and leaves no trace: stage %d, %s", stage, way->name) misuse_is_refused(c, stage);
     CASE("a callback that fails on one rank fails on all: stage %d, %s", stage, way->name)
         one_rank_s_callback_fails_all(c, stage);
+    CASE("gradients can be seen and replaced: stage %d, %s", stage, way->name) gradients_can_be_seen(c, stage);
+    CASE("helpers: files, host copies, mean: stage %d, %s", stage, way->name) helpers_do_what_they_say(c, stage);
     zero_comm_destroy(c);
     for (kind = 0; kind < KINDS; kind++)
         CASE("state is saved and loaded, in any stage: from stage %d, %s, %s", stage, kind_names[kind], way->name)
