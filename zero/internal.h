@@ -6,7 +6,8 @@
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
 //     optimizer.c   norm, step, discard
-//     state.c       fill, visit, hash; reports
+//     state.c       fill, load, visit, hash; reports
+//     host_io.c     helpers for data in host memory and in files
 #ifndef ZERO_INTERNAL_H
 #define ZERO_INTERNAL_H
 #include "zero/kernels.h"

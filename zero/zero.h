@@ -114,8 +114,8 @@ int zero_finish_backward(zero *z);
 // block sums added exactly, so their order does not matter. NaN or Inf if any element is. Collective.
 int zero_grad_norm(zero *z, double *norm);
 
-// The same for each tensor: norms[num_tensors], of the mean gradient; the sum of their squares is that of the global norm.
-// Collective.
+// The same for each tensor: norms[num_tensors], of the mean gradient; the sum of their squares is that of the global
+// norm. Collective.
 int zero_tensor_norms(zero *z, double *norms);
 
 // Updates the parameters with g = (sum of gradients / M) * grad_scale, by settings.optimizer (AdamW: optimizers/
@@ -166,9 +166,9 @@ int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
 // Tensor t of an acquired unit, parameters or gradients.
 void *zero_tensor_at(const zero *z, const void *unit, size_t tensor);
 
-// For loops that run on the host: copy a unit's parameters, or this micro-batch's gradients, between the device and host
-// memory of zero_layout_unit_numel elements of settings.dtype. They acquire, wait for the copy, and release; so they are
-// collective in the same sense.
+// For loops that run on the host: copy a unit's parameters, or this micro-batch's gradients, between the device and
+// host memory of zero_layout_unit_numel elements of settings.dtype. They acquire, wait for the copy, and release; so
+// they are collective in the same sense.
 int zero_read_params(zero *z, size_t unit, void *host);
 int zero_write_grads(zero *z, size_t unit, const void *host);  // padding must be zero
 
@@ -177,8 +177,8 @@ int zero_write_grads(zero *z, size_t unit, const void *host);  // padding must b
 int zero_save_fd(zero *z, enum zero_state state, int fd, size_t offset);
 int zero_load_fd(zero *z, enum zero_state state, int fd, size_t offset);
 
-// The mean over all ranks of n numbers each, as of a step's losses: values[g] belongs to micro-batch g * N + r, and they
-// are added in that order, so the mean has the same bits for every N. Collective.
+// The mean over all ranks of n numbers each, as of a step's losses: values[g] belongs to micro-batch g * N + r, and
+// they are added in that order, so the mean has the same bits for every N. Collective.
 int zero_mean(zero *z, const double *values, size_t n, double *mean);
 
 // ---- reports --------------------------------------------------------------------------------------------------------
