@@ -20,10 +20,14 @@
 
 #include "trainer/options.h"
 
+// What decides the bits of a run besides the build and the kind of device: the flags that DECIDE. Each flag has to say
+// which it is: there is no default. -v, -m, -s and -g only look.
+enum bits { UNKNOWN, DECIDES, KEEPS };
 enum type { TEXT, INTEGER, REAL, CHOICE };  // CHOICE: one of the words in `choices`; the value is its number
 
 typedef struct {
     const char *flag, *name;
+    enum bits bits;
     enum type type;
     size_t offset, size;   // of its field in Options
     const char *choices;   // of a CHOICE: "cosine|linear"; else what to call the value in the help
@@ -42,117 +46,125 @@ typedef struct {
 static char transports[128];  // "auto|mpi|nccl": filled in by options_parse
 
 static const Flag FLAGS[] = {
-    { "i", "train-files", TEXT, AT(train_files), "GLOB", NULL, 0, 0,
+    { "i", "train-files", DECIDES, TEXT, AT(train_files), "GLOB", NULL, 0, 0,
       .help = "training data: token shards or plain text" },
-    { "j", "val-files", TEXT, AT(val_files), "GLOB", NULL, 0, 0,
+    { "j", "val-files", DECIDES, TEXT, AT(val_files), "GLOB", NULL, 0, 0,
       .help = "validation data; if it is -i or left out: the last tenth of -i" },
-    { "e", "model", TEXT, AT(model), "MODEL", NULL, 0, 0,
+    { "e", "model", DECIDES, TEXT, AT(model), "MODEL", NULL, 0, 0,
       .help = "file, or d12, gpt2:d12, gpt3:c768, custom:l4,h4,c128,v256,t128" },
-    { "o", "output-dir", TEXT, AT(output_dir), "DIR", NULL, 0, 0, .help = "where main.log and models are written" },
-    { "n", "checkpoint-every", INTEGER, AT(checkpoint_every), "STEPS", "0", 0, MANY,
+    { "o", "output-dir", KEEPS, TEXT, AT(output_dir), "DIR", NULL, 0, 0,
+      .help = "where main.log and models are written" },
+    { "n", "checkpoint-every", KEEPS, INTEGER, AT(checkpoint_every), "STEPS", "0", 0, MANY,
       .help = "write model_STEP.bin every STEPS steps and at the end; 0: never" },
-    { "nk", "checkpoints-keep", INTEGER, AT(checkpoints_keep), "K", "0", 0, MANY,
+    { "nk", "checkpoints-keep", KEEPS, INTEGER, AT(checkpoints_keep), "K", "0", 0, MANY,
       .help = "keep the last K models only; 0: all" },
-    { "nm", "major-checkpoint-every", INTEGER, AT(major_checkpoint_every), "STEPS", "0", 0, MANY,
+    { "nm", "major-checkpoint-every", KEEPS, INTEGER, AT(major_checkpoint_every), "STEPS", "0", 0, MANY,
       .help = "never delete models of multiples of STEPS" },
-    { "y", "resume", INTEGER, AT(resume), "0|1", "0", 0, 1, .help = "continue the run in DIR (not implemented yet)",
-      .allowed = 0, .missing = "resuming is not implemented yet: start from a model file with -e DIR/model_STEP.bin" },
-    { "b", "batch-size", INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch" },
-    { "t", "seq-len", INTEGER, AT(seq_len), "T", "1024", 1, 1 << 24, .help = "tokens of a row" },
-    { "d", "total-batch-tokens", INTEGER, AT(total_batch_tokens), "TOKENS", "-1", -1, MANY,
+    { "y", "resume", KEEPS, INTEGER, AT(resume), "0|1", "0", 0, 1,
+      .help = "continue the run in DIR (not implemented yet)", .allowed = 0,
+      .missing = "resuming is not implemented yet: start from a model file with -e DIR/model_STEP.bin" },
+    { "b", "batch-size", DECIDES, INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch" },
+    { "t", "seq-len", DECIDES, INTEGER, AT(seq_len), "T", "1024", 1, 1 << 24, .help = "tokens of a row" },
+    { "d", "total-batch-tokens", DECIDES, INTEGER, AT(total_batch_tokens), "TOKENS", "-1", -1, MANY,
       .help = "tokens of a step, over all ranks; -1: B x T x ranks" },
-    { "x", "max-steps", INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
+    { "micro-batches", "micro-batches", DECIDES, INTEGER, AT(micro_batches), "M", "-1", -1, 4294967295.0,
+      .help =
+          "the same as micro-batches of B x T, over all ranks; the bits depend on M, not on how many ranks share it" },
+    { "x", "max-steps", DECIDES, INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
       .help = "steps of the run; 0: only validate and sample; -1: one epoch" },
-    { "k", "lr-schedule", CHOICE, AT(schedule.kind), "cosine|linear|constant|wsd", "cosine", 0, 0,
+    { "k", "lr-schedule", DECIDES, CHOICE, AT(schedule.kind), "cosine|linear|constant|wsd", "cosine", 0, 0,
       .help = "learning rate over time" },
-    { "l", "lr", REAL, AT(schedule.lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
-    { "u", "warmup", INTEGER, AT(schedule.warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
-    { "q", "final-lr-fraction", REAL, AT(schedule.final_fraction), "F", "1.0", 0, 1,
+    { "l", "lr", DECIDES, REAL, AT(schedule.lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
+    { "u", "warmup", DECIDES, INTEGER, AT(schedule.warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
+    { "q", "final-lr-fraction", DECIDES, REAL, AT(schedule.final_fraction), "F", "1.0", 0, 1,
       .help = "the learning rate decays to F of its peak" },
-    { "c", "weight-decay", REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings" },
-    { "sl", "skip-loss-z", REAL, AT(skip_loss_z), "Z", "0", 0, 1e6,
+    { "c", "weight-decay", DECIDES, REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings" },
+    { "sl", "skip-loss-z", DECIDES, REAL, AT(skip_loss_z), "Z", "0", 0, 1e6,
       .help = "skip updates whose loss has a z-score above Z; 0: off" },
-    { "sg", "skip-norm-z", REAL, AT(skip_norm_z), "Z", "0", 0, 1e6, .help = "the same for the gradient's norm" },
-    { "v", "val-every", INTEGER, AT(val_every), "STEPS", "20", 0, MANY,
+    { "sg", "skip-norm-z", DECIDES, REAL, AT(skip_norm_z), "Z", "0", 0, 1e6,
+      .help = "the same for the gradient's norm" },
+    { "v", "val-every", KEEPS, INTEGER, AT(val_every), "STEPS", "20", 0, MANY,
       .help = "validate every STEPS steps and at the end; 0: never" },
-    { "m", "val-batches", INTEGER, AT(val_batches), "M", "20", -1, MANY,
+    { "m", "val-batches", KEEPS, INTEGER, AT(val_batches), "M", "20", -1, MANY,
       .help = "micro-batches to validate on, over all ranks; -1: all" },
-    { "s", "sample-every", INTEGER, AT(sample_every), "STEPS", "20", 0, MANY,
+    { "s", "sample-every", KEEPS, INTEGER, AT(sample_every), "STEPS", "20", 0, MANY,
       .help = "write a sample every STEPS steps and at the end; 0: never" },
-    { "g", "sample-tokens", INTEGER, AT(sample_tokens), "TOKENS", "64", 1, 1 << 24, .help = "its length" },
-    { "h", "hellaswag", INTEGER, AT(hellaswag), "0|1", "0", 0, 1, .help = "HellaSwag evaluation (not implemented yet)",
-      .allowed = 0, .missing = "the HellaSwag evaluation is not implemented yet: use -h 0 (and --help for help)" },
-    { "a", "overfit", INTEGER, AT(overfit), "0|1", "0", 0, 1, .help = "1: train on the first batch again and again" },
-    { "f", "tf32", INTEGER, AT(tf32), "0|1", NULL, 0, 1,
+    { "g", "sample-tokens", KEEPS, INTEGER, AT(sample_tokens), "TOKENS", "64", 1, 1 << 24, .help = "its length" },
+    { "h", "hellaswag", KEEPS, INTEGER, AT(hellaswag), "0|1", "0", 0, 1,
+      .help = "HellaSwag evaluation (not implemented yet)", .allowed = 0,
+      .missing = "the HellaSwag evaluation is not implemented yet: use -h 0 (and --help for help)" },
+    { "a", "overfit", DECIDES, INTEGER, AT(overfit), "0|1", "0", 0, 1,
+      .help = "1: train on the first batch again and again" },
+    { "f", "tf32", DECIDES, INTEGER, AT(tf32), "0|1", NULL, 0, 1,
       .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU" },
-    { "w", "master-weights", CHOICE, AT(settings.master), "1|2|0", "1", 0, 0,
+    { "w", "master-weights", DECIDES, CHOICE, AT(settings.master), "1|2|0", "1", 0, 0,
       .help = "BF16 builds: fp32 master weights; 2: the same in 2 bytes less; 0: none, stochastic rounding" },
-    { "ge", "gelu-fusion", INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2,
+    { "ge", "gelu-fusion", DECIDES, INTEGER, AT(gelu_fusion), "0|1|2", "0", 0, 2,
       .help = "GELU inside the matrix product: 1 forward, 2 and backward; on a GPU -r then changes last bits" },
-    { "z", "stage", INTEGER, AT(settings.stage), "0|1|2|3", "2", 0, 3,
+    { "z", "stage", KEEPS, INTEGER, AT(settings.stage), "0|1|2|3", "2", 0, 3,
       .help = "ZeRO stage: 1 shards optimizer state, 2 and gradients, 3 and parameters" },
-    { "prefetch", "prefetch", INTEGER, AT(settings.prefetch), "0|1|2", "1", 0, 2,
+    { "prefetch", "prefetch", KEEPS, INTEGER, AT(settings.prefetch), "0|1|2", "1", 0, 2,
       .help = "stage 3: units of parameters to all-gather ahead of use" },
-    { "shard-group", "shard-group", INTEGER, AT(settings.shard_group), "RANKS", "0", 0, 1 << 20,
+    { "shard-group", "shard-group", KEEPS, INTEGER, AT(settings.shard_group), "RANKS", "0", 0, 1 << 20,
       .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group" },
-    { "r", "recompute", INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
+    { "r", "recompute", KEEPS, INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
-    { "lg", "gpu-info-every", INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
+    { "lg", "gpu-info-every", KEEPS, INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
       .help = "print the GPU's free memory every STEPS steps; -1 or 0: never" },
-    { "beta1", "beta1", REAL, AT(beta1), "B1", "0.9", 0, 0.999999, .help = "of AdamW" },
-    { "beta2", "beta2", REAL, AT(beta2), "B2", "0.95", 0, 0.999999, .help = "of AdamW" },
-    { "eps", "eps", REAL, AT(eps), "EPS", "1e-8", 1e-30, 1, .help = "of AdamW" },
-    { "grad-clip", "grad-clip", REAL, AT(grad_clip), "NORM", "1.0", 0, 1e30,
+    { "beta1", "beta1", DECIDES, REAL, AT(beta1), "B1", "0.9", 0, 0.999999, .help = "of AdamW" },
+    { "beta2", "beta2", DECIDES, REAL, AT(beta2), "B2", "0.95", 0, 0.999999, .help = "of AdamW" },
+    { "eps", "eps", DECIDES, REAL, AT(eps), "EPS", "1e-8", 1e-30, 1, .help = "of AdamW" },
+    { "grad-clip", "grad-clip", DECIDES, REAL, AT(grad_clip), "NORM", "1.0", 0, 1e30,
       .help = "scale gradients down to this global norm; 0: off" },
-    { "shuffle", "shuffle", INTEGER, AT(shuffle), "0|1", "1", 0, 1,
+    { "shuffle", "shuffle", DECIDES, INTEGER, AT(shuffle), "0|1", "1", 0, 1,
       .help = "training data in random order, the same for any number of ranks" },
-    { "seed", "seed", INTEGER, AT(settings.seed), "SEED", "42", 0, 4294967295.0,
+    { "seed", "seed", DECIDES, INTEGER, AT(settings.seed), "SEED", "42", 0, 4294967295.0,
       .help = "of the initial weights and of the order of the data" },
-    { "hash", "hash", INTEGER, AT(hash), "0|1", "0", 0, 1,
+    { "hash", "hash", KEEPS, INTEGER, AT(hash), "0|1", "0", 0, 1,
       .help = "print a hash of parameters and optimizer state at the end" },
-    { "inject-delays", "inject-delays", INTEGER, AT(settings.delay_seed), "SEED", "0", 0, 4294967295.0,
+    { "inject-delays", "inject-delays", KEEPS, INTEGER, AT(settings.delay_seed), "SEED", "0", 0, 4294967295.0,
       .help = "not 0: find races: random delays and transports, released buffers poisoned; same bits, slower" },
-    { "profile", "profile", INTEGER, AT(profile), "STEPS", "0", 0, 1000,
+    { "profile", "profile", KEEPS, INTEGER, AT(profile), "STEPS", "0", 0, 1000,
       .help = "time every kind of work in STEPS steps after the first, and print it beside what the device could do" },
-    { "transport", "transport", CHOICE, AT(transport), transports, "auto", 0, 0,
+    { "transport", "transport", KEEPS, CHOICE, AT(transport), transports, "auto", 0, 0,
       .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi" },
-    { "nccl-register", "nccl-register", INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
+    { "nccl-register", "nccl-register", KEEPS, INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
-    { "reduce", "reduce", CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
+    { "reduce", "reduce", DECIDES, CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
       .help = "sum of gradients: in a fixed order, or as the library likes" },
-    { "force", "force", INTEGER, AT(force), "0|1", "0", 0, 1,
+    { "force", "force", KEEPS, INTEGER, AT(force), "0|1", "0", 0, 1,
       .help = "1: train even if the memory that is available is less than the plan's" },
-    { "tp", "tp", INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
-    { "pp", "pp", INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
-    { "timeout", "timeout", REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6,
+    { "tp", "tp", KEEPS, INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
+    { "pp", "pp", KEEPS, INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
+    { "timeout", "timeout", KEEPS, REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6,
       .help = "how long a rank may keep the others waiting" },
-    { "pi", "init-method", CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
+    { "pi", "init-method", KEEPS, CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
       .help = "how ranks find each other: mpirun, rank 0's address (-ps), a shared directory (-pf)" },
-    { "pn", "processes", INTEGER, AT(processes), "N", "-1", -1, 1 << 20,
+    { "pn", "processes", KEEPS, INTEGER, AT(processes), "N", "-1", -1, 1 << 20,
       .help = "-pi tcp, fs: how many processes there are" },
-    { "pr", "process-rank", INTEGER, AT(rank), "R", "-1", -1, 1 << 20,
+    { "pr", "process-rank", KEEPS, INTEGER, AT(rank), "R", "-1", -1, 1 << 20,
       .help = "-pi tcp, fs: which of them this is, from 0" },
-    { "pg", "gpus-per-node", INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
+    { "pg", "gpus-per-node", KEEPS, INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
       .help = "-pi tcp, fs: processes of a machine, ranks in a row; -1: find out" },
-    { "ps", "server-ip", TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0,
+    { "ps", "server-ip", KEEPS, TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0,
       .help = "-pi tcp: where rank 0 listens; port 20240 if not given" },
-    { "pf", "shared-dir", TEXT, AT(shared_dir), "DIR", NULL, 0, 0,
+    { "pf", "shared-dir", KEEPS, TEXT, AT(shared_dir), "DIR", NULL, 0, 0,
       .help = "-pi fs: a directory that all processes see" },
-    { "plan", "plan", CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
+    { "plan", "plan", KEEPS, CHOICE, AT(plan), "off|text|json", "off", 0, 0, .bare = "text",
       .help = "print what the run would need, and end: all stages, any ranks; --plan alone: text" },
-    { "ranks", "ranks", INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
+    { "ranks", "ranks", KEEPS, INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
       .help = "of the plan; -1: those of mpirun" },
-    { "ranks-per-host", "ranks-per-host", INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
+    { "ranks-per-host", "ranks-per-host", KEEPS, INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
       .help = "of the plan; 0: all on one host" },
-    { "precision", "precision", CHOICE, AT(settings.dtype), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
+    { "precision", "precision", KEEPS, CHOICE, AT(settings.dtype), "fp32|bf16", "fp32", 0, 0, .of_plan = 1,
       .help = "of the plan; default: that of this build" },
-    { "device-memory", "device-memory", REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1,
+    { "device-memory", "device-memory", KEEPS, REAL, AT(device_memory), "GB", "80", 1e-6, 1e9, .of_plan = 1,
       .help = "of the plan: memory of a rank, 10^9 bytes" },
-    { "link-gbs", "link-gbs", REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1,
+    { "link-gbs", "link-gbs", KEEPS, REAL, AT(link_gbs), "GB/S", "450", 1e-6, 1e9, .of_plan = 1,
       .help = "of the plan: what a rank receives in a second" },
-    { "peak-tflops", "peak-tflops", REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1,
+    { "peak-tflops", "peak-tflops", KEEPS, REAL, AT(peak_tflops), "TFLOPS", "989", 1e-6, 1e9, .of_plan = 1,
       .help = "of the plan: of a rank's device; default: an H100's, 989 in bf16, 67 in fp32, 494 in fp32 with -f 1" },
-    { "mfu", "mfu", REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
+    { "mfu", "mfu", KEEPS, REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
       .help = "of the plan: the part of the peak that is reached" },
 };
 
@@ -332,6 +344,13 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (o->val_files != NULL && o->train_files == NULL) {
         return FAIL("-j %.200s: validation data without training data: add -i", o->val_files);
     }
+    if (o->micro_batches == 0) {
+        return FAIL("--micro-batches 0: nothing to train on: use a positive number, or leave the flag out");
+    }
+    if (o->micro_batches > 0 && o->total_batch_tokens > 0) {
+        return FAIL("--micro-batches %lld: -d %lld gives the size of a step too: use one of the two",
+                    (long long)o->micro_batches, (long long)o->total_batch_tokens);
+    }
     if (o->total_batch_tokens == 0) {
         return FAIL("-d 0: nothing to train on: use a positive number, or -1 for one micro-batch per rank");
     }
@@ -500,6 +519,18 @@ void options_help(FILE *out, const char *program) {
     fprintf(out, "  %-38s this text\n", "     --help");
 }
 
+int options_decides(int i, const char **flag) {
+    if (i >= NUM_FLAGS) return -1;
+    assert(FLAGS[i].bits != UNKNOWN);
+    *flag = FLAGS[i].flag;
+    return FLAGS[i].bits == DECIDES;
+}
+
+size_t options_total_tokens(const Options *o) {
+    if (o->micro_batches > 0) return (size_t)o->micro_batches * (size_t)o->batch_size * (size_t)o->seq_len;
+    return o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
+}
+
 int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
                         size_t err_bytes) {
     size_t B = (size_t)o->batch_size;
@@ -513,18 +544,22 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
                     "of a step",
                     B, T, B * T);
     }
-    size_t once = B * T * ranks;
-    size_t total = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : once;
+    const size_t unit = o->micro_batches > 0 ? 1 : B * T, once = unit * ranks;  // micro-batches, or tokens
+    const size_t total = o->micro_batches > 0        ? (size_t)o->micro_batches
+                         : o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens
+                                                     : once;
     if (total % once != 0) {
         size_t below = total / once * once;
-        char both[96];
+        char both[96], of[96];
         if (below == 0) {
             snprintf(both, sizeof both, "the smallest value that works is %zu", once);
         } else {
             snprintf(both, sizeof both, "the nearest values that work are %zu and %zu", below, below + once);
         }
-        return FAIL("-d %zu: not a multiple of -b %zu x -t %zu x %zu ranks = %zu tokens: %s", total, B, T, ranks, once,
-                    both);
+        if (o->micro_batches > 0)
+            return FAIL("--micro-batches %zu: not a multiple of %zu ranks: %s", total, ranks, both);
+        snprintf(of, sizeof of, "-b %zu x -t %zu x %zu ranks = %zu tokens", B, T, ranks, once);
+        return FAIL("-d %zu: not a multiple of %s: %s", total, of, both);
     }
     *micro_steps = total / once;
     return 0;

@@ -33,7 +33,7 @@ typedef struct {
     Schedule schedule;       // steps is set later
     const char *train_files, *val_files, *model, *output_dir;
     int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume;
-    int64_t batch_size, seq_len, total_batch_tokens, max_steps;
+    int64_t batch_size, seq_len, total_batch_tokens, micro_batches, max_steps;
     double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
     int64_t force, tf32, gelu_fusion, recompute, shuffle, hash, profile, transport, nccl_register, tp, pp,
@@ -66,6 +66,12 @@ int options_given(const Options *o, const char *flag);
 // Sets a flag that is not on the command line, as if it were, to another default. value is kept. A wrong flag or value
 // asserts.
 void options_set_default(Options *o, const char *flag, const char *value);
+
+// Does the i-th flag decide the bits of a run? 1: yes; 0: no; -1: there are no more flags.
+int options_decides(int i, const char **flag);
+
+// Tokens of a step over all ranks, from -d or --micro-batches; 0: neither is given.
+size_t options_total_tokens(const Options *o);
 
 // Micro-steps of a rank in each step: total_batch_tokens / (batch_size * seq_len * ranks). Checks that it is whole, and
 // that seq_len is not more than the model's max_seq_len. Returns 0, or -1 and a message that has values that work.

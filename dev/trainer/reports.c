@@ -25,6 +25,22 @@ __attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const 
 
 static int is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 
+// The flags that decide the bits, from the table in options.c.
+static void print_what_decides(const Run *r) {
+    char row[64] = "build, kind of device,";
+    const char *flag;
+    for (int i = 0, decides; (decides = options_decides(i, &flag)) >= 0; i++) {
+        if (!decides) continue;
+        if (strlen(row) + strlen(flag) + 3 > 50) {
+            print_row(r, row[0] == 'b' ? "bits are decided by" : "", "%s", row);
+            row[0] = '\0';
+        }
+        const size_t n = strlen(row);
+        snprintf(row + n, sizeof row - n, "%s%s%s", n ? " " : "", flag[1] && flag[2] ? "--" : "-", flag);
+    }
+    print_row(r, "", "%s", row);
+}
+
 // Which runs have the same bits as this one. The gradients of a step are summed as a binary tree over its micro-batches
 // (zero/gradients.c). Shard groups cut that tree at whole subtrees if their size and number are powers of two.
 static void print_same_bits(const Run *r) {
@@ -34,6 +50,7 @@ static void print_same_bits(const Run *r) {
     } else if (r->mesh.groups == 1 || (is_power_of_two(S) && is_power_of_two(r->mesh.groups))) {
         print_row(r, "same bits", "in every stage, on any number of ranks that");
         print_row(r, "", "divides the %zu micro-batches of a step", r->M);
+        print_what_decides(r);
     } else {
         print_row(r, "same bits", "in stages 1 to 3, on %d ranks in groups of %d;", r->ranks, S);
         print_row(r, "", "sizes that are no powers of two have their own bits");
@@ -251,7 +268,7 @@ void describe_run(const Run *r, PlanInput *in) {
         .flops_per_token = gpt2_training_flops(&r->config, r->T, 1),
         .B = r->B,
         .T = r->T,
-        .total_tokens = o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0,
+        .total_tokens = options_total_tokens(o),
         .ranks = (size_t)r->ranks,
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
         .transport = transport,

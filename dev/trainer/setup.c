@@ -111,7 +111,8 @@ static void set_builtin_defaults(Run *r) {
     const size_t total = 8 * r->config.max_seq_len;
     set_number(o, "b", 1);
     set_number(o, "t", r->config.max_seq_len);
-    if (total % ((size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks) == 0) set_number(o, "d", total);
+    const size_t once = (size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks;
+    if (o->micro_batches <= 0 && total % once == 0) set_number(o, "d", total);
     options_set_default(o, "l", "3e-3");
     options_set_default(o, "q", "0.05");
     set_number(o, "u", 50);

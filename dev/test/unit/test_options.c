@@ -333,6 +333,16 @@ static void test_batches_that_do_not_divide_are_refused_with_values_that_do(void
     CHECK_EQ(parse(&o, &CPU_FP32, "-b 4 -t 64 -d 1000"), 0);
     CHECK_EQ(options_check_batch(&o, 8, 64, &micro_steps, err, sizeof err), -1);
     CHECK(strstr(err, "the smallest value that works is 2048") != NULL);
+    CHECK_EQ(parse(&o, &CPU_FP32, "-b 4 -t 64 --micro-batches 24"), 0);
+    CHECK_EQ(options_check_batch(&o, 6, 64, &micro_steps, err, sizeof err), 0);
+    CHECK_EQ(micro_steps, 4);
+    CHECK_EQ(options_total_tokens(&o), 24 * 4 * 64);
+    CHECK_EQ(options_check_batch(&o, 5, 64, &micro_steps, err, sizeof err), -1);
+    CHECK(strstr(err, "20 and 25") != NULL);
+    CHECK_EQ(parse(&o, &CPU_FP32, "-b 4 -t 64 -d 1024 --micro-batches 4"), -1);
+    CHECK(strstr(err, "use one of the two") != NULL);
+    CHECK_EQ(parse(&o, &CPU_FP32, "-b 4 -t 64 -d 1000"), 0);
+    CHECK_EQ(options_check_batch(&o, 8, 64, &micro_steps, err, sizeof err), -1);
     CHECK_EQ(options_check_batch(&o, 8, 63, &micro_steps, err, sizeof err), -1);
     CHECK(strstr(err, "use -t 63 or less") != NULL);
     CHECK_EQ(parse(&o, &CPU_FP32, "-b 16777216 -t 16777216"), 0);
