@@ -66,7 +66,8 @@ size_t zero_cost_partial_sums(size_t leaves, size_t G) {
 // The row of partial sums, and what a power of two would need.
 static void add_partial_sums(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY;
-    const size_t G = p->max_micro_batches, unit = zero_cost_partial_sums(1, G), leaves = library ? 1 : l->ranks;
+    const size_t G = p->max_micro_batches, unit = zero_cost_partial_sums(1, G),
+                 leaves = library || p->replicas > 1 ? 1 : l->ranks;
     const size_t sums = !library ? zero_cost_partial_sums(leaves, G) : G ? zero_cost_partial_sums(1, G - 1) + 1 : 0;
     const size_t one = l->numel_padded / l->ranks * sizeof(float);
     if (library)

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define OPTIONS_MAX 64  // flags in the table
+#define OPTIONS_MAX 80  // flags in the table
 
 // What this program was built for: some values make no sense, or are not there, in some builds.
 typedef struct {
