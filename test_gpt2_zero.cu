@@ -27,7 +27,7 @@
 
 #include "test/harness/gpt2_baseline.cuh"  // setups, and the expected outcome of each
 #include "zero/comm/bootstrap/mpi.h"       // how ranks meet
-#include "zero/comm/transports.h"          // transports over the same ranks
+#include "zero/comm/transport_registry.h"  // transports over the same ranks
 
 #ifdef CUDA_ON_CPU_EMULATED
 enum { EMULATED = 1 };

@@ -5,7 +5,8 @@
 //     agreement.c   agreement of the ranks on their configuration and on failures
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
-//     optimizer.c   norm, step, discard
+//     grad_norm.c   norm of the gradient, of all or by tensor
+//     optimizer.c   step, discard
 //     state.c       fill, load, visit, hash; reports
 //     host_io.c     helpers for data in host memory and in files
 #ifndef ZERO_INTERNAL_H
@@ -16,6 +17,8 @@
 #include "zero/zero.h"
 
 enum { HOST_CHUNK = 1 << 18 };  // elements that pass through the host at a time
+
+#define ZERO_SQUARES_BYTES (ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t))  // of zero.squares
 
 enum unit_state { UNIT_FREE, UNIT_ACQUIRED, UNIT_REDUCING };  // zero.h has the diagram
 
@@ -178,6 +181,11 @@ static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_un
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
 static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
+
+// Micro-batches since the last step, over all ranks.
+static inline size_t zero_total_micro_batches(const zero *z) {
+    return z->micro_batches * (size_t)z->ranks * (size_t)z->replicas;
+}
 static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
 
 // This rank's shard of a unit's parameters.

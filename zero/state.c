@@ -2,7 +2,7 @@
 //
 // Values pass through host buffers of HOST_CHUNK elements, so a rank never needs memory for more than its own state.
 #include "zero/internal.h"
-#include "zero/split_master.h"
+#include "zero/master_weights.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>

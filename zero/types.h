@@ -19,7 +19,8 @@ enum zero_reduction {
     ZERO_REDUCE_LIBRARY     // the transport library's own reduce-scatter, for speed comparisons: not reproducible
 };
 
-// What is kept beside bf16 parameters (split_master.h). fp32 parameters are their own master weights: ZERO_MASTER_FP32.
+// What is kept beside bf16 parameters (master_weights.h). fp32 parameters are their own master weights, with
+// ZERO_MASTER_FP32.
 enum zero_master {
     ZERO_MASTER_FP32 = 0,  // fp32 master weights: 4 bytes per parameter
     ZERO_MASTER_SPLIT,     // the low half of the master weight; the parameter is the high half: 2 bytes

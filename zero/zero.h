@@ -1,5 +1,5 @@
 // zero.h: ZeRO-sharded data parallelism (Rajbhandari et al., SC 2020) for a training loop in C. The loop includes this
-// header and that of the transports (zero/comm/transports.h: zero_comm_create).
+// header and that of the transports (zero/comm/transport_registry.h: zero_comm_create).
 //
 // A unit is a group of tensors that are all-gathered and reduced together: what FSDP calls a unit and Megatron a
 // bucket; usually one transformer block. The loop describes its tensors (zero_tensor: numel, unit, place in the model

@@ -7,7 +7,7 @@
 #include "zero/device.cuh"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
-#include "zero/split_master.h"
+#include "zero/master_weights.h"
 
 enum { TRIAD, ADAMW_F32, ADAMW_BF16, ADAMW_SPLIT, ADAMW_NONE, SQUARES, CANDIDATES, ROUNDS = 7 };
 static size_t N = (size_t)48 << 20;

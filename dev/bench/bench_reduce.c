@@ -15,7 +15,7 @@
 #include <string.h>
 #include "bench/bench.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/kernels.h"
 
 enum { COPY, ORDERED, LIBRARY, GATHER, CANDIDATES, ROUNDS = 3 };

@@ -25,7 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/content.h"
+#include "data/content_hash.h"
 #include "data/dataloader.h"
 #include "data/llmc_file.h"
 #include "data/random.h"

@@ -57,7 +57,7 @@ int loader_batch(Loader *l, size_t j, int *inputs, int *targets, char err[512]);
 
 LoaderInfo loader_info(const Loader *l);
 
-// A hash of what is in the files (data/content.h). Returns 0, or -1 and a message.
+// A hash of what is in the files (data/content_hash.h). Returns 0, or -1 and a message.
 int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]);
 
 // Closes and frees; NULL is fine.

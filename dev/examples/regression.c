@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/zero.h"
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };

@@ -2,7 +2,7 @@
 #ifndef GPT2_LAYERNORM_CUH
 #define GPT2_LAYERNORM_CUH
 
-#include "gpt2/sums.cuh"
+#include "gpt2/row_sums.cuh"
 
 constexpr float LAYERNORM_EPSILON = 1e-5f;
 

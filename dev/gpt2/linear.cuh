@@ -6,7 +6,7 @@
 
 #include "device/matmul.h"  // every matrix product: cuBLASLt, or our own on the CPU
 #include "gpt2/elementwise.cuh"
-#include "gpt2/sums.cuh"
+#include "gpt2/row_sums.cuh"
 
 static void check_matmul(int err, int fused, int line) {
     if (fused && err == cudaErrorNotSupported)

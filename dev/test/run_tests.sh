@@ -12,7 +12,7 @@
 # as --case CASE, and tests in which no case matches are left out. With SANITIZE or DEBUG=1 only tests of DEVICE=cpu are
 # run, from build directories of their own; those of the emulated GPU have sanitizers anyway.
 #
-# The lists are dev/test/tests.sh and tests_long.sh. A test that is in neither is a failure, as is a program that is
+# The lists are dev/test/test_list.sh and test_list_long.sh. A test that is in neither is a failure, as is a program that is
 # missing, prints no summary, runs no case, or exceeds its time-out. Nothing is skipped. Full output is in
 # build/test-logs, and its end is printed when a test fails. A program runs without the list, too:
 #
@@ -23,10 +23,10 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
-list=dev/test/tests.sh
+list=dev/test/test_list.sh
 case ${1-} in
 --long)
-    list=dev/test/tests_long.sh
+    list=dev/test/test_list_long.sh
     shift
     ;;
 -*)
@@ -52,7 +52,7 @@ text=dev/data/text/default.txt
 # A test in no list is a failure. (dev/test/cuda/test_cudnn_plan needs nvcc and cuDNN: .ci/run runs it.)
 for file in dev/test/*/test_*.*; do
     test=$(basename "${file%.*}")
-    [ "$test" = test_cudnn_plan ] || grep -q "/$test\b" dev/test/tests.sh dev/test/tests_long.sh ||
+    [ "$test" = test_cudnn_plan ] || grep -q "/$test\b" dev/test/test_list.sh dev/test/test_list_long.sh ||
         count 0 1 "$file" "is in no list"
 done
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "trainer/log.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/settings.h"
 
 #ifdef __cplusplus

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "trainer/planner.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/accounting.h"
 
 double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {

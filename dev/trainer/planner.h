@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/cost.h"
 
 #ifdef __cplusplus

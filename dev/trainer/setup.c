@@ -10,10 +10,10 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "data/content.h"
+#include "data/content_hash.h"
 #include "device/process.h"
 #include "trainer/reports.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The device.

@@ -1,4 +1,4 @@
-// comm.h: what the engine asks of a transport, and nothing more. transports.h creates one.
+// comm.h: what the engine asks of a transport, and nothing more. transport_registry.h creates one.
 //
 // A communicator joins `size` ranks. All of them call the same collectives in the same order; a rank that calls another
 // one gets ZERO_ERR_COMM with a message that names both calls. Collectives that move model state work on symmetric
@@ -75,7 +75,7 @@ int zero_comm_synchronize(zero_comm *c, cudaStream_t stream);
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// What decides how much memory a transport takes. zero_transport_shape (transports.h) gives it without a communicator.
+// What decides how much memory a transport takes. zero_transport_shape (transport_registry.h) gives it without a communicator.
 typedef struct zero_comm_shape {
     const struct zero_comm_ops *ops;  // which transport
     size_t ranks;

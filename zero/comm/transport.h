@@ -3,16 +3,16 @@
 #ifndef ZERO_TRANSPORT_H
 #define ZERO_TRANSPORT_H
 #include "zero/comm/comm.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 
-// The entry of a transport in transports.c. All functions are required.
+// The entry of a transport in transport_registry.c. All functions are required.
 struct zero_transport {
     const char *name;   // lower case: what users choose it by
     const char *title;  // what tables call it
     int needs_mpi;      // create wants a bootstrap of zero_bootstrap_create_mpi
     int needs_device;   // no two ranks may share a GPU
 
-    // transports.h: zero_transport_available, zero_transport_shape. Neither communicates.
+    // transport_registry.h: zero_transport_available, zero_transport_shape. Neither communicates.
     int (*available)(const zero_comm_config *config, char *message, size_t bytes);
     zero_comm_shape (*shape)(const zero_comm_config *config, size_t ranks, int remote);
 

@@ -6,7 +6,7 @@
 #define ZERO_OPTIMIZERS_CUH
 #include "zero/device.cuh"
 #include "zero/optimizers/optimizers.h"
-#include "zero/split_master.h"
+#include "zero/master_weights.h"
 #include "zero/optimizers/adamw.cuh"
 
 // ---- weights, in every form they are kept ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-# runner.sh: how dev/test/run_tests.sh builds and runs tests; its lists (dev/test/tests.sh, tests_long.sh) are calls of
+# runner.sh: how dev/test/run_tests.sh builds and runs tests; its lists (dev/test/test_list.sh, test_list_long.sh) are calls of
 # run, must_fail, same and agree.
 #
 # Expects TEST and CASE, the words that select (empty: all). Several tests run at a time: most wait more than they

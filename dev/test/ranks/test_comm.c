@@ -257,7 +257,7 @@ static void groups_of_a_mesh_are_apart(const struct way *w) {
         CHECK(zero_comm_size(comms.shard) == mesh.shard && zero_comm_rank(comms.shard) == mesh.shard_rank,
               "ranks of a group out of place");
         CHECK((mesh.groups > 1) == (comms.replicate != NULL) && (mesh.groups == 1) == (comms.shard == comms.data),
-              "communicators are not shared as transports.h says");
+              "communicators are not shared as transport_registry.h says");
         zero_comm *const all[] = { comms.data, comms.shard, comms.replicate };
         for (int i = 0; i < 3; i++) {
             if (!all[i] || (i == 1 && all[1] == all[0])) continue;

@@ -14,7 +14,7 @@
 #include "test/harness/ranks.h"
 #include "test/ranks/toy_model.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/internal.h"  // to see the padding of optimizer state, which no call shows
 
 static zero_accounting memory;

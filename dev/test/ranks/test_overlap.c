@@ -10,7 +10,7 @@
 #include <string.h>
 #include "test/harness/ranks.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/nvtx.h"
 #include "zero/zero.h"
 

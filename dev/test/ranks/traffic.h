@@ -7,7 +7,7 @@
 #include <string.h>
 #include "test/harness/ranks.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/kernels.h"
 
 enum { ROUNDS = 24, CHUNK = 64 * 40, SHARD = 4096 };

@@ -6,7 +6,7 @@
 #include "zero/cost.h"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
-#include "zero/split_master.h"
+#include "zero/master_weights.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ordered sum.

@@ -1,7 +1,7 @@
-// test_master.c: the bits of master weights (zero/split_master.h): all words, and known random numbers.
+// test_master.c: the bits of master weights (zero/master_weights.h): all words, and known random numbers.
 #include <string.h>
 #include "test/harness/harness.h"
-#include "zero/split_master.h"
+#include "zero/master_weights.h"
 
 static int is_nan(uint32_t word) { return (word & 0x7fffffff) > 0x7f800000; }
 

@@ -1,5 +1,5 @@
-// transports.c: the list of transports, and what creating a communicator has in common to all of them (transports.h).
-#include "zero/comm/transports.h"
+// transport_registry.c: the list of transports, and the part of creating a communicator that they have in common.
+#include "zero/comm/transport_registry.h"
 #include <stdio.h>
 #include <string.h>
 #include "zero/comm/transport.h"

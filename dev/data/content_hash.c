@@ -1,4 +1,4 @@
-#include "data/content.h"
+#include "data/content_hash.h"
 
 #include <errno.h>
 #include <fcntl.h>

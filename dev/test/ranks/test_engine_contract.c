@@ -1,4 +1,4 @@
-// test_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
+// test_engine_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
 // refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
 // differ are reported; state can be loaded. Run under mpirun.
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 #include "zero/internal.h"  // to see optimizer state after a failure, when no call reads it any more
 
 enum { STAGES = 4, NUMEL = 8641 };  // NUMEL: of the toy model's file

@@ -1,4 +1,4 @@
-// split_master.h: the bits of a bf16 parameter and of its fp32 master weight; for the kernels, the host and the tests.
+// master_weights.h: the bits of a bf16 parameter and of its fp32 master weight, stochastic rounding included.
 //
 // A parameter is its master weight rounded to nearest, ties away from zero. Not ties to even: an even bf16 would have
 // 65537 nearest floats (both ties are its own), one more than 16 bits can distinguish. With ties away every bf16 has
@@ -14,8 +14,8 @@
 // the new value is rounded stochastically: up with the probability (low half / 65536) that makes the mean exact. The
 // random number is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): a
 // function of a counter and a key, so an element's random number does not depend on the rank that computes it.
-#ifndef ZERO_SPLIT_MASTER_H
-#define ZERO_SPLIT_MASTER_H
+#ifndef ZERO_MASTER_WEIGHTS_H
+#define ZERO_MASTER_WEIGHTS_H
 #include <stdint.h>
 #ifdef __CUDACC__
 #define ZERO_BITS static __host__ __device__ __forceinline__

@@ -1,4 +1,4 @@
-# tests.sh: the tests of `make test`: calls of run, must_fail, same and agree (dev/test/harness/runner.sh).
+# test_list.sh: the tests of `make test`: calls of run, must_fail, same and agree (dev/test/harness/runner.sh).
 
 build cpu FP32 all
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
@@ -14,7 +14,7 @@ run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
 run 0 60 "log, learning rate, model files" $fp32/test_output
-run 0 60 "content of files" $fp32/test_content
+run 0 60 "content of files" $fp32/test_content_hash
 run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
@@ -45,8 +45,8 @@ for ranks in 1 3 8; do
     run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
 done
 for ranks in 1 2 3 4; do
-    run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_contract
-    run $ranks 240 "failures, $ranks ranks" $fp32/test_failure
+    run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_engine_contract
+    run $ranks 240 "failures, $ranks ranks" $fp32/test_engine_failure
 done
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero

@@ -5,8 +5,8 @@
 // at places that follow from the sizes alone. A set of up to 256 KB is read completely. Two larger sets that differ
 // only between the blocks have the same hash: a flipped bit in the middle of a large file is not noticed, another or a
 // truncated file is.
-#ifndef DEV_DATA_CONTENT_H
-#define DEV_DATA_CONTENT_H
+#ifndef DEV_DATA_CONTENT_HASH_H
+#define DEV_DATA_CONTENT_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>

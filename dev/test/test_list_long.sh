@@ -1,4 +1,4 @@
-# tests_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
+# test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,train_gpt2_zero}
@@ -28,8 +28,8 @@ for SANITIZE in address undefined; do
     run 3 600 "transports, SANITIZE=$SANITIZE" $dir/test_comm
     run 3 600 "waits of NCCL, SANITIZE=$SANITIZE" $dir/test_nccl
     # It limits the address space, which AddressSanitizer needs.
-    [ $SANITIZE = address ] || run 3 900 "engine's contract, SANITIZE=$SANITIZE" $dir/test_contract
-    run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_failure
+    [ $SANITIZE = address ] || run 3 900 "engine's contract, SANITIZE=$SANITIZE" $dir/test_engine_contract
+    run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_engine_failure
     run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
 done

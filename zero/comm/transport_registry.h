@@ -1,4 +1,4 @@
-// transports.h: which transports there are, and how communicators are created.
+// transport_registry.h: which transports there are, and how communicators are created.
 //
 //     name   title  moves bytes through                                     ranks meet by        GPUs
 //     mpi    MPI    memory that ranks of a host share; messages; staging    MPI                  may be shared
@@ -10,10 +10,10 @@
 //     zero_comm_create(&comm, zero_transport_find("mpi"), boot, &config, &accounting, err, sizeof err);
 //
 // A new transport is a directory of its own, which fills in the two tables of transport.h (zero_transport,
-// zero_comm_ops), and a line in transports.c. Code that lists, plans or creates transports goes through here and needs
-// no change.
-#ifndef ZERO_TRANSPORTS_H
-#define ZERO_TRANSPORTS_H
+// zero_comm_ops), and a line in transport_registry.c. Code that lists, plans or creates transports goes through here
+// and needs no change.
+#ifndef ZERO_TRANSPORT_REGISTRY_H
+#define ZERO_TRANSPORT_REGISTRY_H
 #include "zero/comm/bootstrap/bootstrap.h"
 #include "zero/comm/comm.h"
 #include "zero/comm/mesh.h"

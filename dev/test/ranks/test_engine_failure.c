@@ -1,14 +1,14 @@
-// test_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over every
+// test_engine_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over every
 // transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
 // AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Misuse and ranks that
-// differ are test_contract.c's. Run under mpirun.
+// differ are test_engine_contract.c's. Run under mpirun.
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/clock.h"
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transports.h"
+#include "zero/comm/transport_registry.h"
 
 enum { STAGES = 4 };
 static const double PATIENT = 60, SHORT = 0.5;  // time-outs, in seconds

@@ -1,4 +1,4 @@
-// The hash by which ranks compare their files (data/content.h).
+// The hash by which ranks compare their files (data/content_hash.h).
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "test/harness/harness.h"
-#include "data/content.h"
+#include "data/content_hash.h"
 
 static char dir[256];
 
@@ -84,7 +84,7 @@ static void test_other_content_is_not_noticed(void) {
 
 static void make_dir(void) {
     const char *base = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%.200s/test_content.XXXXXX", base ? base : "/tmp");
+    snprintf(dir, sizeof dir, "%.200s/test_content_hash.XXXXXX", base ? base : "/tmp");
     REQUIRE(mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0);
 }
 

@@ -1,0 +1,113 @@
+// grad_norm.c: the norm of the gradient, and of each tensor's part of it.
+//
+// Squares are summed in double in blocks of 64 elements, and the block sums as exact integers (kernels.h), over the
+// shard and then over the ranks. Exact sums have no order, so the norm has the same bits for any number of ranks.
+// zero_step applies the clip factor (zero_hyperparameters.grad_scale), which its caller derives from the norm.
+#include "zero/internal.h"
+#include <math.h>
+#include <stdlib.h>
+
+// Lets carries run, so that every digit is below 2^32 and many wide integers can be added.
+static void wide_normalize(uint64_t *wide) {
+    for (int d = 0; d + 1 < ZERO_WIDE_DIGITS; d++) {
+        wide[d + 1] += wide[d] >> 32;
+        wide[d] &= 0xffffffff;
+    }
+}
+
+static void wide_add(uint64_t *sum, const uint64_t *wide) {
+    for (int d = 0; d < ZERO_WIDE_WORDS; d++) sum[d] += wide[d];
+}
+
+// The nearest double: the top 64 bits, with a sticky last bit for what is below, rounded once by the conversion.
+static double wide_to_double(uint64_t *wide) {
+    wide_normalize(wide);
+    int top = ZERO_WIDE_DIGITS - 1;
+    while (top > 1 && !wide[top]) top--;
+    uint64_t low = top >= 2 ? wide[top - 2] : 0, sticky = 0;
+    uint64_t high = wide[top] << 32 | wide[top - 1];
+    if (!high) return 0;
+    const int shift = __builtin_clzll(high);
+    if (shift) high = high << shift | (shift <= 32 ? low >> (32 - shift) : low << (shift - 32));
+    sticky = shift < 32 ? low & (((uint64_t)1 << (32 - shift)) - 1) : 0;
+    for (int d = 0; d < top - 2; d++) sticky |= wide[d];
+    if (sticky) high |= 1;
+    return ldexp((double)high, 32 * (top - 1) - shift - ZERO_WIDE_BIAS);
+}
+
+// Adds the exact sum of squares of n gradient sums to wide. parts: ZERO_SQUARES_BYTES of host memory.
+static int sum_squares(zero *z, const float *x, size_t n, uint64_t *parts, uint64_t *wide) {
+    const cudaStream_t stream = z->config.stream;
+    zero_time_begin(z, "norm", stream);
+    int e = zero_device_check(z, zero_kernel_square_sum(z->squares, x, n, stream), "sum of squares");
+    zero_time_end(z, "norm", stream);
+    if (!e)
+        e = zero_device_check(z, cudaMemcpyAsync(parts, z->squares, ZERO_SQUARES_BYTES, cudaMemcpyDeviceToHost, stream),
+                              "reading the norm");
+    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, stream));
+    for (int p = 0; p < ZERO_SQUARE_PARTS && !e; p++) wide_add(wide, parts + p * ZERO_WIDE_WORDS);
+    return e;
+}
+
+static double wide_to_norm(const zero *z, uint64_t *wide) {
+    const double squares = wide[ZERO_WIDE_NAN] ? NAN : wide[ZERO_WIDE_INF] ? INFINITY : wide_to_double(wide);
+    return sqrt(squares) / (double)zero_total_micro_batches(z);
+}
+
+int zero_grad_norm(zero *z, double *norm) {
+    if (z->failed) return z->failed;
+    uint64_t *parts = malloc(ZERO_SQUARES_BYTES);
+    uint64_t mine[ZERO_NORM_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
+    int e = parts && all ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
+    if (!e) e = sum_squares(z, z->partial_sums[0], shard_total(z), parts, mine);
+    wide_normalize(mine);
+    mine[ZERO_WIDE_WORDS] = z->calls;
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
+    for (int r = 0; r < z->ranks && !e; r++) {
+        wide_add(sum, all + r * ZERO_NORM_WORDS);
+        e = zero_check_calls(z, all[r * ZERO_NORM_WORDS + ZERO_WIDE_WORDS], r, "shard_comm");
+    }
+    if (!e) *norm = wide_to_norm(z, sum);
+    free(parts);
+    free(all);
+    return e;
+}
+
+// Squares of each tensor's gradient sums in this rank's shard: wide[num_tensors][ZERO_WIDE_WORDS].
+static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
+    const zero_layout *l = &z->layout;
+    int e = zero_grads_merge(z);
+    for (size_t u = 0; u < l->num_units && !e; u++) {
+        const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
+        size_t cursor = 0;
+        zero_segment s;
+        while (!e && zero_layout_next_segment(l, u, begin, end, &cursor, &s)) {
+            const size_t n = (s.count + ZERO_ALIGN - 1) / ZERO_ALIGN * ZERO_ALIGN;  // with padding, which is zero
+            const float *x = z->partial_sums[0] + shard_offset(z, u) + s.unit_begin - begin;
+            e = sum_squares(z, x, n, parts, wide + s.tensor * ZERO_WIDE_WORDS);
+            wide_normalize(wide + s.tensor * ZERO_WIDE_WORDS);
+        }
+    }
+    return e;
+}
+
+int zero_tensor_norms(zero *z, double *norms) {
+    if (z->failed) return z->failed;
+    const size_t T = z->layout.num_tensors, words = T * ZERO_WIDE_WORDS;
+    uint64_t *parts = malloc(ZERO_SQUARES_BYTES), *mine = calloc(words, sizeof *mine),
+             *all = malloc((size_t)z->ranks * words * sizeof *all);
+    int e = parts && mine && all ? sum_squares_of_tensors(z, parts, mine)
+                                 : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.shard_comm, "norms of tensors", 0);
+    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, words * sizeof *mine, all));
+    for (size_t t = 0; t < T && !e; t++) {
+        uint64_t sum[ZERO_WIDE_WORDS] = { 0 };
+        for (size_t r = 0; r < (size_t)z->ranks; r++) wide_add(sum, all + r * words + t * ZERO_WIDE_WORDS);
+        norms[t] = wide_to_norm(z, sum);
+    }
+    free(parts);
+    free(mine);
+    free(all);
+    return e;
+}
