@@ -75,7 +75,8 @@ int zero_comm_synchronize(zero_comm *c, cudaStream_t stream);
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
-// What decides how much memory a transport takes. zero_transport_shape (transport_registry.h) gives it without a communicator.
+// What decides how much memory a transport takes. zero_transport_shape (transport_registry.h) gives it without a
+// communicator.
 typedef struct zero_comm_shape {
     const struct zero_comm_ops *ops;  // which transport
     size_t ranks;

@@ -1,5 +1,5 @@
-// test_engine_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse is
-// refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
+// test_engine_contract.c: what the engine promises beside its numbers, in every stage and over every transport: misuse
+// is refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
 // differ are reported; state can be loaded. Run under mpirun.
 #include <fcntl.h>
 #include <malloc.h>

@@ -1,5 +1,5 @@
-// test_engine_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over every
-// transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
+// test_engine_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over
+// every transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
 // AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Misuse and ranks that
 // differ are test_engine_contract.c's. Run under mpirun.
 #include <stdio.h>
