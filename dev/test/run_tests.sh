@@ -12,8 +12,8 @@
 # as --case CASE, and tests in which no case matches are left out. With SANITIZE or DEBUG=1 only tests of DEVICE=cpu are
 # run, from build directories of their own; those of the emulated GPU have sanitizers anyway.
 #
-# The lists are dev/test/test_list.sh and test_list_long.sh. A test that is in neither is a failure, as is a program that
-# is missing, prints no summary, runs no case, or exceeds its time-out. Nothing is skipped. Full output is in
+# The lists are dev/test/test_list.sh and test_list_long.sh. A test that is in neither is a failure, as is a program
+# that is missing, prints no summary, runs no case, or exceeds its time-out. Nothing is skipped. Full output is in
 # build/test-logs, and its end is printed when a test fails. A program runs without the list, too:
 #
 #     make build/cpu-fp32/test_engine

@@ -5,10 +5,10 @@ if [ -z "$suffix" ]; then
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
-    run 0 600 "fuzz: 300 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
-        --seconds 300 --seed 2
-    run 0 600 "fuzz, emulated GPU: 300 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
-        build/emulated-bf16/train_gpt2_zero --seconds 300 --seed 3
+    run 0 600 "fuzz: 150 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
+        --seconds 150 --seed 2
+    run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
+        build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
 fi

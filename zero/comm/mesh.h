@@ -10,8 +10,8 @@
 //     pipe 1:  d 0: ranks 8 9   d 1: 10 11 ...              rank in group   0 1 0 1
 //
 // zero/ itself is data parallelism. Tensor and pipeline parallelism belong to the model, and the hooks are where a
-// model calls them: with size 1 they do nothing, larger sizes they refuse. zero_mesh_comms_create (transport_registry.h)
-// makes the communicators of a grid of any size.
+// model calls them: with size 1 they do nothing, larger sizes they refuse. zero_mesh_comms_create
+// (transport_registry.h) makes the communicators of a grid of any size.
 //
 // Pure functions of their arguments; no communication, except where a hook says so.
 #ifndef ZERO_MESH_H

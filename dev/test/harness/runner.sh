@@ -1,5 +1,5 @@
-# runner.sh: how dev/test/run_tests.sh builds and runs tests; its lists (dev/test/test_list.sh, test_list_long.sh) are calls
-# of run, must_fail, same and agree.
+# runner.sh: how dev/test/run_tests.sh builds and runs tests; its lists (dev/test/test_list.sh, test_list_long.sh) are
+# calls of run, must_fail, same and agree.
 #
 # Expects TEST and CASE, the words that select (empty: all). Several tests run at a time: most wait more than they
 # compute, for ranks, time-outs and each other. Each prints its line of the table in one piece when it ends.
