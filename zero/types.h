@@ -14,8 +14,8 @@ enum zero_status {
 };
 
 enum zero_reduction {
-    ZERO_REDUCE_EXACT = 0,  // fp32 accumulation in a fixed order: the same bits in every stage, and for every number of
-                            // ranks that is a power of two (gradients.c)
+    ZERO_REDUCE_EXACT = 0,  // fp32 accumulation in a fixed order: the same bits in every stage and for every number of
+                            // ranks that divides the micro-batches of a step (gradients.c)
     ZERO_REDUCE_LIBRARY     // the transport library's own reduce-scatter, for speed comparisons: not reproducible
 };
 
