@@ -26,7 +26,7 @@
 //
 // Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP): a unit's sum over this group is all-reduced over the
 // replicate group, again as a tree, before it is merged with other micro-steps. Groups are contiguous ranks, so if
-// their size is a power of two it is still the same tree.
+// their size and their number are powers of two it is still the same tree.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <stdlib.h>
