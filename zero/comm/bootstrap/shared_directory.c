@@ -252,10 +252,9 @@ static int start_as_0(bootstrap_fs *t) {
             char who[256], message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
             zero_bootstrap_missing(b, here, who, sizeof who);
             snprintf(message, sizeof message,
-                     "%s not come to %.200s within %.3g s: start all %d processes, each with its own rank "
-                     "(zero_bootstrap_config.rank), on "
-                     "machines that see this directory (directory), "
-                     "or allow more time (zero_bootstrap_config.timeout_s)%s%s",
+                     "%.200s not come to %.200s within %.3g s: start all %d processes, each with its own rank "
+                     "(zero_bootstrap_config.rank), on machines that see this directory (directory), or allow more "
+                     "time (zero_bootstrap_config.timeout_s)%s%s",
                      who, t->directory, b->timeout_s, b->ranks, wrong, t->trouble);
             write_answer(t, FAILED, ++version, nonces, message);
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", message);
