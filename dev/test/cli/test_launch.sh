@@ -124,7 +124,7 @@ bound() {
     env -u OMP_NUM_THREADS "$mpirun" -np 1 taskset -c 0 "${run[@]}" : -np 1 taskset -c $last "${run[@]}" \
         > "$work/log" 2>&1 < /dev/null
     cat "$work/log"
-    grep -q "^| cores  *| 1, $who" "$work/log" && grep -q '^| threads per rank  *| 1 ' "$work/log"
+    grep -q "^| cores  *| 1, $who" "$work/log" && grep -q '^| threads per rank  *| 1[ ,]' "$work/log"
 }
 check "ranks that are bound to cores of their own" bound
 many=$(($(nproc) + 1))
