@@ -287,52 +287,6 @@ static void all_learn_of_memory_that_ran_out(void) {
     }
 }
 
-// ---- shard groups ---------------------------------------------------------------------------------------------------
-
-// Groups of `shard` ranks.
-static zero_mesh_comms join_groups(int shard, double timeout_s) {
-    zero_mesh mesh;
-    zero_mesh_comms comms;
-    char err[512] = "";
-    const zero_comm_config config = { .timeout_s = timeout_s };
-    REQUIRE(!zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err) &&
-                !zero_mesh_comms_create(&comms, &mesh, zero_transport_find("mpi"), boot, &config, &accounting, err,
-                                        sizeof err),
-            "%s", err);
-    return comms;
-}
-
-// Rank 1 does not come; before that its shard group's transport refused something.
-static void the_transport_that_failed_is_reported(void) {
-    zero_mesh_comms comms = join_groups(1, 0.5);
-    zero_config config = config_of(comms.shard, 1);
-    config.replicate_comm = comms.replicate;
-    zero *z;
-    double norm;
-    CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "%s", zero_error(z));
-    CHECK(zero_comm_free(comms.shard, &norm) == ZERO_ERR_ARG && zero_discard(z) == ZERO_OK, "%s", zero_error(z));
-    if (rank == 1) nanosleep(&(struct timespec){ 1, 200000000 }, NULL);
-    int e = micro_batch(z, (size_t)rank, 0, 0);
-    if (!e) e = zero_grad_norm(z, &norm);
-    CHECK(rank == 1 || (e == ZERO_ERR_COMM && strstr(zero_error(z), "timeout_s")), "returns %d: %s", e, zero_error(z));
-    MPI_Barrier(MPI_COMM_WORLD);
-    zero_destroy(z);
-    zero_mesh_comms_destroy(&comms);
-}
-
-// The ranks of one group differ: all groups return it, and none waits for the other.
-static void a_group_that_differs_is_reported(void) {
-    zero_mesh_comms comms = join_groups(2, 60);
-    zero_config config = config_of(comms.shard, 2);
-    config.replicate_comm = comms.replicate;
-    if (rank == 0) config.settings.prefetch = 2;
-    zero *z;
-    const int e = zero_create(&z, &config);
-    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), "settings.prefetch"), "create returns %d: %s", e, zero_error(z));
-    zero_destroy(z);
-    zero_mesh_comms_destroy(&comms);
-}
-
 // ---- ranks that differ ----------------------------------------------------------------------------------------------
 
 static void differs(const zero_config *config, const char *field) {
@@ -626,10 +580,6 @@ int main(int argc, char **argv) {
     if (ranks > 1)
         CASE("ranks with other configurations are told") other_configurations_are_told(c);
     zero_comm_destroy(c);
-    if (ranks > 1)
-        CASE("the message is that of the transport that failed") the_transport_that_failed_is_reported();
-    if (ranks == 4)
-        CASE("a shard group whose ranks differ fails in all groups") a_group_that_differs_is_reported();
     CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
     zero_bootstrap_destroy(boot);
     return test_finish();
