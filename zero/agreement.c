@@ -146,8 +146,9 @@ int zero_agree_on_config(zero *z) {
         mine.tensors = XXH3_64bits_withSeed(tensor, sizeof tensor, mine.tensors);
     }
     if (c->order_length) mine.order = XXH3_64bits(c->order, c->order_length * sizeof *c->order);
-    const int e = compare(z, c->shard_comm, &mine);
-    const int all = e || z->replicas == 1 ? e : compare(z, c->replicate_comm, &mine);
-    z->agreed = all != ZERO_OK;
-    return all;
+    int e = compare(z, c->shard_comm, &mine);
+    if (z->replicas > 1 && e != ZERO_ERR_COMM) e = agree(z, c->replicate_comm, e);  // of a group that differs in itself
+    if (z->replicas > 1 && !e) e = compare(z, c->replicate_comm, &mine);
+    z->agreed = e != ZERO_OK;
+    return e;
 }

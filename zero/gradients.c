@@ -121,8 +121,17 @@ static size_t leaves_per_micro_step(const zero *z) {
     return one ? 1 : (size_t)z->ranks;
 }
 
+int zero_between_micro_batches(zero *z) {
+    for (size_t u = 0; u < z->layout.num_units && !z->failed; u++)
+        if (z->units[u].state != UNIT_FREE || z->units[u].micro_batches != z->micro_batches)
+            zero_fail(z, ZERO_ERR_ARG,
+                      "a micro-batch is unfinished (unit %zu): call zero_finish_backward or zero_discard first", u);
+    return z->failed;
+}
+
 int zero_grads_merge(zero *z) {
-    if (z->pending_count || !z->micro_batches)
+    if (zero_between_micro_batches(z)) return z->failed;
+    if (!z->micro_batches)
         return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
     const int waiting = zero_partial_sums_live(z->micro_batches * leaves_per_micro_step(z));
@@ -219,6 +228,7 @@ static int reduce(zero *z, size_t u) {
     zero_nvtx_pop();
     if (e) return e;
     unit->micro_batches++;
+    if (unit->micro_batches > z->max_micro_batches) z->max_micro_batches = unit->micro_batches;
     unit->state = UNIT_FREE;
     unit->buffer->busy = 0;
     if (z->config.settings.stage >= 2) unit->buffer = NULL;
@@ -339,7 +349,6 @@ int zero_finish_backward(zero *z) {
     if (e) return e;
     zero_record_call(z, CALL_FINISH, &z->micro_batches, sizeof z->micro_batches);
     z->micro_batches++;
-    if (z->micro_batches > z->max_micro_batches) z->max_micro_batches = z->micro_batches;
     return ZERO_OK;
 }
 
@@ -354,7 +363,7 @@ void zero_wire_start(zero *z) {
 }
 
 int zero_begin_step(zero *z) {
-    if (z->failed) return z->failed;
+    if (zero_between_micro_batches(z)) return z->failed;
     const int e = zero_params_invalidate(z);  // before counting: this receives what was prefetched earlier
     zero_wire_start(z);
     return e;

@@ -151,10 +151,11 @@ int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
 
 int zero_grads_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_grads_destroy(zero *z);
-int zero_grads_merge(zero *z);    // all partial sums into partial_sums[0], once a step
-int zero_grads_reset(zero *z);    // no micro-batches; ends the step's count of wire bytes
-int zero_grads_abandon(zero *z);  // finishes what is pending; no unit holds a buffer
-void zero_wire_start(zero *z);    // counts the step's wire bytes from here on
+int zero_between_micro_batches(zero *z);  // fails if one has begun and is not finished
+int zero_grads_merge(zero *z);            // all partial sums into partial_sums[0], once a step
+int zero_grads_reset(zero *z);            // no micro-batches; ends the step's count of wire bytes
+int zero_grads_abandon(zero *z);          // finishes what is pending; no unit holds a buffer
+void zero_wire_start(zero *z);            // counts the step's wire bytes from here on
 
 // ---- parameters.c ---------------------------------------------------------------------------------------------------
 

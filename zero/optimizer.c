@@ -146,6 +146,7 @@ int zero_discard(zero *z) {
     z->agreed = 0;
     z->calls = 0;
     z->error[0] = '\0';
+    zero_comm_reset_error(z->config.shard_comm);
     int e = zero_grads_abandon(z);
     if (!e) e = zero_params_abandon(z);
     return e ? e : zero_grads_reset(z);

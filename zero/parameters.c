@@ -34,9 +34,7 @@ int zero_params_create(zero *z) {
                                                   shard_total(z) * z->elem, &z->window));
     if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
                                       (size_t)z->config.settings.prefetch))
-        e = zero_fail(z, ZERO_ERR_ARG,
-                      "order names a unit that does not exist (there are %zu), or host memory is exhausted",
-                      l->num_units);
+        e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     z->cache.drop = z->config.settings.delay_seed != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
@@ -120,22 +118,24 @@ int zero_params_invalidate(zero *z) {
 int zero_params_abandon(zero *z) {
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].users = 0;
     for (size_t i = 0; i < z->cache.num_slots; i++) z->cache.slots[i].users = 0;
-    return zero_params_invalidate(z);
+    const int e = zero_params_invalidate(z);
+    return e ? e : zero_params_complete(z);
 }
 
 // ---- stages 1, 2: all-gather in place -------------------------------------------------------------------------------
 
 // Finishes the all-gathers of units below `end`.
 static int finish_gathers(zero *z, size_t end) {
-    int e = ZERO_OK;
-    for (; z->gathers_done < end && z->gathers_done < z->gathers_begun && !e; z->gathers_done++) {
+    for (; z->gathers_done < end && z->gathers_done < z->gathers_begun; z->gathers_done++) {
         zero_comm_phase(z->config.shard_comm, "all-gather of parameters", z->gathers_done);
         zero_time_begin(z, "all-gather: wait", z->config.stream);
-        e = zero_comm_check(z, zero_comm_allgather_finish(z->config.shard_comm, z->units[z->gathers_done].params_ticket,
-                                                          z->config.stream));
+        const int e = zero_comm_check(z, zero_comm_allgather_finish(z->config.shard_comm,
+                                                                    z->units[z->gathers_done].params_ticket,
+                                                                    z->config.stream));
         zero_time_end(z, "all-gather: wait", z->config.stream);
+        if (e) return e;
     }
-    return e;
+    return ZERO_OK;
 }
 
 // ---- acquire and release --------------------------------------------------------------------------------------------

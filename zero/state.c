@@ -112,13 +112,24 @@ static int leave_callback(zero *z, int e) {
     return e;
 }
 
-// A rank whose callback has failed continues with the collective part.
-static int load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
+static int clear_optimizer_state(zero *z) {
+    int e = ZERO_OK;
+    for (size_t i = 0; i < z->optimizer->num_states && !e; i++)
+        e = zero_device_check(z, cudaMemsetAsync(z->state[i], 0, state_total(z) * sizeof(float), z->config.stream),
+                              "clearing the optimizer's state");
+    return e;
+}
+
+// Everything is checked before anything is written. A rank whose callback has failed continues with the collective
+// part. clear: the optimizer's states become zero.
+static int load(zero *z, enum zero_state state, int clear, zero_fill_fn fn, void *ctx) {
     const int is_weights = state < ZERO_STATE_OPTIMIZER;
-    int e = check_state(z, state), mine = ZERO_OK;
+    int e = zero_between_micro_batches(z), mine = ZERO_OK;
+    if (!e) e = check_state(z, state);
     if (!e && z->micro_batches && state != ZERO_STATE_GRADS)
         e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
     if (!e && is_weights) e = zero_params_update_begin(z);
+    if (!e && clear) mine = clear_optimizer_state(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (!mine) mine = load_unit(z, state, u, fn, ctx);
         if (is_weights) e = zero_params_update_written(z, u);
@@ -131,15 +142,12 @@ static int load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
 
 int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx) {
     const int e = enter_callback(z);
-    return e ? e : leave_callback(z, load(z, state, fn, ctx));
+    return e ? e : leave_callback(z, load(z, state, 0, fn, ctx));
 }
 
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
-    int e = z->failed;
-    for (size_t i = 0; i < z->optimizer->num_states && !e; i++)
-        e = zero_device_check(z, cudaMemsetAsync(z->state[i], 0, state_total(z) * sizeof(float), z->config.stream),
-                              "clearing the optimizer's state");
-    return e ? e : zero_load(z, ZERO_STATE_MASTER, fn, ctx);
+    const int e = enter_callback(z);
+    return e ? e : leave_callback(z, load(z, ZERO_STATE_MASTER, 1, fn, ctx));
 }
 
 // ---- visit ----------------------------------------------------------------------------------------------------------
@@ -239,7 +247,7 @@ static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
 static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     const size_t num_states = ZERO_STATE_OPTIMIZER + z->optimizer->num_states;
     uint64_t mine[3] = { 0, 0, z->calls }, *all = malloc((size_t)z->ranks * sizeof mine);
-    int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    int e = all ? zero_between_micro_batches(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "hash of the state", 0);
     for (size_t s = 0; s < num_states && !e; s++) {
         struct hash_visit h = { &z->layout, 0, s };

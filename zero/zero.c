@@ -122,6 +122,11 @@ static int check_config(zero *z) {
                          "ZERO_REDUCE_EXACT, or no replicate_comm");
     if (s->prefetch < 0 || s->prefetch > 2)
         return zero_fail(z, ZERO_ERR_ARG, "settings.prefetch is %d: use 0, 1 or 2", s->prefetch);
+    if (s->dtype != ZERO_F32 && s->dtype != ZERO_BF16)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.dtype is %d: use ZERO_F32 or ZERO_BF16", (int)s->dtype);
+    if (s->reduction != ZERO_REDUCE_EXACT && s->reduction != ZERO_REDUCE_LIBRARY)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.reduction is %d: use ZERO_REDUCE_EXACT or ZERO_REDUCE_LIBRARY",
+                         (int)s->reduction);
     if (s->master < ZERO_MASTER_FP32 || s->master > ZERO_MASTER_NONE)
         return zero_fail(z, ZERO_ERR_ARG, "settings.master is %d: there is no such kind of master weights",
                          (int)s->master);
@@ -176,6 +181,10 @@ static int create_layout(zero *z) {
     if (zero_layout_create(&z->layout, z->config.tensors, z->config.num_tensors, (size_t)z->ranks, &why))
         return zero_fail(z, ZERO_ERR_ARG, "tensors: %s", why);
     z->config.tensors = z->layout.tensors;
+    for (size_t i = 0; i < z->config.order_length; i++)
+        if (z->config.order[i] >= z->layout.num_units)
+            return zero_fail(z, ZERO_ERR_ARG, "order names unit %zu, which does not exist: there are %zu",
+                             z->config.order[i], z->layout.num_units);
     return check_logical_indices(z);
 }
 

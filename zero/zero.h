@@ -106,7 +106,8 @@ int zero_release_grads(zero *z, size_t unit);
 // ended) and drops all-gathered parameters, so that the count does not depend on what ran before. Collective.
 int zero_begin_step(zero *z);
 
-// Ends a micro-batch: all units' gradients must have been released. Collective.
+// Ends a micro-batch: all units' gradients must have been released. Until then norms, zero_step, zero_begin_step, fill,
+// load and hash are refused. Collective.
 int zero_finish_backward(zero *z);
 
 // Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M. The same bits on all

@@ -17,6 +17,9 @@ int zero_comm_rank(const zero_comm *c) { return c->rank; }
 int zero_comm_size(const zero_comm *c) { return c->size; }
 const char *zero_comm_name(const zero_comm *c) { return c->name; }
 const char *zero_comm_error(const zero_comm *c) { return c->error; }
+void zero_comm_reset_error(zero_comm *c) {
+    if (!c->failed) c->error[0] = '\0';
+}
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
 cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
 

@@ -60,6 +60,7 @@ int zero_comm_rank(const zero_comm *c);
 int zero_comm_size(const zero_comm *c);
 const char *zero_comm_name(const zero_comm *c);   // "none: one rank", "MPI, shared memory", ... for a table
 const char *zero_comm_error(const zero_comm *c);  // message of the last error; "" if none
+void zero_comm_reset_error(zero_comm *c);         // its caller has recovered from it; ZERO_ERR_COMM stays
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
 
 // What the caller is doing, for messages: a phase (a literal; it is kept) and a unit. Not collective.

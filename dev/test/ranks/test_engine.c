@@ -472,6 +472,16 @@ static void impossible_configurations_are_refused(zero_comm *c) {
             "does not exist");
     refuses(c,
             (zero_config){ .settings.stage = 1,
+                           .order = (const size_t[]){ 9 },
+                           .order_length = 1,
+                           .tensors = tensors,
+                           .num_tensors = TENSORS },
+            "does not exist");
+    refuses(c, (zero_config){ .settings.dtype = 7, .tensors = tensors, .num_tensors = TENSORS }, "settings.dtype is 7");
+    refuses(c, (zero_config){ .settings.reduction = 9, .tensors = tensors, .num_tensors = TENSORS },
+            "settings.reduction is 9");
+    refuses(c,
+            (zero_config){ .settings.stage = 1,
                            .settings.shard_group = (size_t)ranks + 1,
                            .tensors = tensors,
                            .num_tensors = TENSORS },

@@ -16,6 +16,7 @@ enum { STAGES = 4, NUMEL = 8641 };  // NUMEL: of the toy model's file
 
 static zero_accounting accounting;
 static zero_bootstrap *boot;
+static enum zero_reduction reduction;  // of the engines that are made
 
 struct way {
     const char *name, *transport;
@@ -46,6 +47,7 @@ static zero_config config_of(zero_comm *c, int stage) {
     static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
                                                      ZERO_MASTER_NONE };
     return (zero_config){ .settings = { .stage = stage,
+                                        .reduction = reduction,
                                         .prefetch = 1,
                                         .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
                                         .master = masters[kind],
@@ -158,6 +160,43 @@ static void misuse_is_refused(zero_comm *c, int stage) {
     CHECK(!zero_acquire_params(z, 0) && zero_discard(z) == ZERO_OK && forward(z) == ZERO_OK, "after it: %s",
           zero_error(z));
     zero_destroy(other);
+    zero_destroy(z);
+}
+
+enum { NORM, NORMS, STEP, GRADS, LOAD, LOAD_WEIGHTS, FILL, HASH, BEGIN, CALLS };
+
+static int call_between_micro_batches(zero *z, int call) {
+    double norms[TENSORS];
+    uint64_t hash[2];
+    switch (call) {
+    case NORM: return zero_grad_norm(z, norms);
+    case NORMS: return zero_tensor_norms(z, norms);
+    case STEP: return zero_step(z, &good);
+    case GRADS: return zero_load(z, ZERO_STATE_GRADS, fill, NULL);
+    case LOAD: return zero_load(z, ZERO_STATE_M, fill, NULL);
+    case LOAD_WEIGHTS: return zero_load(z, ZERO_STATE_MASTER, fill, NULL);
+    case FILL: return zero_fill(z, fill, NULL);
+    case HASH: return zero_hash(z, &hash[0], &hash[1]);
+    default: return zero_begin_step(z);
+    }
+}
+
+// In the first micro-batch of a step and in the second one, of which a unit is held, one is released, or all are.
+static void an_unfinished_micro_batch_is_refused(zero_comm *c, int stage) {
+    enum { HELD, ONE, ALL, UNFINISHED };
+    zero *z = make(c, stage);
+    uint64_t want[2], hash[2];
+    double norm;
+    CHECK(one_step(z, 0, 2, &norm) == ZERO_OK && zero_hash(z, &want[0], &want[1]) == ZERO_OK, "%s", zero_error(z));
+    for (int i = 0; i < CALLS * UNFINISHED * 2; i++) {
+        const int call = i % CALLS, unfinished = i / CALLS % UNFINISHED, finished = i / CALLS / UNFINISHED;
+        if (finished) CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK, "%s", zero_error(z));
+        for (size_t u = UNITS; u-- > (unfinished == ALL ? 0 : UNITS - 1);)
+            CHECK(zero_acquire_grads(z, u) && (unfinished == HELD || !zero_release_grads(z, u)), "%s", zero_error(z));
+        refused(z, call_between_micro_batches(z, call) == ZERO_ERR_ARG, "a micro-batch is unfinished");
+        CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+        CHECK_BYTES(hash, want, sizeof hash);
+    }
     zero_destroy(z);
 }
 
@@ -506,6 +545,12 @@ static void helpers_do_what_they_say(zero_comm *c, int stage) {
 static void cases_of_a_stage(const struct way *way, int stage) {
     zero_comm *c = join(way, 60);
     CASE("misuse is refused and leaves no trace: stage %d, %s", stage, way->name) misuse_is_refused(c, stage);
+    for (int r = ZERO_REDUCE_EXACT; r <= ZERO_REDUCE_LIBRARY; r++) {
+        reduction = (enum zero_reduction)r;
+        CASE("an unfinished micro-batch is refused: stage %d, %s, %s", stage, way->name, r ? "library" : "exact")
+            an_unfinished_micro_batch_is_refused(c, stage);
+    }
+    reduction = ZERO_REDUCE_EXACT;
     CASE("a callback that fails on one rank fails on all: stage %d, %s", stage, way->name)
         one_rank_s_callback_fails_all(c, stage);
     CASE("gradients can be seen and replaced: stage %d, %s", stage, way->name) gradients_can_be_seen(c, stage);

@@ -40,15 +40,19 @@ static zero_comm *join(const struct way *way, double timeout_s) {
     return c;
 }
 
-static zero *make(zero_comm *c, int stage) {
+static zero_config config_of(zero_comm *c, int stage) {
     static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
-    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .dtype = ZERO_F32, .seed = 42 },
-                                 .order = order,
-                                 .order_length = sizeof order / sizeof *order,
-                                 .tensors = tensors,
-                                 .num_tensors = TENSORS,
-                                 .shard_comm = c,
-                                 .accounting = &accounting };
+    return (zero_config){ .settings = { .stage = stage, .prefetch = 1, .dtype = ZERO_F32, .seed = 42 },
+                          .order = order,
+                          .order_length = sizeof order / sizeof *order,
+                          .tensors = tensors,
+                          .num_tensors = TENSORS,
+                          .shard_comm = c,
+                          .accounting = &accounting };
+}
+
+static zero *make(zero_comm *c, int stage) {
+    const zero_config config = config_of(c, stage);
     zero *z;
     CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
@@ -149,6 +153,71 @@ static void the_transport_serves_the_next_engine(const struct way *way, int stag
     leave(NULL, c);
 }
 
+// ---- a micro-batch that is dropped ----------------------------------------------------------------------------------
+
+// A dropped micro-batch may be the one that needs most partial sums.
+static void dropped_micro_batches_count_as_memory(const struct way *way, int stage) {
+    zero_comm *c = join(way, PATIENT);
+    zero *z = make(c, stage);
+    zero_row rows[32];
+    for (size_t g = ranks == 3 ? 4 : 2; g > 0; g--) CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK);
+    CHECK(zero_acquire_grads(z, 4) && zero_release_grads(z, 4) == ZERO_OK && zero_discard(z) == ZERO_OK, "%s",
+          zero_error(z));
+    for (size_t i = zero_report_memory(z, rows, 32); i-- > 0;)
+        CHECK(rows[i].kind != ZERO_MEM_GRAD_SHARDS || rows[i].measured == rows[i].expected,
+              "%s: %llu bytes, by the formula %llu", rows[i].what, (unsigned long long)rows[i].measured,
+              (unsigned long long)rows[i].expected);
+    leave(z, c);
+}
+
+// ---- shard groups ---------------------------------------------------------------------------------------------------
+
+// Groups of `shard` ranks.
+static zero_mesh_comms join_groups(int shard, double timeout_s) {
+    zero_mesh mesh;
+    zero_mesh_comms comms;
+    char err[512] = "";
+    const zero_comm_config config = { .timeout_s = timeout_s };
+    REQUIRE(!zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err) &&
+                !zero_mesh_comms_create(&comms, &mesh, zero_transport_find("mpi"), boot, &config, &accounting, err,
+                                        sizeof err),
+            "%s", err);
+    return comms;
+}
+
+// Rank 1 does not come; before that its shard group's transport refused something.
+static void the_transport_that_failed_is_reported(void) {
+    zero_mesh_comms comms = join_groups(1, SHORT);
+    zero_config config = config_of(comms.shard, 1);
+    config.replicate_comm = comms.replicate;
+    zero *z;
+    double norm;
+    CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "%s", zero_error(z));
+    CHECK(zero_comm_free(comms.shard, &norm) == ZERO_ERR_ARG && zero_discard(z) == ZERO_OK, "%s", zero_error(z));
+    if (rank == 1) nanosleep(&(struct timespec){ 1, 200000000 }, NULL);
+    int e = micro_batch(z, (size_t)rank, 0, 0);
+    if (!e) e = zero_grad_norm(z, &norm);
+    CHECK(rank == 1 || (e == ZERO_ERR_COMM && strstr(zero_error(z), "timeout_s")), "returns %d: %s", e, zero_error(z));
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_destroy(z);
+    zero_mesh_comms_destroy(&comms);
+}
+
+// The ranks of one group differ: all groups return it, and none waits for the other.
+static void a_group_that_differs_is_reported(void) {
+    zero_mesh_comms comms = join_groups(2, PATIENT);
+    zero_config config = config_of(comms.shard, 2);
+    config.replicate_comm = comms.replicate;
+    if (rank == 0) config.settings.prefetch = 2;
+    zero *z;
+    const int e = zero_create(&z, &config);
+    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), "settings.prefetch"), "create returns %d: %s", e, zero_error(z));
+    zero_destroy(z);
+    zero_mesh_comms_destroy(&comms);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
 int main(int argc, char **argv) {
     test_start_ranks(&argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -160,10 +229,17 @@ int main(int argc, char **argv) {
         for (int stage = 0; stage < STAGES; stage++) {
             CASE("a transport fails after an engine that was destroyed halfway: stage %d, %s", stage, ways[w].name)
                 the_transport_serves_the_next_engine(&ways[w], stage);
+            CASE("a dropped micro-batch is missing in the memory formula: stage %d, %s", stage, ways[w].name)
+                dropped_micro_batches_count_as_memory(&ways[w], stage);
             for (int stall = 0; stall < STALLS && ranks > 1; stall++)
                 CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, ways[w].name)
                     a_stalled_rank_is_noticed(&ways[w], stage, (enum stall)stall);
         }
+    if (ranks > 1)
+        CASE("a failure of the replicate group has a message of the shard group")
+            the_transport_that_failed_is_reported();
+    if (ranks == 4)
+        CASE("groups wait for a shard group whose ranks differ") a_group_that_differs_is_reported();
     zero_bootstrap_destroy(boot);
     return test_finish();
 }
