@@ -132,10 +132,14 @@ $(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu zero/*/*.
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
 build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: \
     override LAST = -fno-sanitize=thread
-UNSAFE := -Ofast fast-math fast_math unsafe-math associative-math reciprocal-math finite-math fmad=true ftz=true \
-          prec-div=false prec-sqrt=false
-$(foreach f,$(UNSAFE),$(if $(findstring $f,$(COMPILE_C) $(COMPILE_CU) $(EXTRA)), \
-    $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits)))
+# Whole words: -fno-fast-math is harmless. nvcc passes on what comes in quotes, after a comma or -Xcompiler=, and has
+# names with -- too.
+UNSAFE := -Ofast -ffast-math -funsafe-math-optimizations -fassociative-math -freciprocal-math -ffinite-math-only \
+          -use_fast_math -fmad=true -ftz=true -prec-div=false -prec-sqrt=false
+COMMA  := ,
+SPLIT   = $(subst =-, -,$(subst $(COMMA), ,$(subst ',,$(subst ",,$(COMPILE_C) $(COMPILE_CU) $(EXTRA)))))
+$(foreach f,$(filter $(UNSAFE),$(patsubst --%,-%,$(SPLIT))), \
+    $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Sources: a file that is added to a directory is built, a program is what its name or directory says
@@ -243,9 +247,11 @@ all: $(call BINARIES,$(PROGRAMS))
 test_programs: $(call BINARIES,test_gpt2_zero $(TESTS))
 examples: $(call BINARIES,$(EXAMPLES))
 
+$(if $(filter run,$(MAKECMDGOALS)),$(if $(shell [ "$(NP)" -ge 1 ] 2> /dev/null && echo ok),, \
+    $(error make run NP=$(NP): NP is the number of ranks, use a number from 1)))
 run: train_gpt2_zero
-	@mkdir -p $(RUN_DIR)
-	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o $(RUN_DIR) $(ARGS)
+	@mkdir -p "$(RUN_DIR)"
+	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o "$(RUN_DIR)" $(ARGS)
 
 test: setup $(TEXT)
 	+@bash dev/test/run_tests.sh "$(TEST)" "$(CASE)"

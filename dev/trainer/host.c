@@ -8,154 +8,38 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { PATH_BYTES = 4096, MAX_THREADS = 1024 };
+#include "zero/host_memory.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
-// cgroups. A limit of any group between this process's and the root counts.
-
-// Reads up to two numbers from root/path. A word that is no number ("max") counts as -1. Returns how many were read.
-static int read_numbers(const char *path, double numbers[2]) {
-    FILE *f = fopen(path, "r");
-    if (f == NULL) return 0;
-    int n = 0;
-    char word[64];
-    while (n < 2 && fscanf(f, "%63s", word) == 1) {
-        char *end;
-        numbers[n] = strtod(word, &end);
-        if (end == word) numbers[n] = -1;
-        n++;
-    }
-    fclose(f);
-    return n;
-}
-
-// The number behind `name` in a file of lines "name number", or 0.
-static double named_number(const char *path, const char *name) {
-    FILE *f = fopen(path, "r");
-    char word[64];
-    double value = 0, found = 0;
-    while (f != NULL && fscanf(f, "%63s %lf", word, &value) == 2) {
-        if (!strcmp(word, name)) found = value;
-    }
-    if (f != NULL) fclose(f);
-    return found;
-}
-
-// Writes the directory of this process's cgroup to dir, and where the hierarchy begins to *top. controller: "cpu" or
-// "memory" of v1, or "" for v2. Returns 0, or -1 if there is no such hierarchy.
-static int cgroup_directory(const char *root, const char *controller, char dir[PATH_BYTES], size_t *top) {
-    char path[PATH_BYTES], line[PATH_BYTES];
-    snprintf(path, sizeof path, "%.1000s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "r");
-    int status = -1;
-    while (f != NULL && status != 0 && fgets(line, sizeof line, f) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        char *list = strchr(line, ':'), *group = list != NULL ? strchr(list + 1, ':') : NULL;
-        if (group == NULL) continue;
-        *group++ = '\0';
-        list++;
-        char wanted[32], listed[256];
-        snprintf(wanted, sizeof wanted, ",%s,", controller);
-        snprintf(listed, sizeof listed, ",%.250s,", list);
-        if (strstr(listed, wanted) == NULL) continue;
-        const char *mounts[] = { list, controller };  // "cpu,cpuacct" or a link "cpu"
-        for (int i = 0; i < 2 && status != 0; i++) {
-            *top = (size_t)snprintf(dir, PATH_BYTES, "%.1000s/sys/fs/cgroup%s%.200s", root, *mounts[i] ? "/" : "",
-                                    mounts[i]);
-            status = access(dir, F_OK);
-        }
-        snprintf(dir + *top, PATH_BYTES - *top, "%.2000s", strcmp(group, "/") == 0 ? "" : group);
-    }
-    if (f != NULL) fclose(f);
-    return status;
-}
-
-// Calls visit for the directory of the cgroup and those above it. In a container the names are those of the host, and
-// only the top exists.
-static void visit_cgroups(const char *root, const char *controller, void (*visit)(const char *dir, void *ctx),
-                          void *ctx) {
-    char dir[PATH_BYTES];
-    size_t top;
-    if (cgroup_directory(root, controller, dir, &top) != 0) return;
-    for (;;) {
-        visit(dir, ctx);
-        char *slash = strrchr(dir, '/');
-        if (strlen(dir) <= top || slash == NULL) return;
-        *slash = '\0';
-    }
-}
-
-static void lower(double *limit, double value) {
-    if (*limit == 0 || value < *limit) *limit = value;
-}
+enum { MAX_THREADS = 1024 };
 
 static void visit_quota_v2(const char *dir, void *quota) {
-    char path[PATH_BYTES + 32];
+    char path[ZERO_CGROUP_PATH + 32];
     double n[2];
     snprintf(path, sizeof path, "%s/cpu.max", dir);
-    if (read_numbers(path, n) == 2 && n[0] > 0 && n[1] > 0) lower(quota, n[0] / n[1]);
+    if (zero_cgroup_read(path, n) == 2 && n[0] > 0 && n[1] > 0) zero_cgroup_lower(quota, n[0] / n[1]);
 }
 
 static void visit_quota_v1(const char *dir, void *quota) {
-    char path[PATH_BYTES + 32];
+    char path[ZERO_CGROUP_PATH + 32];
     double microseconds[2], period[2];
     snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
-    const int has_quota = read_numbers(path, microseconds) >= 1 && microseconds[0] > 0;
+    const int has_quota = zero_cgroup_read(path, microseconds) >= 1 && microseconds[0] > 0;
     snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
-    if (has_quota && read_numbers(path, period) >= 1 && period[0] > 0) lower(quota, microseconds[0] / period[0]);
+    if (has_quota && zero_cgroup_read(path, period) >= 1 && period[0] > 0)
+        zero_cgroup_lower(quota, microseconds[0] / period[0]);
 }
-
-// What is left of a limit; pages of files that were read lately can be given up.
-static void memory_left(const char *dir, const char *limit_name, const char *usage_name, const char *cache,
-                        void *left) {
-    char path[PATH_BYTES + 32];
-    double limit[2], usage[2];
-    snprintf(path, sizeof path, "%s/%s", dir, limit_name);
-    if (read_numbers(path, limit) < 1 || limit[0] <= 0 || limit[0] > 1e18) return;  // "max", or v1's largest number
-    snprintf(path, sizeof path, "%s/%s", dir, usage_name);
-    if (read_numbers(path, usage) < 1) return;
-    snprintf(path, sizeof path, "%s/memory.stat", dir);
-    const double used = usage[0] - named_number(path, cache);
-    lower(left, limit[0] > used ? limit[0] - used : 1);
-}
-
-static void visit_memory_v2(const char *dir, void *left) {
-    memory_left(dir, "memory.max", "memory.current", "inactive_file", left);
-}
-
-static void visit_memory_v1(const char *dir, void *left) {
-    memory_left(dir, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", left);
-}
-
-size_t host_memory_available(const char *root) {
-    char path[PATH_BYTES];
-    double left = 0;
-    snprintf(path, sizeof path, "%.1000s/proc/meminfo", root);
-    FILE *f = fopen(path, "r");
-    size_t kb;
-    while (f != NULL && fgets(path, sizeof path, f) != NULL) {
-        if (sscanf(path, "MemAvailable: %zu", &kb) == 1) left = (double)kb * 1024;
-    }
-    if (f != NULL) fclose(f);
-    visit_cgroups(root, "", visit_memory_v2, &left);
-    visit_cgroups(root, "memory", visit_memory_v1, &left);
-    return left > 0 ? (size_t)left : SIZE_MAX;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Cores.
 
 void host_cores(HostCores *c, uint64_t host, const char *root) {
     memset(c, 0, sizeof *c);
     c->host = host;
     const int cores = sched_getaffinity(0, sizeof c->mask, (cpu_set_t *)c->mask);
     if (cores < 0) c->mask[0] = 1;
-    visit_cgroups(root, "", visit_quota_v2, &c->quota);
-    visit_cgroups(root, "cpu", visit_quota_v1, &c->quota);
-    char dir[PATH_BYTES] = "";
+    zero_cgroup_visit(root, "", visit_quota_v2, &c->quota);
+    zero_cgroup_visit(root, "cpu", visit_quota_v1, &c->quota);
+    char dir[ZERO_CGROUP_PATH] = "";
     size_t top;
-    if (cgroup_directory(root, "", dir, &top) == 0) c->cgroup = XXH3_64bits(dir, strlen(dir));
-    if (cgroup_directory(root, "cpu", dir, &top) == 0) c->cgroup ^= XXH3_64bits(dir, strlen(dir));
+    if (zero_cgroup_directory(root, "", dir, &top) == 0) c->cgroup = XXH3_64bits(dir, strlen(dir));
+    if (zero_cgroup_directory(root, "cpu", dir, &top) == 0) c->cgroup ^= XXH3_64bits(dir, strlen(dir));
 }
 
 static int has_core(const HostCores *c, int core) { return c->mask[core / 64] >> core % 64 & 1; }

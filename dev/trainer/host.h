@@ -1,4 +1,5 @@
-// What this process may use of its host: cores and memory, as limited by its affinity mask and by cgroups (v1 and v2).
+// The cores that this process may use, as limited by its affinity mask and by cgroups (v1 and v2). Memory:
+// zero/host_memory.h.
 #ifndef TRAINER_HOST_H
 #define TRAINER_HOST_H
 
@@ -39,10 +40,6 @@ CoreShare host_share_cores(const HostCores *all, int ranks, int me);
 // Reads OMP_NUM_THREADS. Returns its number ("4", or the first of "4,2"), 0 if text is NULL or empty, or -1 and a
 // message.
 int host_wanted_threads(const char *text, int cores, char *err, size_t err_bytes);
-
-// Bytes of memory that processes can still allocate: MemAvailable, or what is left of the cgroup's limit if that is
-// less. SIZE_MAX: unknown.
-size_t host_memory_available(const char *root);
 
 // Makes OpenMP's threads sleep while they wait, if the ranks of this host have more threads (OMP_NUM_THREADS) than
 // cores. The library decides that when it is loaded, so this restarts the program, with the same arguments; call it

@@ -238,10 +238,10 @@ int launch_together(double seconds, char *missing, size_t missing_bytes) {
     } else if (here.mpi) {
         MPI_Request meeting;
         MPI_Ibarrier(MPI_COMM_WORLD, &meeting);
-        const double deadline = zero_clock() + seconds;
+        zero_stopwatch waited = { 0 };
         for (;;) {
             MPI_Test(&meeting, &together, MPI_STATUS_IGNORE);
-            if (together || zero_clock() > deadline) {
+            if (together || zero_stopwatch_read(&waited) > seconds) {
                 break;
             }
             usleep(1000);

@@ -8,9 +8,12 @@
 //
 // Learning rates are a function of the step alone, so a resumed run has the rate that it would have had.
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "trainer/log.h"
 
@@ -133,8 +136,19 @@ int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
         snprintf(err, err_bytes, "-o %.200s...: the name is too long: choose a shorter output directory", dir);
         return -1;
     }
-    l->file = fopen(l->path, "w");
+    // A lock that ends with the process. A file system without locks has no such protection; /dev/null has no length.
+    const int fd = open(l->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        snprintf(err, err_bytes,
+                 "%s: another run is writing it: wait until that has ended, or choose another output directory with -o",
+                 l->path);
+        close(fd);
+        return -1;
+    }
+    const int emptied = fd >= 0 && (ftruncate(fd, 0) == 0 || errno == EINVAL);
+    l->file = emptied ? fdopen(fd, "w") : NULL;
     if (l->file == NULL) {
+        if (fd >= 0) close(fd);
         snprintf(err, err_bytes, "%s: cannot be written: %s: choose another output directory with -o", l->path,
                  strerror(errno));
         return -1;

@@ -14,6 +14,7 @@
 #include "device/process.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
+#include "zero/host_memory.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The device.
@@ -315,7 +316,7 @@ void create_transport(Run *r) {
 static size_t available_memory(const Run *r, int *ranks) {
 #ifdef CUDA_ON_CPU
     *ranks = r->local_ranks;
-    return host_memory_available("");
+    return zero_host_memory_available("");
 #else
     size_t free_bytes, total;
     *ranks = r->sharers;

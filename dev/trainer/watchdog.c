@@ -9,8 +9,7 @@
 
 #include "zero/clock.h"
 
-#define TICK      0.1  // seconds between two looks at the clock
-#define LONG_TICK 1.0  // a tick that took longer: this process did not run
+#define TICK 0.1  // seconds between two looks at the clock
 
 static struct {
     pthread_t thread;
@@ -35,7 +34,7 @@ static void end_process(void) {
 
 static void *watch(void *unused) {
     (void)unused;
-    double ran = 0, before = zero_clock();
+    zero_stopwatch ran = { 0 };
     pthread_mutex_lock(&watched.mutex);
     while (!watched.done) {
         struct timespec until;
@@ -46,10 +45,7 @@ static void *watch(void *unused) {
             until.tv_nsec -= 1000000000;
         }
         pthread_cond_timedwait(&watched.changed, &watched.mutex, &until);
-        const double time = zero_clock(), tick = time - before;
-        before = time;
-        ran += tick < LONG_TICK ? tick : TICK;
-        if (!watched.done && ran > watched.seconds) end_process();
+        if (zero_stopwatch_read(&ran) > watched.seconds && !watched.done) end_process();
     }
     pthread_mutex_unlock(&watched.mutex);
     return NULL;

@@ -68,6 +68,13 @@ static const char *call_name(uint64_t kind) {
 
 int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer, const struct zero_comm_call *theirs) {
     if (!memcmp(mine, theirs, sizeof *mine)) return ZERO_OK;
+    if (theirs->kind < ZERO_CALL_ALL_TO_ALL || theirs->kind > ZERO_CALL_REDUCE_SCATTER)  // data, not a record
+        return zero_comm_fail(
+            c, ZERO_ERR_COMM,
+            "the ranks disagree: this rank's collective %llu is %s of unit %llu, rank %d is in another "
+            "collective: all ranks must make the same calls in the same order",
+            (unsigned long long)mine->number, call_name(mine->kind), (unsigned long long)mine->unit,
+            zero_comm_world_rank(c, peer));
     struct zero_comm_call but_history = *theirs;
     but_history.history = mine->history;
     if (!memcmp(mine, &but_history, sizeof *mine))

@@ -42,10 +42,30 @@ for object in zero/kernels.o dev/test/harness/baseline.o; do
     report "$object: there would be, without the flag" "$([ "$n" != 0 ] || echo "none: this test sees nothing")"
 done
 
-for flags in EXTRA=-ffast-math CFLAGS=-Ofast CXXFLAGS=-funsafe-math-optimizations "CXX=g++ -ffast-math"; do
+for flags in EXTRA=-ffast-math CFLAGS=-Ofast CXXFLAGS=-funsafe-math-optimizations "CXX=g++ -ffast-math" \
+    EXTRA=-Xcompiler=-ffast-math "EXTRA=-Xcompiler '-g,-ffinite-math-only'" EXTRA=--use_fast_math; do
     build -n "$flags" all
     report "$flags is refused" "$(grep -q "promises the same bits" "$work/log" || echo "it is not")" "$work/log"
 done
+
+for flags in EXTRA=-fno-fast-math CFLAGS=-fno-unsafe-math-optimizations; do
+    build -n "$flags" all
+    report "$flags is accepted" "$(grep "promises the same bits" "$work/log")" "$work/log"
+done
+
+# ----------------------------------------------------------------------------------------------------------------------
+# make run
+
+for np in 0 -1 two ""; do
+    build -n run NP="$np"
+    report "make run NP=$np is refused" \
+        "$(grep -q "NP=$np: NP is the number of ranks" "$work/log" || echo "it is not")" "$work/log"
+done
+build -n run NP=3 RUN_DIR="$work/a b" MPIRUN="printf '%s\\n'"
+grep -e ^mkdir.*/a -e '-np 3' "$work/log" > "$work/run.sh"
+sh "$work/run.sh" > "$work/words" 2>&1
+report "RUN_DIR with a space" "$([ -d "$work/a b" ] && grep -qx "$work/a b" "$work/words" || echo "it is split")" \
+    "$work/words"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The CPU

@@ -181,6 +181,10 @@ mistake 2 "full/main.log" -o "$work/full"
 timeout -k 5 20 "${MPIRUN:-mpirun}" -np 1 bash -c 'trap "" XFSZ; ulimit -f 1024; exec "$@"' - \
     "$trainer" "${good[@]}" -e custom:l1,h2,c128,v2048,t32 -n 1 -o "$work/out.limit" > "$work/limit" 2>&1 < /dev/null
 echo $? > "$work/limit.status"
+# not even the control blocks fit
+timeout -k 5 20 "${MPIRUN:-mpirun}" -np 2 bash -c 'trap "" XFSZ; ulimit -f 8; exec "$@"' - "$trainer" "${good[@]}" \
+    > "$work/blocks" 2>&1 < /dev/null
+echo $? > "$work/blocks.status"
 # one rank of several, with a command line of its own
 timeout -k 5 20 "${MPIRUN:-mpirun}" -np 1 "$trainer" "${good[@]}" : -np 1 "$trainer" "${good[@]}" -z 7 \
     > "$work/other" 2>&1 < /dev/null
@@ -210,6 +214,7 @@ for n in "${!mistakes[@]}"; do
     judge "${mistakes[n]#*$'\t'}" "${mistakes[n]%%$'\t'*}" "$work/mistake.$n"
 done
 judge "a model on a full disk" model_00000001.bin "$work/limit"
+judge "the cause of missing memory is lost" "RLIMIT_FSIZE (ulimit -f)" "$work/blocks"
 judge "one rank's command line is wrong" "-z 7" "$work/other"
 left=$(find "$work"/out.* "$work"/full -name '*.tmp' -o -name 'model_*' 2> /dev/null)
 report "no mistake leaves a file behind" "$left"
@@ -325,6 +330,26 @@ rank_process() {
             echo "${words[0]}"
     done
 }
+
+# A second run emptied main.log under the first, and both went on.
+second_run() {
+    local mpirun status i
+    selected "$1" || return
+    "${MPIRUN:-mpirun}" -np 1 "$trainer" "${good[@]}" -x 1000000000 -o "$work/twice" > "$log" 2>&1 < /dev/null &
+    mpirun=$!
+    for i in {1..400}; do
+        grep -q '^s:9 ' "$work/twice/main.log" 2> /dev/null && break
+        sleep 0.05
+    done
+    job 2 "${good[@]}" -o "$work/twice" > "$work/second" 2>&1
+    echo $? > "$work/second.status"
+    judge "$1" "twice/main.log: another run is writing it" "$work/second"
+    wanted "$1: the first one's main.log stays" has 1 '^s:9 ' "$work/twice/main.log"
+    kill $mpirun
+    wait $mpirun
+}
+second_run "a second run into the same -o"
+ran 1 "a run after the first has ended" "${good[@]}" -o "$work/twice"
 
 # lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends,
 # non-zero, in 20 s, leaves no process behind, and prints WORD

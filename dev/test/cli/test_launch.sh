@@ -164,4 +164,23 @@ suspended() {
     wait $mpirun_process && grep -q '^step ' "$work/suspended" || { cat "$work/suspended"; return 1; }
 }
 check "a rank that is suspended in MPI_Init and continued" suspended
+# A job that is suspended as a whole, for longer than the time-out, in a step: one rank waits for the other all the
+# time.
+suspended_job() {
+    "$mpirun" -np 2 "${run[@]}" -x 2000 --timeout 2 --transport "$1" > "$work/suspended" 2>&1 < /dev/null &
+    local mpirun_process=$! i ranks=()
+    for i in {1..100}; do
+        grep -q '^step ' "$work/suspended" && break
+        sleep 0.1
+    done
+    mapfile -t ranks < <(pgrep -P $mpirun_process -f "${trainer##*/}")
+    [ ${#ranks[@]} = 2 ] || { echo "${#ranks[@]} ranks were found"; return 1; }
+    kill -STOP "${ranks[1]}"
+    sleep 0.5
+    kill -STOP "${ranks[0]}" && sleep 5 && kill -CONT "${ranks[@]}"
+    wait $mpirun_process && grep -q '^step 2000/' "$work/suspended" || { tail -n 5 "$work/suspended"; return 1; }
+}
+for transport in mpi nccl; do
+    check "a job that is suspended and continued, $transport" suspended_job $transport
+done
 summary

@@ -1,8 +1,10 @@
 // test_comm_failures.c: what every transport does when a rank is late, dead, or calls something else. Run under mpirun,
 // with two ranks or more; `--case NCCL` runs one way.
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "test/ranks/ways.h"
+#include "zero/comm/transport.h"
 
 // The last rank comes late: the others give up in time, with the phase, and every later call fails with that message. A
 // transport without a stream can name the rank.
@@ -119,6 +121,26 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w) {
     destroy(c);
 }
 
+// Memory that is missing: the message has the reason. Here shared memory of more than `limit` bytes is refused, be it
+// for a window's counters, for its shards or for their host copies.
+static void missing_memory_is_explained(const struct way *w, rlim_t limit) {
+    zero_comm *c = create(w, 60);
+    zero_window *window = NULL;
+    struct rlimit before;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    const struct rlimit low = { limit, before.rlim_max };
+    MPI_Barrier(MPI_COMM_WORLD);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &low) == 0);
+    const int e = zero_window_create(c, &memory, ZERO_MEM_PARAMS, 1 << 20, &window);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    CHECK(e == ZERO_ERR_MEMORY ? strstr(zero_comm_error(c), "RLIMIT_FSIZE") != NULL
+                               : !e && limit > 1 && !strcmp(w->name, "messages"),
+          "%d: %s", e, zero_comm_error(c));
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_window_destroy(c, window);
+    destroy(c);
+}
+
 // The flight recorder has the last collectives, finished or not, and the message.
 static void records_tell_what_a_rank_did(const struct way *w) {
     zero_comm *c = create(w, SHORT);
@@ -208,6 +230,20 @@ static void different_orders_are_reported(const struct way *w) {
     destroy(c);
 }
 
+// NCCL may deliver another collective's data where a record is expected: they are not printed as a record.
+static void data_are_not_printed_as_a_record(void) {
+    const struct zero_comm_call mine = { .number = 5, .kind = ZERO_CALL_SCALARS, .unit = 3 };
+    struct zero_comm_call data;
+    for (int byte = 0; byte <= 0x3f; byte += 0x3f) {
+        zero_comm c = { .rank = 0, .size = 2 };
+        memset(&data, byte, sizeof data);
+        CHECK(zero_comm_compare(&c, &mine, 1, &data) == ZERO_ERR_COMM);
+        CHECK(strstr(c.error, "collective 5 is an all-gather of scalars of unit 3, rank 1 is in another collective") &&
+                  !strstr(c.error, "nothing"),
+              "the message is: %s", c.error);
+    }
+}
+
 static void cases_of(const struct way *w) {
     const char *name = w->name;
     CASE("a stalled rank is waited for: scalars: %s", name) a_stalled_rank_is_noticed(w, 0);
@@ -218,6 +254,9 @@ static void cases_of(const struct way *w) {
     for (int window = 0; window <= 1 && !strcmp(w->transport, "mpi"); window++)
         CASE("a rank that does not come to %s is waited for: %s", window ? "create a window" : "allocate", name)
             a_rank_that_does_not_come_to_allocate_is_noticed(w, window);
+    for (rlim_t limit = 1; limit <= 4096 && !strcmp(w->transport, "mpi"); limit *= 4096)
+        CASE("the cause of missing memory is lost: %d bytes: %s", (int)limit, name)
+            missing_memory_is_explained(w, limit);
     CASE("nothing tells what a rank did before a failure: %s", name) records_tell_what_a_rank_did(w);
     for (int d = 0; d < DIFFERENCES; d++)
         CASE("another %s on one rank goes unnoticed: %s", DIFFERENCE_NAMES[d], name)
@@ -233,6 +272,7 @@ int main(int argc, char **argv) {
     REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
     for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
         if (strcmp(ways[w].transport, "nccl") || nccl_runs_here()) cases_of(&ways[w]);
+    CASE("another collective's data are printed as a record") data_are_not_printed_as_a_record();
     zero_bootstrap_destroy(boot);
     return test_finish();
 }

@@ -10,6 +10,8 @@
 #include "test/harness/harness.h"
 #include "trainer/environment.h"
 #include "trainer/host.h"
+#include "zero/comm/mpi/shared_memory.h"
+#include "zero/host_memory.h"
 
 static char root[256], err[512];
 
@@ -75,17 +77,17 @@ static void test_quota_of_half_a_core_is_not_seen(void) {
 
 static void test_memory_limit_is_not_seen(void) {
     begin_root();
-    CHECK_EQ(host_memory_available(root), SIZE_MAX);
+    CHECK_EQ(zero_host_memory_available(root), SIZE_MAX);
     put("proc/meminfo", "MemTotal: 2000 kB\nMemAvailable:  1000 kB\n");
-    CHECK_EQ(host_memory_available(root), 1024000);
+    CHECK_EQ(zero_host_memory_available(root), 1024000);
     put("proc/self/cgroup", "0::/job\n");
     put("sys/fs/cgroup/job/memory.max", "max\n");
     put("sys/fs/cgroup/job/memory.current", "300000\n");
-    CHECK_EQ(host_memory_available(root), 1024000);
+    CHECK_EQ(zero_host_memory_available(root), 1024000);
     put("sys/fs/cgroup/job/memory.max", "500000\n");
-    CHECK_EQ(host_memory_available(root), 200000);
+    CHECK_EQ(zero_host_memory_available(root), 200000);
     put("sys/fs/cgroup/job/memory.stat", "anon 100\ninactive_file 100000\nactive_file 7\n");  // can be given up
-    CHECK_EQ(host_memory_available(root), 300000);
+    CHECK_EQ(zero_host_memory_available(root), 300000);
     remove_root();
 
     begin_root();
@@ -93,10 +95,31 @@ static void test_memory_limit_is_not_seen(void) {
     put("proc/self/cgroup", "4:memory:/job\n");
     put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
     put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "400000\n");
-    CHECK_EQ(host_memory_available(root), 1024000);
+    CHECK_EQ(zero_host_memory_available(root), 1024000);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "900000\n");
     put("sys/fs/cgroup/memory/memory.usage_in_bytes", "500000\n");
-    CHECK_EQ(host_memory_available(root), 400000);
+    CHECK_EQ(zero_host_memory_available(root), 400000);
+    remove_root();
+}
+
+// The mpi transport refused shared memory whose place only the page cache took.
+static void test_page_cache_counts_as_used(void) {
+    begin_root();
+    put("proc/meminfo", "MemAvailable:  1000 kB\nSwapFree:  1000 kB\n");
+    put("proc/self/cgroup", "0::/job\n");
+    put("sys/fs/cgroup/job/memory.max", "500000\n");
+    put("sys/fs/cgroup/job/memory.current", "500000\n");
+    for (int cached = 0; cached <= 1; cached++) {
+        struct zero_shm fits = { .bytes = 100000 }, large = { .bytes = 100001 };
+        CHECK_EQ(zero_shm_has_memory(&fits, 3, root), cached);
+        CHECK(!zero_shm_has_memory(&large, 3, root));
+        CHECK(strstr(large.why, cached ? "300000 bytes are available" : "1 bytes are available") != NULL, "%s",
+              large.why);
+        put("sys/fs/cgroup/job/memory.stat", "anon 200000\ninactive_file 300000\n");
+    }
+    put("sys/fs/cgroup/job/memory.max", "max\n");  // swap is no memory
+    struct zero_shm swapped = { .bytes = 1200000 };
+    CHECK(!zero_shm_has_memory(&swapped, 1, root));
     remove_root();
 }
 
@@ -161,6 +184,7 @@ int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_quota_of_half_a_core_is_not_seen);
     RUN(test_memory_limit_is_not_seen);
+    RUN(test_page_cache_counts_as_used);
     RUN(test_bound_ranks_divide_their_cores_again);
     RUN(test_omp_num_threads_crashes);
     RUN(test_a_launchers_variables_are_misread);

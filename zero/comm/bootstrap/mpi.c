@@ -38,7 +38,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     for (int r = 0; r < b->ranks && ok; r++)
         ok = MPI_Irecv(received + (size_t)r * bytes, count, MPI_BYTE, r, tag, comm, &requests[2 * r]) == MPI_SUCCESS &&
              MPI_Isend(copy, count, MPI_BYTE, r, tag, comm, &requests[2 * r + 1]) == MPI_SUCCESS;
-    const double deadline = zero_clock() + b->timeout_s;
+    zero_stopwatch waited = { 0 };
     for (double pause = 1e-5; ok; zero_bootstrap_pause(&pause, 2e-3)) {
         missing = 0;
         for (int r = 0; r < b->ranks && ok; r++) {
@@ -51,7 +51,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
             missing += !both;
             ok = ok && size == count;
         }
-        if (!missing || zero_clock() > deadline) break;
+        if (!missing || zero_stopwatch_read(&waited) > b->timeout_s) break;
     }
     if (!ok) {
         e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
@@ -99,10 +99,10 @@ int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s) {
         free(copy);
         return ZERO_ERR_COMM;
     }
-    const double deadline = zero_clock() + timeout_s;
+    zero_stopwatch waited = { 0 };
     for (double pause = 1e-5; !done; zero_bootstrap_pause(&pause, 2e-3)) {
         if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return ZERO_ERR_COMM;
-        if (!done && zero_clock() > deadline) return ZERO_ERR_COMM;
+        if (!done && zero_stopwatch_read(&waited) > timeout_s) return ZERO_ERR_COMM;
         if (done) break;
     }
     *out = *copy;

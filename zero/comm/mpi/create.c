@@ -3,7 +3,6 @@
 //
 // Each rank finds out which ranks share its host, and maps their control blocks (collectives.c). Where that is
 // impossible, as between containers, all bytes go by messages, and the transport's name says so.
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +75,9 @@ static int map_control(comm_mpi *m) {
         only_messages(m);
         e = zero_mpi_map(m, &m->control, sizeof(struct control));
     }
-    if (e == ZERO_ERR_MEMORY) zero_comm_fail(&m->base, e, "memfd_create failed: %s", strerror(errno));
+    if (e == ZERO_ERR_MEMORY)
+        zero_comm_fail(&m->base, e, "no memory for %zu bytes of control blocks: %s", sizeof(struct control),
+                       m->control.why);
     if (e) return e;
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);
     int on_host = 0;

@@ -108,7 +108,7 @@ static void give_up(comm_mpi *m, struct messages *msgs) {
 }
 
 static int wait_messages(comm_mpi *m, struct messages *msgs) {
-    const double deadline = zero_clock() + m->config.timeout_s;
+    zero_stopwatch waited = { 0 };
     for (size_t i = 0;; i++) {
         int all = 0;
         if (MPI_Testall(msgs->count, msgs->requests, &all, MPI_STATUSES_IGNORE) != MPI_SUCCESS) {
@@ -122,7 +122,7 @@ static int wait_messages(comm_mpi *m, struct messages *msgs) {
             msgs->count = 0;
             return same_call(m, msgs);
         }
-        if (zero_clock() > deadline) {
+        if (zero_stopwatch_read(&waited) > m->config.timeout_s) {
             const int e = time_out(m, msgs);
             if (e) return e;
         }
@@ -168,10 +168,10 @@ int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all) {
         ok = MPI_Irecv(received + (size_t)r * bytes, n, MPI_BYTE, m->mpi_rank[r], tag, m->root->comm,
                        &requests[2 * r]) == MPI_SUCCESS &&
              MPI_Isend(own, n, MPI_BYTE, m->mpi_rank[r], tag, m->root->comm, &requests[2 * r + 1]) == MPI_SUCCESS;
-    const double deadline = zero_clock() + m->config.timeout_s;
+    zero_stopwatch waited = { 0 };
     for (int i = 0; ok && !done; i++) {
         ok = MPI_Testall(2 * size, requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS;
-        if (!done && zero_clock() > deadline) break;
+        if (!done && zero_stopwatch_read(&waited) > m->config.timeout_s) break;
         if (!done && i > 100) nanosleep(&(struct timespec){ 0, 20 * 1000 }, NULL);
     }
     if (!ok) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message of %zu bytes failed", bytes);

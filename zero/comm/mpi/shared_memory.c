@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "zero/clock.h"
+#include "zero/host_memory.h"
 
 void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value) {
     atomic_store_explicit(counter, (uint32_t)value, memory_order_release);
@@ -20,7 +21,7 @@ void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value) {
 }
 
 int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double timeout_s, uint32_t *seen) {
-    double deadline = 0;
+    zero_stopwatch waited = { 0 };
     for (int i = 0;; i++) {
         *seen = atomic_load_explicit(counter, memory_order_acquire);
         if ((int32_t)(*seen - value) >= 0) return 0;  // a signed difference: counters wrap
@@ -28,9 +29,7 @@ int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double ti
             atomic_signal_fence(memory_order_seq_cst);
             continue;
         }
-        const double now = zero_clock();
-        if (deadline == 0) deadline = now + timeout_s;
-        if (now > deadline) return -1;
+        if (zero_stopwatch_read(&waited) > timeout_s) return -1;
         const struct timespec slice = { 0, 200 * 1000 * 1000 };
         syscall(SYS_futex, counter, FUTEX_WAIT, *seen, &slice, NULL, 0);
     }
@@ -66,58 +65,16 @@ static char *map_peer(const struct card *card, size_t bytes) {
     return p == MAP_FAILED ? NULL : p;
 }
 
-// A value of a file of lines "NAME: VALUE kB" or of one line "VALUE"; SIZE_MAX: there is none.
-static size_t read_size(const char *path, const char *name) {
-    char line[256];
-    unsigned long long value;
-    size_t found = SIZE_MAX;
-    FILE *f = fopen(path, "r");
-    while (f && found == SIZE_MAX && fgets(line, sizeof line, f)) {
-        if (*name && !strncmp(line, name, strlen(name)) && sscanf(line + strlen(name), ": %llu kB", &value) == 1)
-            found = (size_t)value << 10;
-        else if (!*name && sscanf(line, "%llu", &value) == 1)
-            found = (size_t)value;
-        else if (!*name)
-            break;
-    }
-    if (f) fclose(f);
-    return found;
-}
-
-// What the control group of this process, and those that it is in, still allow.
-static size_t left_in_cgroup(void) {
-    char line[512] = "", path[700];
-    size_t least = SIZE_MAX;
-    FILE *f = fopen("/proc/self/cgroup", "r");
-    while (f && fgets(line, sizeof line, f) && strncmp(line, "0::", 3)) line[0] = '\0';
-    if (f) fclose(f);
-    if (strncmp(line, "0::/", 4)) return least;
-    line[strcspn(line, "\n")] = '\0';
-    for (char *group = line + 3; *group;) {
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.max", group);
-        const size_t most = read_size(path, "");
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.current", group);
-        const size_t now = read_size(path, "");
-        if (most != SIZE_MAX && now != SIZE_MAX && (most > now ? most - now : 0) < least)
-            least = most > now ? most - now : 0;
-        *strrchr(group, '/') = '\0';
-    }
-    return least;
-}
-
-// Whether this host has `bytes` for each of its ranks; if not, s->why says so.
-static int has_memory(struct zero_shm *s, int ranks_here) {
+int zero_shm_has_memory(struct zero_shm *s, int ranks_here, const char *root) {
     struct rlimit limit;
-    const size_t ram = read_size("/proc/meminfo", "MemAvailable"), swap = read_size("/proc/meminfo", "SwapFree"),
-                 group = left_in_cgroup(), need = s->bytes * (size_t)ranks_here;
-    size_t have = ram == SIZE_MAX ? SIZE_MAX : ram + (swap == SIZE_MAX ? 0 : swap);
-    if (group < have) have = group;
+    const size_t have = zero_host_memory_available(root), need = s->bytes * (size_t)ranks_here;
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur < s->bytes)
         snprintf(s->why, sizeof s->why, "shared memory counts as a file, and RLIMIT_FSIZE (ulimit -f) is %llu bytes",
                  (unsigned long long)limit.rlim_cur);
     else if (need > have || need / (size_t)ranks_here != s->bytes)
-        snprintf(s->why, sizeof s->why, "%d ranks of this host need it, and %zu bytes are available%s", ranks_here,
-                 have, group == have ? " (limit of the control group)" : "");
+        snprintf(s->why, sizeof s->why,
+                 "%d ranks of this host need it, and %zu bytes are available (MemAvailable, limits of cgroups)",
+                 ranks_here, have);
     return !s->why[0];
 }
 
@@ -132,7 +89,7 @@ static int create_file(void) {
 static void make_own(struct zero_shm *s, int rank, int ranks_here, struct card *mine) {
     struct stat st;
     *mine = (struct card){ .pid = (long)getpid(), .fd = -1 };
-    if (!has_memory(s, ranks_here)) return;
+    if (!zero_shm_has_memory(s, ranks_here, "")) return;
     mine->fd = create_file();
     if (mine->fd < 0 || ftruncate(mine->fd, (off_t)s->bytes) || fstat(mine->fd, &st)) {
         snprintf(s->why, sizeof s->why, "memfd_create or ftruncate failed: %s", strerror(errno));
@@ -155,7 +112,7 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
         free(cards);
         free(all_ok);
         free(s->peer);
-        *s = (struct zero_shm){ 0 };
+        *s = (struct zero_shm){ .why = "out of host memory" };
         return ZERO_ERR_MEMORY;
     }
     for (int r = 0; r < ranks; r++) ranks_here += on_host[r] != 0;
@@ -166,6 +123,8 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
     if (!e) e = meet(ctx, &ok, sizeof ok, all_ok);  // and now nobody needs the descriptor any more
     for (int r = 0; r < ranks && !e; r++)
         if (!all_ok[r]) e = ZERO_ERR_MEMORY;
+    if (e == ZERO_ERR_MEMORY && !s->why[0])
+        snprintf(s->why, sizeof s->why, "another rank has none, or its memory cannot be mapped through /proc");
     if (mine.fd >= 0) close(mine.fd);
     free(cards);
     free(all_ok);

@@ -13,7 +13,7 @@ struct zero_shm {
     char **peer;  // [ranks] rank r's memory as it is mapped here; NULL for ranks of other hosts
     int ranks;
     size_t bytes;   // of each rank
-    char why[200];  // after ZERO_ERR_MEMORY: why this rank has no memory; "" if another rank has none
+    char why[200];  // after ZERO_ERR_MEMORY: why this rank has no memory, or that another has none
 };
 
 // An all-gather of `bytes` of each rank, with a time-out. Returns ZERO_OK or an error code.
@@ -24,6 +24,8 @@ typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
 // error nothing is mapped. Memory that the host does not have is refused here: touching it later would end the process.
 int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
                  void *ctx);
+// Whether this host has s->bytes for each of its ranks; if not, s->why is the reason. root: of zero/host_memory.h.
+int zero_shm_has_memory(struct zero_shm *s, int ranks_here, const char *root);
 void zero_shm_unmap(struct zero_shm *s);  // not collective; peers keep their mappings
 
 // A counter that only its owner writes, ascending (it may wrap). Publishing makes everything written before visible to

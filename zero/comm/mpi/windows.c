@@ -53,8 +53,13 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     if (!w) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
     w->base = (struct zero_window){ NULL, bytes, mem, category };
     int e = ZERO_OK;
-    if (c->size > 1 && (e = zero_mpi_map(m, &w->epochs, sizeof(struct epochs))) == ZERO_OK)
-        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
+    if (c->size > 1) {
+        e = zero_mpi_map(m, &w->epochs, sizeof(struct epochs));
+        if (e == ZERO_ERR_MEMORY)
+            return zero_comm_fail(c, e, "no memory for %zu bytes of a window's counters: %s", sizeof(struct epochs),
+                                  w->epochs.why);
+        if (!e) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
+    }
     if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
     if (!e && m->sharing && !m->staged) {
         e = zero_mpi_map(m, &w->map, bytes);

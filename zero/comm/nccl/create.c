@@ -115,6 +115,7 @@ static int create_context(struct nccl_context **out, int ranks, const zero_comm_
         return ZERO_ERR_MEMORY;
     }
     x->users = 1;
+    x->ran.seconds = 1;
     x->config = *config;
     if (x->config.timeout_s <= 0) x->config.timeout_s = 300;
     pthread_mutex_init(&x->calls, NULL);

@@ -12,6 +12,7 @@
 // ZERO_HAS_NCCL: nccl.h exists (make NCCL=0 pretends that it does not).
 #ifndef ZERO_NCCL_INTERNAL_H
 #define ZERO_NCCL_INTERNAL_H
+#include "zero/clock.h"
 #include "zero/comm/nccl/waits.h"
 #include "zero/comm/transport.h"
 
@@ -85,6 +86,7 @@ struct nccl_context {
     pthread_cond_t wake;   // the watchdog: stop or failed
     pthread_t watchdog;
     int watched, stop;
+    zero_stopwatch ran;  // the clock of since; starts at 1
     struct nccl_op ops[NCCL_RING];
     zero_ticket queued, ended;
     struct nccl_activity call;  // the call of NCCL that the host is in; since 0: none

@@ -25,7 +25,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
-#include "zero/clock.h"
 
 #define REMEDY                                                                                            \
     "see the output of the other ranks, run with NCCL_DEBUG=INFO for NCCL's own messages, or allow more " \
@@ -84,7 +83,7 @@ int zero_nccl_enter(comm_nccl *m, const char *what) {
     struct nccl_context *x = m->context;
     pthread_mutex_lock(&x->lock);
     x->call = activity_of(m, what);
-    x->call.since = zero_clock();
+    x->call.since = zero_stopwatch_read(&x->ran);
     pthread_mutex_unlock(&x->lock);
     pthread_mutex_lock(&x->calls);
     if (!x->failed) return ZERO_OK;
@@ -149,7 +148,7 @@ int zero_nccl_op_end(comm_nccl *m, struct nccl_op *op) {
 
 static void look_at_call(struct nccl_context *x) {
     const struct nccl_activity *d = &x->call;
-    if (d->since > 0 && zero_clock() - d->since > x->config.timeout_s)
+    if (d->since > 0 && x->ran.seconds - d->since > x->config.timeout_s)
         fail(x, d, "the %s has not returned within %.3g s: another rank died, stopped, or took another path; " REMEDY,
              d->what, x->config.timeout_s);
 }
@@ -167,8 +166,8 @@ static void look_at_operations(struct nccl_context *x) {
             fail(x, &op->activity, "the device failed: %s", cudaGetErrorString(e));
         if (e != cudaSuccess) return;
         if (op->activity.since == 0)
-            op->activity.since = zero_clock();
-        else if (zero_clock() - op->activity.since > x->config.timeout_s)
+            op->activity.since = x->ran.seconds;
+        else if (x->ran.seconds - op->activity.since > x->config.timeout_s)
             fail(x, &op->activity,
                  "the %s has begun on the device and not ended within %.3g s: another rank died, stopped, or took "
                  "another "
@@ -244,6 +243,7 @@ static void *watch(void *arg) {
     const double period = x->config.timeout_s < 5 ? x->config.timeout_s / 10 : 0.5;
     pthread_mutex_lock(&x->lock);
     while (!x->stop && !x->failed) {
+        (void)zero_stopwatch_read(&x->ran);
         look_at_call(x);
         look_at_operations(x);
         pthread_mutex_unlock(&x->lock);
