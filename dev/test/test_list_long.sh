@@ -18,9 +18,9 @@ for SANITIZE in address undefined; do
     export SANITIZE
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
-    build cpu FP32 $dir/test_gpt2_zero
-    build cpu FP32 $dir/test_{layout,options,output,content,data,bootstrap,comm,nccl,engine,contract,failure}
-    for program in layout options output content data; do
+    build cpu FP32 $dir/test_{gpt2_zero,engine_contract,engine_failure}
+    build cpu FP32 $dir/test_{layout,options,output,content_hash,data,bootstrap,comm,nccl,engine}
+    for program in layout options output content_hash data; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
     done
     run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp
