@@ -460,15 +460,11 @@ static void create_transports(zero_accounting *memory) {
         config.no_shared_memory = i == MESSAGES || i == STAGED || i == FOUR_GROUPS;
         config.staged = i == STAGED;
         config.ranks_per_host = i == HOSTS_OF_2 ? 2 : 0;
-        // Groups sum the same tree only if their number and size are powers of two.
-        const int groups = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2
-                           : i == FOUR_GROUPS                      ? 4
-                                                                   : 1,
-                  power = (ranks & (ranks - 1)) == 0;
+        const int wanted = i == TWO_GROUPS || i == NCCL_TWO_GROUPS ? 2 : i == FOUR_GROUPS ? 4 : 1;
+        const int groups = ranks % wanted == 0 ? wanted : ranks % 3 == 0 ? 3 : 1;
         zero_mesh mesh;
         char err[512];
-        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, power && ranks >= groups ? ranks / groups : 0, err,
-                                  sizeof err);
+        int rc = zero_mesh_create(&mesh, rank, ranks, 1, 1, ranks / groups, err, sizeof err);
         if (rc == ZERO_OK)
             rc = zero_mesh_comms_create(&comms[i], &mesh, zero_transport_find(nccl ? "nccl" : "mpi"), boot, &config,
                                         memory, err, sizeof err);

@@ -63,19 +63,26 @@ size_t zero_cost_partial_sums(size_t leaves, size_t G) {
     return most;
 }
 
+zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype) {
+    const size_t leaves = S & -S;
+    return (zero_group_sums){ .leaves = leaves, .count = S / leaves, .dtype = leaves > 1 ? ZERO_F32 : dtype };
+}
+
 // The row of partial sums, and what a power of two would need.
 static void add_partial_sums(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY;
     const size_t G = p->max_micro_batches, unit = zero_cost_partial_sums(1, G),
-                 leaves = library || p->replicas > 1 ? 1 : l->ranks;
+                 replicas = p->replicas > 1 ? p->replicas : 1;
+    const size_t leaves = library ? 1 : l->ranks * replicas;
     const size_t sums = !library ? zero_cost_partial_sums(leaves, G) : G ? zero_cost_partial_sums(1, G - 1) + 1 : 0;
-    const size_t one = l->numel_padded / l->ranks * sizeof(float);
+    const size_t one = zero_layout_replica_offset(l, l->num_units, replicas) * sizeof(float);
+    const char *psi = replicas > 1 ? "4 Psi/(N R)" : "4 Psi/N", *all = replicas > 1 ? "N R" : "N";
     if (library)
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu = floor(log2 G) + 1", sums);
     else if (leaves & (leaves - 1))
-        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu: ones of g N (N = 2^k: %zu)", sums, unit);
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu: ones of g %s (of 2^k: %zu)", psi, sums, all, unit);
     else
-        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu = floor(log2(G + 1))", sums);
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2(G + 1))", psi, sums);
 }
 
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
@@ -104,10 +111,17 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
 
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
     const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest * sizeof(float) : 0;
-    const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) * sizeof(float) : 0;
+    const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) : 0;
+    const zero_group_sums group = zero_cost_group_sums(l->ranks, p->settings.dtype);
+    const size_t group_bytes = replica * group.count * zero_dtype_bytes(group.dtype);
     const size_t sums_buffer = gathered_sums ? zero_comm_alloc_bytes(comm, gathered_sums) : 0;
-    const size_t replica_buffers = replica ? 2 * zero_comm_alloc_bytes(&p->replicate_transport, replica) : 0;
-    const char *with_replicas = replica ? " + 8 x largest shard" : "";
+    const size_t replica_buffers = replica ? zero_comm_alloc_bytes(&p->replicate_transport, replica * sizeof(float)) +
+                                                 zero_comm_alloc_bytes(&p->replicate_transport, group_bytes)
+                                           : 0;
+    char with_replicas[40] = "";
+    if (replica)
+        snprintf(with_replicas, sizeof with_replicas, " + %zu x largest shard",
+                 sizeof(float) + group.count * zero_dtype_bytes(group.dtype));
     if (stage >= 2)
         add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, comm, param_depth, b) + replica_buffers,
             "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, with_replicas);
@@ -124,7 +138,9 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
                                                                : largest * b,
                                                library ? largest : 0);
     if (stage == 3) transport += zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b);
-    if (replica) transport += zero_comm_scratch_bytes(&p->replicate_transport, replica, replica, 0) + sizeof(void *);
+    if (replica)
+        transport += zero_comm_scratch_bytes(&p->replicate_transport, group_bytes, replica * sizeof(float), 0) +
+                     p->replicas * group.count * sizeof(void *);
     add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + transport, "optimizer chunks, norm, transport's own");
     return t.n;
 }
@@ -158,14 +174,16 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
     else
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * b, "%zu G Psi (N-1)/N, G = %zu", b, G);
     add_params(&t, p, l);
-    size_t chunk = 0;
-    for (size_t u = 0; u < l->num_units && p->replicas > 1; u++) chunk += zero_layout_replica_chunk(l, u, p->replicas);
-    if (p->replicas > 1)
-        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 2 * (p->replicas - 1) * chunk * sizeof(float) * G,
-            "8 G Psi/N (R-1)/R, R = %zu groups", p->replicas);
-    else
-        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     const size_t norm = ZERO_NORM_WORDS * sizeof(uint64_t);
+    if (p->replicas > 1) {
+        const zero_group_sums group = zero_cost_group_sums(l->ranks, s->dtype);
+        const size_t each = group.count * zero_dtype_bytes(group.dtype), others_R = p->replicas - 1;
+        const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas);
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", others_R * (chunks * (G * each + sizeof(float)) + norm),
+            "(%zu G + 4) Psi/N (R-1)/R, R = %zu; norm", each, p->replicas);
+    } else {
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
+    }
     add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm", norm);
     return t.n;
 }

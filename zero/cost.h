@@ -40,6 +40,15 @@ typedef struct zero_row {
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 
+// What each of several shard groups of S ranks passes on to the others of its sum of a micro-step: S / leaves sums of
+// `leaves` micro-batches, the largest power of two that divides S: aligned subtrees of the sum over all ranks. For S a
+// power of two that is one. Sums are fp32; a single leaf stays as it is.
+typedef struct zero_group_sums {
+    size_t leaves, count;
+    enum zero_dtype dtype;
+} zero_group_sums;
+zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype);
+
 // The most partial sums at a time in a step of G micro-steps that push `leaves` leaves each: the maximum over g = 1 ..
 // G of the ones in the binary number g * leaves.
 size_t zero_cost_partial_sums(size_t leaves, size_t G);

@@ -24,9 +24,11 @@
 //     5                  110        ((0+1)+(2+3)) (4+5)    2   ((0+1)+(2+3)) (4+5)   1   ((0+1)+(2+3)) (4+5)
 //     end of step                   ((0+1)+(2+3)) + (4+5), on any number of ranks
 //
-// Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP): a unit's sum over this group is all-reduced over the
-// replicate group, again as a tree, before it is merged with other micro-steps. Groups are contiguous ranks, so if
-// their size and their number are powers of two it is still the same tree.
+// Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP) of S contiguous ranks. The sums of a shard are divided
+// among the R groups that hold it. A group adds its chunks as far as they are aligned subtrees of the sum over all
+// ranks: one if S is a power of two, else S / 2^k of 2^k leaves, 2^k the largest that divides S. An all-to-all over the
+// replicate group gives each rank all groups' sums of its part of the shard, which it pushes. The optimizer all-gathers
+// the parts once a step. So groups of any size leave the tree as it is.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <stdlib.h>
@@ -58,23 +60,22 @@ static int create_buffers(zero *z, int e) {
     return e;
 }
 
-static int create_replica_sums(zero *z, int e) {
-    zero_comm *comm = z->config.replicate_comm;
-    const size_t bytes = zero_layout_replica_buffer(&z->layout, (size_t)z->replicas) * sizeof(float);
-    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, bytes, &z->group_sum);
-    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, bytes, &z->replica_sum);
-    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, sizeof *z->replica_sum_chunk, &z->replica_sum_chunk);
+static int create_group_sums(zero *z, int e) {
+    const size_t replicas = (size_t)z->replicas;
+    z->group = zero_cost_group_sums((size_t)z->ranks, z->config.settings.dtype);
+    e = zero_alloc_symmetric(z, e, z->config.replicate_comm, ZERO_MEM_UNIT_BUFFERS,
+                             zero_layout_replica_buffer(&z->layout, replicas) * z->group.count *
+                                 zero_dtype_bytes(z->group.dtype),
+                             &z->group_sums);
     if (e) return e;
-    return zero_device_check(
-        z, cudaMemcpy(z->replica_sum_chunk, &z->replica_sum, sizeof z->replica_sum, cudaMemcpyHostToDevice),
-        "copying a pointer");
+    return zero_alloc(z, ZERO_MEM_TRANSPORT, replicas * z->group.count * sizeof *z->group_pointers, &z->group_pointers);
 }
 
 int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
     e = create_buffers(z, e);
-    return z->replicas == 1 ? e : create_replica_sums(z, e);
+    return z->replicas == 1 ? e : create_group_sums(z, e);
 }
 
 void zero_grads_destroy(zero *z) {
@@ -83,12 +84,12 @@ void zero_grads_destroy(zero *z) {
     for (size_t i = 0; i < z->num_buffers && z->config.settings.stage >= 2; i++)
         zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
     if (z->replicas > 1) {
-        zero_comm_free(z->config.replicate_comm, z->group_sum);
-        zero_comm_free(z->config.replicate_comm, z->replica_sum);
-        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->replica_sum_chunk, sizeof *z->replica_sum_chunk);
+        zero_comm_free(z->config.replicate_comm, z->group_sums);
+        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->group_pointers,
+                             (size_t)z->replicas * z->group.count * sizeof *z->group_pointers);
     }
     for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS; s++)
-        zero_accounting_free(accounting, ZERO_MEM_GRAD_SHARDS, z->partial_sums[s], shard_total(z) * sizeof(float));
+        zero_accounting_free(accounting, ZERO_MEM_GRAD_SHARDS, z->partial_sums[s], sum_total(z) * sizeof(float));
     free(z->buffers);
     free(z->pending);
 }
@@ -98,10 +99,10 @@ void zero_grads_destroy(zero *z) {
 static int ensure_partial_sum(zero *z, int s) {
     if (s >= ZERO_MAX_PARTIAL_SUMS) return zero_fail(z, ZERO_ERR_ARG, "too many micro-batches in one step");
     if (z->partial_sums[s]) return ZERO_OK;
-    return zero_alloc(z, ZERO_MEM_GRAD_SHARDS, shard_total(z) * sizeof(float), &z->partial_sums[s]);
+    return zero_alloc(z, ZERO_MEM_GRAD_SHARDS, sum_total(z) * sizeof(float), &z->partial_sums[s]);
 }
 
-// Partial sums [first, first + count), from element `offset` of the shard on.
+// Partial sums [first, first + count), from their element `offset` on.
 static zero_partial_sums partial_sums(const zero *z, int first, int count, size_t offset) {
     zero_partial_sums s = { .count = count };
     for (int i = 0; i < count; i++) s.sum[i] = z->partial_sums[first + i] + offset;
@@ -115,10 +116,25 @@ static zero_partial_sums all_partial_sums(const zero *z, size_t offset) {
     return partial_sums(z, 0, count, offset);
 }
 
-// What a micro-step adds to the counter: the library's reduction has only the sum over ranks to push.
+// What a micro-step adds to the counter: a leaf from each rank; from each of several groups some subtrees of equal size.
+// The library's reduction has only the sum over ranks to push.
 static size_t leaves_per_micro_step(const zero *z) {
-    const int one = z->config.settings.reduction == ZERO_REDUCE_LIBRARY || z->replicas > 1;
-    return one ? 1 : (size_t)z->ranks;
+    if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return 1;
+    return z->replicas > 1 ? (size_t)z->replicas * z->group.count : (size_t)z->ranks;
+}
+
+// Where a group's chunk reaches beyond the end of a shard: zero, for the norm.
+static int clear_padding(zero *z) {
+    int e = ZERO_OK;
+    for (size_t u = 0; u < z->layout.num_units && !e && z->replicas > 1; u++) {
+        const size_t n = sum_numel(z, u), chunk = sum_offset(z, u + 1) - sum_offset(z, u);
+        if (n < chunk)
+            e = zero_device_check(z,
+                                  cudaMemsetAsync(z->partial_sums[0] + sum_offset(z, u) + n, 0,
+                                                  (chunk - n) * sizeof(float), z->config.stream),
+                                  "zeroing padding");
+    }
+    return e;
 }
 
 int zero_between_micro_batches(zero *z) {
@@ -135,42 +151,42 @@ int zero_grads_merge(zero *z) {
         return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
     const int waiting = zero_partial_sums_live(z->micro_batches * leaves_per_micro_step(z));
-    const int e = zero_follow(z, z->config.stream, z->reduce_stream);
+    int e = zero_follow(z, z->config.stream, z->reduce_stream);
     z->merged = 1;
-    if (waiting == 1 || e) return e;
-    return zero_device_check(z,
-                             zero_kernel_sum(z->partial_sums[0], NULL, 0, ZERO_F32, partial_sums(z, 0, waiting, 0),
-                                             shard_total(z), z->config.stream),
-                             "sum of micro-batches");
+    if (waiting > 1 && !e)
+        e = zero_device_check(z,
+                              zero_kernel_sum(z->partial_sums[0], NULL, 0, ZERO_F32, partial_sums(z, 0, waiting, 0),
+                                              sum_total(z), z->config.stream),
+                              "sum of micro-batches");
+    return e ? e : clear_padding(z);
 }
 
 // ---- reduce-scatter -------------------------------------------------------------------------------------------------
 
-// All-reduces a unit's shard over the replicate group: adds the chunks of this shard group into group_sum, reduce-
-// scatters that and all-gathers the result into replica_sum.
-static int all_reduce_replicas(zero *z, size_t u, const void *const *chunks) {
-    const size_t n = zero_layout_replica_chunk(&z->layout, u, (size_t)z->replicas), bytes = n * sizeof(float);
+// Several shard groups: adds this group's chunks of a unit, passes the sums on, and gets all groups' sums of this rank's
+// chunk of the shard: *chunks becomes a pointer to each of them, in the order of leaves.
+static int exchange_group_sums(zero *z, size_t u, const void *const **chunks) {
+    const size_t part = zero_layout_replica_chunk(&z->layout, u, (size_t)z->replicas),
+                 bytes = part * zero_dtype_bytes(z->group.dtype);
+    const int count = (int)z->group.count;
     const cudaStream_t stream = z->reduce_stream;
-    const enum zero_dtype dtype = z->config.settings.dtype;
-    const zero_partial_sums none = { .count = 0 };
     zero_comm *comm = z->config.replicate_comm;
-    float *own_chunk = z->replica_sum + (size_t)zero_comm_rank(comm) * n;
     const void *const *sums = NULL;
-    zero_comm_phase(comm, "replica all-reduce", u);
-    int e = zero_comm_reusable(comm, z->group_sum_ticket, stream);
+    zero_comm_phase(comm, "reduce-scatter over replicas", u);
+    int e = zero_comm_check(z, zero_comm_reusable(comm, z->group_ticket, stream));
     if (!e)
-        e = zero_device_check(
-            z, zero_kernel_sum(z->group_sum, chunks, z->ranks, dtype, none, shard_numel(z, u), stream), "ordered sum");
-    if (!e) e = zero_comm_all_to_all_begin(comm, z->group_sum, bytes, stream, &z->group_sum_ticket);
-    if (!e) e = zero_comm_reusable(comm, z->replica_sum_ticket, stream);
-    if (!e) e = zero_comm_all_to_all_finish(comm, z->group_sum_ticket, stream, &sums);
-    if (!e)
-        e = zero_device_check(z, zero_kernel_sum(own_chunk, sums, z->replicas, ZERO_F32, none, n, stream),
+        e = zero_device_check(z,
+                              zero_kernel_group_sums(z->group_sums, *chunks, z->ranks, (int)z->group.leaves,
+                                                     z->config.settings.dtype, shard_numel(z, u), part, stream),
                               "ordered sum");
-    if (!e) e = zero_comm_all_to_all_done(comm, z->group_sum_ticket, stream);
-    if (!e) e = zero_comm_allgather_begin(comm, z->replica_sum, bytes, ZERO_WIRE_GRADS, stream, &z->replica_sum_ticket);
-    if (!e) e = zero_comm_allgather_finish(comm, z->replica_sum_ticket, stream);
-    return e == ZERO_ERR_DEVICE ? e : zero_comm_check(z, e);
+    if (!e)
+        e = zero_comm_check(
+            z, zero_comm_all_to_all_begin(comm, z->group_sums, (size_t)count * bytes, stream, &z->group_ticket));
+    if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, z->group_ticket, stream, &sums));
+    *chunks = count == 1 ? sums : z->group_pointers;
+    if (e || count == 1) return e;
+    return zero_device_check(
+        z, zero_kernel_pointers(z->group_pointers, sums, count, bytes, z->replicas * count, stream), "table of sums");
 }
 
 // The transport's own reduce-scatter needs a place for its result, which is then pushed as one leaf.
@@ -203,16 +219,15 @@ static int accumulate_in_order(zero *z, size_t u) {
     int e = ZERO_OK;
     for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
     if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, ticket, stream, &chunks));
-    if (z->replicas > 1 && !e) {
-        e = all_reduce_replicas(z, u, chunks);
-        chunks = z->replica_sum_chunk;
-    }
+    if (z->replicas > 1 && !e) e = exchange_group_sums(z, u, &chunks);
     if (!e)
         e = zero_device_check(z,
-                              zero_kernel_push(all_partial_sums(z, shard_offset(z, u)), leaves, chunks, (int)count,
-                                               z->replicas > 1 ? ZERO_F32 : z->config.settings.dtype, shard_numel(z, u),
-                                               stream),
+                              zero_kernel_push(all_partial_sums(z, sum_offset(z, u)), leaves, chunks, (int)count,
+                                               z->replicas > 1 ? z->group.dtype : z->config.settings.dtype,
+                                               sum_numel(z, u), stream),
                               "ordered sum");
+    if (z->replicas > 1 && !e)
+        e = zero_comm_check(z, zero_comm_all_to_all_done(z->config.replicate_comm, z->group_ticket, stream));
     return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
 }
 
@@ -352,10 +367,12 @@ int zero_finish_backward(zero *z) {
     return ZERO_OK;
 }
 
-// The replicate group's transport carries gradients only.
+// The replicate group's transport carries gradients, their sums and the norm.
 static uint64_t received(const zero *z, enum zero_wire kind) {
     if (kind != ZERO_WIRE_REPLICAS) return zero_comm_received(z->config.shard_comm, kind);
-    return z->replicas > 1 ? zero_comm_received(z->config.replicate_comm, ZERO_WIRE_GRADS) : 0;
+    return z->replicas == 1 ? 0
+                            : zero_comm_received(z->config.replicate_comm, ZERO_WIRE_GRADS) +
+                                  zero_comm_received(z->config.replicate_comm, ZERO_WIRE_SCALARS);
 }
 
 void zero_wire_start(zero *z) {
@@ -384,7 +401,7 @@ int zero_grads_abandon(zero *z) {
 int zero_grads_reset(zero *z) {
     int e = ZERO_OK;
     for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS && !e; s++)
-        e = zero_poison(z, z->partial_sums[s], shard_total(z) * sizeof(float));
+        e = zero_poison(z, z->partial_sums[s], sum_total(z) * sizeof(float));
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro_batches = 0;
     z->last_micro_batches = z->micro_batches;
     z->micro_batches = 0;

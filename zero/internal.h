@@ -67,14 +67,14 @@ struct zero {
     size_t pending_first, pending_count;
     cudaStream_t reduce_stream;  // where gradients are accumulated: the transport's own stream, or the caller's if it
                                  // has none
-    float *partial_sums[ZERO_MAX_PARTIAL_SUMS];        // this rank's shard of the sums, allocated when first needed
-    int merged;                                        // partial_sums[0] is the sum of all micro-batches
-    size_t micro_batches;                              // finished since the last step
-    size_t max_micro_batches, last_micro_batches;      // of any step; of the last step
-    float *group_sum, *replica_sum;                    // several shard groups: a unit's sum in this group, in all
-                                                       // groups
-    zero_ticket group_sum_ticket, replica_sum_ticket;  // the operations that read them
-    const void **replica_sum_chunk;                    // device: an array of one pointer, to replica_sum
+    float *partial_sums[ZERO_MAX_PARTIAL_SUMS];    // this rank's shard of the sums, allocated when first needed
+    int merged;                                    // partial_sums[0] is the sum of all micro-batches
+    size_t micro_batches;                          // finished since the last step
+    size_t max_micro_batches, last_micro_batches;  // of any step; of the last step
+    zero_group_sums group;                         // several shard groups: what each passes on
+    void *group_sums;                              // symmetric in the replicate group: this group's, for one unit
+    const void **group_pointers;                   // device: to all groups' sums of this rank's chunk
+    zero_ticket group_ticket;                      // the last all-to-all of group_sums
     uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];  // received: when the step began; in the last
                                                                        // step
 
@@ -92,7 +92,7 @@ struct zero {
     zero_optimizer_chunk *chunks;  // device
     size_t *first_chunk;           // [num_units + 1]
     uint64_t *squares;             // device: ZERO_SQUARE_PARTS wide integers
-    float *gathered_sums;          // stage 0: a unit's gradient sums, of all ranks
+    float *gathered_sums;          // stage 0: a unit's gradient sums, of all ranks; several shard groups: a shard's
     zero_ticket gathered_sums_ticket;
 
     // state.c
@@ -181,6 +181,20 @@ void zero_optimizer_destroy(zero *z);
 static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
 static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
+// Gradient sums: of this rank's shard, or of its chunk of the shard if there are several shard groups.
+static inline size_t sum_offset(const zero *z, size_t u) {
+    return zero_layout_replica_offset(&z->layout, u, (size_t)z->replicas);
+}
+static inline size_t sum_total(const zero *z) { return sum_offset(z, z->layout.num_units); }
+static inline size_t sum_numel(const zero *z, size_t u) {
+    const size_t group = z->replicas > 1 ? (size_t)zero_comm_rank(z->config.replicate_comm) : 0;
+    return zero_layout_replica_numel(&z->layout, u, (size_t)z->replicas, group);
+}
+// The ranks that have the rest of the sums that this rank's optimizer needs; NULL: it has all.
+static inline zero_comm *sums_comm(const zero *z) {
+    if (z->replicas > 1) return z->config.replicate_comm;
+    return z->config.settings.stage == 0 && z->ranks > 1 ? z->config.shard_comm : NULL;
+}
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
 
 // Micro-batches since the last step, over all ranks.

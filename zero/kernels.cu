@@ -183,6 +183,55 @@ cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void
                              : push<bf16>(out, older, low, top, chunks, (unsigned)num_chunks, n, stream);
 }
 
+// ---- shard groups ----------------------------------------------------------------------------------------------------
+
+template <class T, class O, int ANY>
+__global__ void __launch_bounds__(ANY ? SUM_ANY_THREADS : 256)
+    group_sums_kernel(O *out, const void *const *chunks, unsigned count, unsigned leaves, size_t n, size_t part) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        O *to = out + i / part * count * part + i % part;
+        for (unsigned k = 0; k < count; k++) st(to + k * part, subtree<T, ANY>(chunks + k * leaves, leaves, i));
+    }
+}
+
+template <class T, class O>
+static cudaError_t group_sums(O *out, const void *const *chunks, unsigned count, unsigned leaves, size_t n, size_t part,
+                              cudaStream_t stream) {
+    const size_t blocks = sum_blocks(n);
+    const cudaLaunchConfig_t c = launch_config(blocks, block_threads(256), stream),
+                             any = launch_config(blocks, SUM_ANY_THREADS, stream);
+    return leaves <= 8 ? cudaLaunchKernelEx(&c, group_sums_kernel<T, O, 0>, out, chunks, count, leaves, n, part)
+                       : cudaLaunchKernelEx(&any, group_sums_kernel<T, O, 1>, out, chunks, count, leaves, n, part);
+}
+
+cudaError_t zero_kernel_group_sums(void *out, const void *const *chunks, int num_chunks, int leaves,
+                                   enum zero_dtype dtype, size_t n, size_t part, cudaStream_t stream) {
+    if (num_chunks > SUM_MAX_CHUNKS) return cudaErrorInvalidValue;
+    const unsigned size = (unsigned)leaves, count = (unsigned)num_chunks / size;
+    if (dtype == ZERO_F32)
+        return group_sums<float, float>(static_cast<float *>(out), chunks, count, size, n, part, stream);
+    if (leaves == 1) {
+        const cudaLaunchConfig_t c = launch_config(sum_blocks(n), block_threads(256), stream);
+        return cudaLaunchKernelEx(&c, group_sums_kernel<bf16, bf16, 0>, static_cast<bf16 *>(out), chunks, count, size,
+                                  n, part);
+    }
+    return group_sums<bf16, float>(static_cast<float *>(out), chunks, count, size, n, part, stream);
+}
+
+__global__ void __launch_bounds__(256)
+    pointers_kernel(const void **out, const void *const *chunks, int K, size_t bytes, int n) {
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
+        out[i] = static_cast<const char *>(chunks[i / K]) + (size_t)(i % K) * bytes;
+}
+
+cudaError_t zero_kernel_pointers(const void **out, const void *const *chunks, int K, size_t bytes, int n,
+                                 cudaStream_t stream) {
+    const cudaLaunchConfig_t c = launch_config(1, block_threads(256), stream);
+    return cudaLaunchKernelEx(&c, pointers_kernel, out, chunks, K, bytes, n);
+}
+
 // ---- exact sum of squares -------------------------------------------------------------------------------------------
 
 // On the CPU a block is one thread, and needs no locked instruction.

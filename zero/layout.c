@@ -101,6 +101,19 @@ size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t repli
     return round_up(zero_layout_shard_numel(l, unit), ZERO_ALIGN * replicas) / replicas;
 }
 
+size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t replicas) {
+    size_t offset = 0;
+    if (replicas == 1) return zero_layout_shard_offset(l, unit);
+    for (size_t u = 0; u < unit; u++) offset += zero_layout_replica_chunk(l, u, replicas);
+    return offset;
+}
+
+size_t zero_layout_replica_numel(const zero_layout *l, size_t unit, size_t replicas, size_t group) {
+    const size_t shard = zero_layout_shard_numel(l, unit), chunk = zero_layout_replica_chunk(l, unit, replicas);
+    const size_t begin = group * chunk < shard ? group * chunk : shard;
+    return shard - begin < chunk ? shard - begin : chunk;
+}
+
 size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas) {
     size_t numel = 0;
     for (size_t u = 0; u < l->num_units; u++)

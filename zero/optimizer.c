@@ -2,7 +2,8 @@
 //
 // One launch per unit updates this rank's elements. In stages 1 and 2 the unit's parameters are then all-gathered; in
 // stage 3 the window of shards is opened again; in stage 0 each unit's gradient sums are all-gathered first and every
-// rank updates everything.
+// rank updates everything. Several shard groups, too, all-gather first what each of
+// them has of the sums of a shard.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
@@ -24,8 +25,11 @@ static int create_chunks(zero *z) {
     }
     zero_optimizer_chunk *chunks = malloc((n + 1) * sizeof *chunks);
     if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t u = 0; u < l->num_units; u++)
+    for (size_t u = 0; u < l->num_units; u++) {
         zero_optimizer_chunks(l, stage, (size_t)z->rank, u, chunks + z->first_chunk[u]);
+        for (size_t c = z->first_chunk[u]; c < z->first_chunk[u + 1] && z->replicas > 1; c++)
+            chunks[c].grad -= shard_offset(z, u);  // sums are gathered unit by unit
+    }
     int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *chunks, &z->chunks);
     if (!e && n)
         e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, n * sizeof *chunks, cudaMemcpyHostToDevice),
@@ -35,9 +39,12 @@ static int create_chunks(zero *z) {
 }
 
 int zero_optimizer_create(zero *z, int e) {
-    if (whole_state(z) && z->ranks > 1)
-        e = zero_alloc_symmetric(z, e, z->config.shard_comm, ZERO_MEM_UNIT_BUFFERS,
-                                 zero_layout_largest_unit(&z->layout) * sizeof(float), &z->gathered_sums);
+    if (sums_comm(z))
+        e = zero_alloc_symmetric(z, e, sums_comm(z), ZERO_MEM_UNIT_BUFFERS,
+                                 (whole_state(z) ? zero_layout_largest_unit(&z->layout)
+                                                 : zero_layout_replica_buffer(&z->layout, (size_t)z->replicas)) *
+                                     sizeof(float),
+                                 &z->gathered_sums);
     if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
     for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
         e = zero_alloc(z, ZERO_MEM_STATE + s, state_total(z) * sizeof(float), &z->state[s]);
@@ -47,7 +54,7 @@ int zero_optimizer_create(zero *z, int e) {
 
 void zero_optimizer_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
-    zero_comm_free(z->config.shard_comm, z->gathered_sums);
+    if (sums_comm(z)) zero_comm_free(sums_comm(z), z->gathered_sums);
     zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
     for (size_t s = 0; s < ZERO_MAX_OPTIMIZER_STATES; s++)
         zero_accounting_free(accounting, ZERO_MEM_STATE + s, z->state[s], state_total(z) * sizeof(float));
@@ -60,22 +67,22 @@ void zero_optimizer_destroy(zero *z) {
 
 // ---- step -----------------------------------------------------------------------------------------------------------
 
-// Stage 0: all-gathers a unit's gradient sums in fp32 (rounding them would make it another update than in other
-// stages).
+// Stage 0, and several shard groups: all-gathers a unit's gradient sums in fp32 (rounding them would make it another
+// update than in other stages).
 static int gather_sums(zero *z, size_t u) {
-    const size_t bytes = shard_numel(z, u) * sizeof(float);
+    const size_t bytes = (sum_offset(z, u + 1) - sum_offset(z, u)) * sizeof(float);
     const cudaStream_t stream = z->config.stream;
-    zero_comm *comm = z->config.shard_comm;
-    char *own_chunk = (char *)z->gathered_sums + (size_t)z->rank * bytes;
+    zero_comm *comm = sums_comm(z);
+    char *own_chunk = (char *)z->gathered_sums + (size_t)zero_comm_rank(comm) * bytes;
     zero_ticket *t = &z->gathered_sums_ticket;
     zero_comm_phase(comm, "all-gather of gradient sums", u);
     zero_time_begin(z, "all-gather sums", stream);
     int e = zero_comm_check(z, zero_comm_reusable(comm, *t, stream));
     if (!e)
-        e = zero_device_check(z,
-                              cudaMemcpyAsync(own_chunk, z->partial_sums[0] + shard_offset(z, u), bytes,
-                                              cudaMemcpyDeviceToDevice, stream),
-                              "copying gradient sums");
+        e = zero_device_check(
+            z,
+            cudaMemcpyAsync(own_chunk, z->partial_sums[0] + sum_offset(z, u), bytes, cudaMemcpyDeviceToDevice, stream),
+            "copying gradient sums");
     if (!e)
         e = zero_comm_check(z, zero_comm_allgather_begin(comm, z->gathered_sums, bytes, ZERO_WIRE_GRADS, stream, t));
     if (!e) e = zero_comm_check(z, zero_comm_allgather_finish(comm, *t, stream));
@@ -128,7 +135,7 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
     if (check_hyperparameters(z, h)) return z->failed;
     zero_record_call(z, CALL_STEP, h, sizeof *h);
     const zero_optimizer_args args = zero_optimizer_prepare(h, zero_total_micro_batches(z), z->config.settings.seed);
-    const int gathers = whole_state(z) && z->ranks > 1;
+    const int gathers = sums_comm(z) != NULL;
     int e = zero_grads_merge(z);
     if (!e) e = zero_params_update_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {

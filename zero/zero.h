@@ -25,9 +25,8 @@
 //
 // Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
 // j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
-// and for M = N * G fixed on any number of ranks N. Shard groups change nothing if their size and number are powers of
-// two; others have bits of their own. The mean over the M micro-batches is taken once, in fp32, in the optimizer: a
-// micro-batch's gradient is that of its own mean loss.
+// and for M = N * G fixed on any number of ranks N, in shard groups of any size. The mean over the M micro-batches is
+// taken once, in fp32, in the optimizer: a micro-batch's gradient is that of its own mean loss.
 //
 // Errors. Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. Failure is a
 // state: the first error stays, and every later call returns it and does nothing. After misuse (ZERO_ERR_ARG, the same

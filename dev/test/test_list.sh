@@ -100,16 +100,18 @@ same 60 "trainer bf16, no master weights: the same state on any ranks" "state ha
 steps_of() { echo "-e custom:l1,h2,c32,v256,t16 -i $text -b 1 -t 16 -d $((16 * $1)) -x 2 -v 0 -s 0 --hash 1"; }
 same 60 "trainer fp32, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $fp32/train_gpt2_zero \
     "1 -z 0 -r 1 $(steps_of 24)" "2 -z 3 -r 2 --transport nccl $(steps_of 24)" \
-    "3 -z 1 -r 0 --inject-delays 1 $(steps_of 24)" "6 -z 0 -r 2 $(steps_of 24)" \
-    "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 $(steps_of 24)"
+    "3 -z 1 -r 0 --inject-delays 1 --shard-group 1 $(steps_of 24)" "6 -z 0 -r 2 $(steps_of 24)" \
+    "6 -z 2 -r 1 --inject-delays 4 --shard-group 2 $(steps_of 24)" \
+    "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 --shard-group 6 $(steps_of 24)"
 same 60 "trainer bf16, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 1 -z 0 -r 0 $(steps_of 24)" "3 -w 2 -z 2 -r 2 --transport nccl $(steps_of 24)" \
     "4 -w 2 -z 3 -r 0 --inject-delays 2 $(steps_of 24)" \
-    "6 -w 1 -z 3 -r 1 --prefetch 2 --transport nccl $(steps_of 24)" "12 -w 2 -z 1 -r 2 $(steps_of 24)"
+    "6 -w 1 -z 3 -r 1 --prefetch 2 --transport nccl --shard-group 3 $(steps_of 24)" \
+    "12 -w 2 -z 1 -r 2 --shard-group 4 $(steps_of 24)"
 same 60 "trainer fp32, M = 35: the same state on 1, 5 and 7 ranks" "state hash: .*" $fp32/train_gpt2_zero \
     "1 -z 2 $(steps_of 35)" "5 -z 1 $(steps_of 35)" "7 -z 3 --transport nccl $(steps_of 35)"
 same 60 "trainer bf16, M = 9: the same state on 1, 3 and 9 ranks" "state hash: .*" $bf16/train_gpt2_zero \
-    "1 -z 0 -w 2 $(steps_of 9)" "3 -z 3 -w 1 $(steps_of 9)" "9 -z 2 -w 2 --transport nccl $(steps_of 9)"
+    "1 -z 0 -w 2 $(steps_of 9)" "3 -z 3 -w 1 $(steps_of 9)" "9 -z 2 -w 2 --transport nccl --shard-group 3 $(steps_of 9)"
 
 run 0 300 "fuzz: 60 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
     --seconds 60 --seed 1

@@ -246,7 +246,7 @@ static void print_bytes(FILE *out, const Plan *p, const char *what, size_t offse
     fprintf(out, "%-30s", what);
     for
         ACROSS(stage) {
-            fprintf(out, "%16llu", (unsigned long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
+            fprintf(out, "%16lld", (long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
         }
     fprintf(out, "\n");
 }
@@ -451,8 +451,8 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             json_ranks(out, "smallest_ranks", s->smallest);
             json_ranks(out, "smallest_power_of_two", s->smallest_power);
             fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);
-            fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %llu, \"padding\": %llu,",
-                    (unsigned long long)s->paper, (unsigned long long)s->sums, (unsigned long long)s->padding);
+            fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %lld, \"padding\": %llu,",
+                    (unsigned long long)s->paper, (long long)s->sums, (unsigned long long)s->padding);
             fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
                     (unsigned long long)s->states);
             json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);

@@ -58,6 +58,7 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     const size_t L = r->config.num_layers, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
     ProfileWork *w;
     const double numel = (double)r->numel, shard = numel / (double)r->ranks;
+    const double R = r->replicas > 1 ? (double)r->replicas : 1;
     const size_t units = L + 1;
     const double merges = (double)(G - 1);
     const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
@@ -66,7 +67,8 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
     if (!library)
         add(rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
-    add(rows, "norm", 1, 4 * shard);
+    add(rows, "norm", 1, 4 * shard / R);
+    if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
     add(rows, "AdamW", units, 0)->bytes = (stage == 0 ? numel : shard) *
                                           (double)profile_adamw_bytes(r->settings.dtype, r->settings.master);

@@ -23,8 +23,6 @@ __attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const 
     print0(r, "| %-21s | %-50s |\n", name, value);
 }
 
-static int is_power_of_two(int n) { return (n & (n - 1)) == 0; }
-
 // The flags that decide the bits, from the table in options.c.
 static void print_what_decides(const Run *r) {
     char row[64] = "build, kind of device,";
@@ -41,20 +39,16 @@ static void print_what_decides(const Run *r) {
     print_row(r, "", "%s", row);
 }
 
-// Which runs have the same bits as this one. The gradients of a step are summed as a binary tree over its micro-batches
-// (zero/gradients.c). Shard groups cut that tree at whole subtrees if their size and number are powers of two.
+// Which runs have the same bits as this one. The gradients of a step are summed as one binary tree over its micro-batches,
+// whatever the ranks and their shard groups (zero/gradients.c).
 static void print_same_bits(const Run *r) {
-    const int S = r->mesh.shard;
     if (r->options.settings.reduction != ZERO_REDUCE_EXACT) {
         print_row(r, "same bits", "not promised: --reduce library");
-    } else if (r->mesh.groups == 1 || (is_power_of_two(S) && is_power_of_two(r->mesh.groups))) {
-        print_row(r, "same bits", "in every stage, on any number of ranks that");
-        print_row(r, "", "divides the %zu micro-batches of a step", r->M);
-        print_what_decides(r);
-    } else {
-        print_row(r, "same bits", "in stages 1 to 3, on %d ranks in groups of %d;", r->ranks, S);
-        print_row(r, "", "sizes that are no powers of two have their own bits");
+        return;
     }
+    print_row(r, "same bits", "in every stage, on any number of ranks that");
+    print_row(r, "", "divides the %zu micro-batches of a step", r->M);
+    print_what_decides(r);
 }
 
 // The cores of rank 0's host.
@@ -93,7 +87,12 @@ static void print_machine(const Run *r) {
 #endif
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
-    if (r->mesh.groups > 1) print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);
+    if (r->mesh.groups > 1) {
+        const zero_group_sums group = zero_cost_group_sums((size_t)r->mesh.shard, s->dtype);
+        print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);
+        print_row(r, "", "each passes on %zu sum%s of %zu micro-batch%s", group.count, group.count > 1 ? "s" : "",
+                  group.leaves, group.leaves > 1 ? "es" : "");
+    }
     print_cores(r);
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
@@ -236,6 +235,7 @@ void print_profile(const Run *r) {
         .tf32 = (int)o->tf32,
         .chunks = r->kernels.sum_chunks,
         .ranks = (size_t)r->mesh.shard,
+        .replicas = (size_t)r->mesh.groups,
         .numel = zero_get_layout(r->z)->numel_padded,
     };
     for (size_t i = 0; i < r->wire_rows; i++) {

@@ -95,7 +95,7 @@ static const struct {
     [G] = { "", { "1", "2", "3", "4", "5", "6", "8" } },
     [STAGE] = { "-z", { "0", "1", "2", "3", "3", "3" } },
     [SPLIT] = { "", { "1", "2" } },
-    [SHARD_GROUP] = { "", { "0", "1", "2", "4" } },
+    [SHARD_GROUP] = { "", { "0", "1", "2", "3", "4" } },
     [PREFETCH] = { "--prefetch", { "1", "0", "2" } },
     [RECOMPUTE] = { "-r", { "1", "0", "2" } },
     [DEBUG] = { "--inject-delays", { "0", "4", "1", "2", "3", "5", "6", "7", "8", "9" } },
@@ -128,8 +128,6 @@ static void draw(config *c, int row) {
     c->choice[row] = (int)((dice >> 32) % (uint64_t)values(row));
 }
 
-static int power_of_two(int n) { return (n & (n - 1)) == 0; }
-
 static config baseline_of(config c) {
     for (int row = STAGE; row < ROWS; row++) c.choice[row] = 0;
     return c;
@@ -150,7 +148,7 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
             n += (size_t)snprintf(out + n, bytes - n, " %s %s", table[row].flag, value(c, row));
     if (!strcmp(value(c, PRECISION), "bf16"))
         n += (size_t)snprintf(out + n, bytes - n, " -w %s", value(c, number(c, MASTER) ? SPLIT : MASTER));
-    if (number(c, STAGE) && number(c, SHARD_GROUP) && power_of_two(ranks) && ranks % number(c, SHARD_GROUP) == 0)
+    if (number(c, STAGE) && number(c, SHARD_GROUP) && ranks % number(c, SHARD_GROUP) == 0)
         n += (size_t)snprintf(out + n, bytes - n, " --shard-group %s", value(c, SHARD_GROUP));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
 }

@@ -162,6 +162,54 @@ static void shape_of_the_sum_depends_on_the_number_of_ranks(void) {
     check_counter<bf16>(48, 96, 64 * 37);
 }
 
+// What a group passes on: each sum at its place, to the bit, and the pointers to it.
+template <class T, class O> static void check_group_sums(int S, int leaves, size_t n, size_t parts) {
+    const size_t part = (n / 64 + parts - 1) / parts * 64, count = (size_t)(S / leaves);
+    std::vector<Values> chunk;
+    std::vector<Device<T> *> device_chunk;
+    std::vector<const void *> pointers(S), parted(parts), found(parts * count);
+    for (int s = 0; s < S; s++) {
+        chunk.push_back(random_values<T>(n, 1));
+        device_chunk.push_back(new Device<T>(chunk[s]));
+        pointers[s] = device_chunk[s]->p;
+    }
+    const Device<const void *> table(S), ranges(parts), all(parts * count);
+    const Device<O> out(parts * count * part);
+    for (size_t q = 0; q < parts; q++) parted[q] = out.p + q * count * part;
+    must(cudaMemcpy(table.p, pointers.data(), pointers.size() * sizeof(void *), cudaMemcpyHostToDevice));
+    must(cudaMemcpy(ranges.p, parted.data(), parted.size() * sizeof(void *), cudaMemcpyHostToDevice));
+    must(zero_kernel_group_sums(out.p, table.p, S, leaves, sizeof(T) == 4 ? ZERO_F32 : ZERO_BF16, n, part, 0));
+    must(zero_kernel_pointers(all.p, ranges.p, (int)count, part * sizeof(O), (int)found.size(), 0));
+    must(cudaDeviceSynchronize());
+    must(cudaMemcpy(found.data(), all.p, found.size() * sizeof(void *), cudaMemcpyDeviceToHost));
+    for (size_t k = 0; k < count; k++) {
+        std::vector<float> x((size_t)leaves);
+        Values want(n), got(n);
+        for (size_t q = 0; q * part < n; q++) {
+            const size_t here = n - q * part < part ? n - q * part : part;
+            CHECK(found[q * count + k] == out.p + (q * count + k) * part, "the pointer to sum %zu of part %zu", k, q);
+            const Values values = read_device(out.p + (q * count + k) * part, here);
+            for (size_t i = 0; i < here; i++) got[q * part + i] = values[i];
+        }
+        for (size_t i = 0; i < n; i++) {
+            for (size_t l = 0; l < (size_t)leaves; l++) x[l] = (float)chunk[k * (size_t)leaves + l][i];
+            want[i] = tree_sum(x.data(), leaves);
+        }
+        CHECK_BITS(got, want, "sum %zu of %d chunks in %d", k, leaves, S);
+    }
+    for (auto *d : device_chunk) delete d;
+}
+
+static void a_group_passes_on_something_else(void) {
+    for (size_t parts : { 1, 2, 3, 5 }) {
+        check_group_sums<float, float>(3, 1, 64 * 7, parts);
+        check_group_sums<bf16, bf16>(5, 1, 64 * 7, parts);
+        check_group_sums<bf16, float>(6, 2, 64 * 37, parts);
+        check_group_sums<float, float>(8, 8, 64 * 5, parts);
+        check_group_sums<bf16, float>(48, 16, 64, parts);
+    }
+}
+
 // The number of partial sums, from its definition, also where the shortcut for powers of two is taken.
 static void partial_sums_are_miscounted(void) {
     for (size_t N = 1; N <= 70; N++) {
@@ -503,6 +551,7 @@ int main(int argc, char **argv) {
     numeric_start(&argc, argv);
     RUN(sum_is_in_another_order);
     RUN(shape_of_the_sum_depends_on_the_number_of_ranks);
+    RUN(a_group_passes_on_something_else);
     RUN(partial_sums_are_miscounted);
     RUN(products_are_not_rounded);
     RUN(square_sum_is_inexact_or_overflows);
