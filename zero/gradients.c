@@ -116,8 +116,8 @@ static zero_partial_sums all_partial_sums(const zero *z, size_t offset) {
     return partial_sums(z, 0, count, offset);
 }
 
-// What a micro-step adds to the counter: a leaf from each rank; from each of several groups some subtrees of equal size.
-// The library's reduction has only the sum over ranks to push.
+// What a micro-step adds to the counter: a leaf from each rank; from each of several groups some subtrees of equal
+// size. The library's reduction has only the sum over ranks to push.
 static size_t leaves_per_micro_step(const zero *z) {
     if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return 1;
     return z->replicas > 1 ? (size_t)z->replicas * z->group.count : (size_t)z->ranks;
@@ -163,8 +163,8 @@ int zero_grads_merge(zero *z) {
 
 // ---- reduce-scatter -------------------------------------------------------------------------------------------------
 
-// Several shard groups: adds this group's chunks of a unit, passes the sums on, and gets all groups' sums of this rank's
-// chunk of the shard: *chunks becomes a pointer to each of them, in the order of leaves.
+// Several shard groups: adds this group's chunks of a unit, passes the sums on, and gets all groups' sums of this
+// rank's chunk of the shard: *chunks becomes a pointer to each of them, in the order of leaves.
 static int exchange_group_sums(zero *z, size_t u, const void *const **chunks) {
     const size_t part = zero_layout_replica_chunk(&z->layout, u, (size_t)z->replicas),
                  bytes = part * zero_dtype_bytes(z->group.dtype);

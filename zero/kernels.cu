@@ -183,7 +183,7 @@ cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void
                              : push<bf16>(out, older, low, top, chunks, (unsigned)num_chunks, n, stream);
 }
 
-// ---- shard groups ----------------------------------------------------------------------------------------------------
+// ---- shard groups ---------------------------------------------------------------------------------------------------
 
 template <class T, class O, int ANY>
 __global__ void __launch_bounds__(ANY ? SUM_ANY_THREADS : 256)

@@ -42,9 +42,10 @@ cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void
                              enum zero_dtype dtype, size_t n, cudaStream_t stream);
 static inline int zero_partial_sums_live(uint64_t leaves) { return __builtin_popcountll(leaves); }
 
-// What a shard group passes on to the others (cost.h: zero_group_sums): the sums of `leaves` chunks each, a power of two
-// that divides num_chunks, as balanced trees; fp32, or the chunks as they are if leaves = 1. K = num_chunks / leaves of
-// them, each of n elements, cut into parts: element i of the k-th is out[(i / part * K + k) * part + i % part].
+// What a shard group passes on to the others (cost.h: zero_group_sums): the sums of `leaves` chunks each, a power of
+// two that divides num_chunks, as balanced trees; fp32, or the chunks as they are if leaves = 1. K = num_chunks /
+// leaves of them, each of n elements, cut into parts: element i of the k-th is
+//     out[(i / part * K + k) * part + i % part]
 cudaError_t zero_kernel_group_sums(void *out, const void *const *chunks, int num_chunks, int leaves,
                                    enum zero_dtype dtype, size_t n, size_t part, cudaStream_t stream);
 

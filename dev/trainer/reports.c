@@ -39,8 +39,8 @@ static void print_what_decides(const Run *r) {
     print_row(r, "", "%s", row);
 }
 
-// Which runs have the same bits as this one. The gradients of a step are summed as one binary tree over its micro-batches,
-// whatever the ranks and their shard groups (zero/gradients.c).
+// Which runs have the same bits as this one. The gradients of a step are summed as one binary tree over its
+// micro-batches, whatever the ranks and their shard groups (zero/gradients.c).
 static void print_same_bits(const Run *r) {
     if (r->options.settings.reduction != ZERO_REDUCE_EXACT) {
         print_row(r, "same bits", "not promised: --reduce library");

@@ -19,8 +19,8 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 
-# Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing.
-compute_bound='attention|probe'
+# Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing, tables are small.
+compute_bound='attention|probe|pointers'
 
 dir=build/check_cuda
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
