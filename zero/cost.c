@@ -10,8 +10,8 @@
 //
 // Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
 // updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums
-// of gradients instead (0). With R shard groups, the fp32 sums of a shard are all-reduced over the R ranks that hold
-// it.
+// of gradients instead (0). With R shard groups the sums of a shard are divided among the R ranks that hold it: each
+// receives the others' group sums of its part in each micro-batch, and the others' parts once a step.
 #include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,11 +1,13 @@
 // grad_norm.c: the norm of the gradient, and of each tensor's part of it.
 //
 // Squares are summed in double in blocks of 64 elements, and the block sums as exact integers (kernels.h), over the
-// shard and then over the ranks. Exact sums have no order, so the norm has the same bits for any number of ranks.
+// rank's gradient sums and then over all ranks. Exact sums have no order, so the norm has the same bits for any number
+// of ranks and shard groups.
 // zero_step applies the clip factor (zero_hyperparameters.grad_scale), which its caller derives from the norm.
 #include "zero/internal.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 // Lets carries run, so that every digit is below 2^32 and many wide integers can be added.
 static void wide_normalize(uint64_t *wide) {
@@ -54,37 +56,71 @@ static double wide_to_norm(const zero *z, uint64_t *wide) {
     return sqrt(squares) / (double)zero_total_micro_batches(z);
 }
 
-int zero_grad_norm(zero *z, double *norm) {
-    if (z->failed) return z->failed;
-    uint64_t *parts = malloc(ZERO_SQUARES_BYTES);
-    uint64_t mine[ZERO_NORM_WORDS] = { 0 }, sum[ZERO_WIDE_WORDS] = { 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
-    int e = parts && all ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
-    if (!e) e = sum_squares(z, z->partial_sums[0], shard_total(z), parts, mine);
-    wide_normalize(mine);
-    mine[ZERO_WIDE_WORDS] = z->calls;
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
-    for (int r = 0; r < z->ranks && !e; r++) {
-        wide_add(sum, all + r * ZERO_NORM_WORDS);
-        e = zero_check_calls(z, all[r * ZERO_NORM_WORDS + ZERO_WIDE_WORDS], r, "shard_comm");
+// A rank of a communicator that made other calls, and its hash of them; rank -1: there is none.
+struct other_calls {
+    int rank;
+    uint64_t calls;
+};
+
+// Adds n wide integers over the ranks of a communicator, and compares the hash of their calls. wide has one more word.
+static int add_over_ranks(zero *z, zero_comm *comm, uint64_t *wide, size_t n, uint64_t calls,
+                          struct other_calls *other) {
+    const size_t words = n * ZERO_WIDE_WORDS, ranks = (size_t)zero_comm_size(comm), row = words + 1;
+    uint64_t *all = malloc(ranks * row * sizeof *all);
+    *other = (struct other_calls){ .rank = -1 };
+    if (!all) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t i = 0; i < n; i++) wide_normalize(wide + i * ZERO_WIDE_WORDS);
+    wide[words] = calls;
+    const int e = zero_comm_check(z, zero_comm_allgather_host(comm, wide, row * sizeof *wide, all));
+    memset(wide, 0, words * sizeof *wide);
+    for (size_t r = 0; r < ranks && !e; r++) {
+        for (size_t i = 0; i < n; i++) wide_add(wide + i * ZERO_WIDE_WORDS, all + r * row + i * ZERO_WIDE_WORDS);
+        if (other->rank < 0 && all[r * row + words] != calls)
+            *other = (struct other_calls){ (int)r, all[r * row + words] };
     }
-    if (!e) *norm = wide_to_norm(z, sum);
-    free(parts);
     free(all);
     return e;
 }
 
-// Squares of each tensor's gradient sums in this rank's shard: wide[num_tensors][ZERO_WIDE_WORDS].
+// Adds n wide integers over all ranks, and checks that they have made the same calls. A rank whose replicate group
+// differs passes on a false hash to its shard group before it fails, so that all ranks fail. wide has one more word.
+static int add_over_all(zero *z, uint64_t *wide, size_t n, const char *phase) {
+    struct other_calls replica = { .rank = -1 }, shard = { .rank = -1 };
+    int e = ZERO_OK;
+    if (z->replicas > 1) {
+        zero_comm_phase(z->config.replicate_comm, phase, 0);
+        e = add_over_ranks(z, z->config.replicate_comm, wide, n, z->calls, &replica);
+    }
+    zero_comm_phase(z->config.shard_comm, phase, 0);
+    const uint64_t calls = replica.rank < 0 ? z->calls : ~z->calls;
+    if (!e) e = add_over_ranks(z, z->config.shard_comm, wide, n, calls, &shard);
+    if (!e && replica.rank >= 0) e = zero_check_calls(z, replica.calls, replica.rank, "replicate_comm");
+    return e || shard.rank < 0 ? e : zero_check_calls(z, shard.calls, shard.rank, "shard_comm");
+}
+
+int zero_grad_norm(zero *z, double *norm) {
+    if (z->failed) return z->failed;
+    uint64_t *parts = malloc(ZERO_SQUARES_BYTES), sum[ZERO_NORM_WORDS] = { 0 };
+    int e = parts ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
+    if (!e) e = sum_squares(z, z->partial_sums[0], sum_total(z), parts, sum);
+    if (!e) e = add_over_all(z, sum, 1, "gradient norm");
+    if (!e) *norm = wide_to_norm(z, sum);
+    free(parts);
+    return e;
+}
+
+// Squares of each tensor's gradient sums on this rank: wide[num_tensors][ZERO_WIDE_WORDS].
 static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
     const zero_layout *l = &z->layout;
     int e = zero_grads_merge(z);
     for (size_t u = 0; u < l->num_units && !e; u++) {
-        const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
+        const size_t begin = sum_begin(z, u), end = sum_end(z, u);
         size_t cursor = 0;
         zero_segment s;
         while (!e && zero_layout_next_segment(l, u, begin, end, &cursor, &s)) {
             const size_t n = (s.count + ZERO_ALIGN - 1) / ZERO_ALIGN * ZERO_ALIGN;  // with padding, which is zero
-            const float *x = z->partial_sums[0] + shard_offset(z, u) + s.unit_begin - begin;
+            const float *x = z->partial_sums[0] + sum_offset(z, u) + s.unit_begin - begin;
             e = sum_squares(z, x, n, parts, wide + s.tensor * ZERO_WIDE_WORDS);
             wide_normalize(wide + s.tensor * ZERO_WIDE_WORDS);
         }
@@ -94,20 +130,13 @@ static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
 
 int zero_tensor_norms(zero *z, double *norms) {
     if (z->failed) return z->failed;
-    const size_t T = z->layout.num_tensors, words = T * ZERO_WIDE_WORDS;
-    uint64_t *parts = malloc(ZERO_SQUARES_BYTES), *mine = calloc(words, sizeof *mine),
-             *all = malloc((size_t)z->ranks * words * sizeof *all);
-    int e = parts && mine && all ? sum_squares_of_tensors(z, parts, mine)
-                                 : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.shard_comm, "norms of tensors", 0);
-    if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, words * sizeof *mine, all));
-    for (size_t t = 0; t < T && !e; t++) {
-        uint64_t sum[ZERO_WIDE_WORDS] = { 0 };
-        for (size_t r = 0; r < (size_t)z->ranks; r++) wide_add(sum, all + r * words + t * ZERO_WIDE_WORDS);
-        norms[t] = wide_to_norm(z, sum);
-    }
+    const size_t T = z->layout.num_tensors;
+    uint64_t *parts = malloc(ZERO_SQUARES_BYTES), *sums = calloc(T * ZERO_WIDE_WORDS + 1, sizeof *sums);
+    int e = parts && sums ? sum_squares_of_tensors(z, parts, sums)
+                          : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!e) e = add_over_all(z, sums, T, "norms of tensors");
+    for (size_t t = 0; t < T && !e; t++) norms[t] = wide_to_norm(z, sums + t * ZERO_WIDE_WORDS);
     free(parts);
-    free(mine);
-    free(all);
+    free(sums);
     return e;
 }

@@ -186,10 +186,16 @@ static inline size_t sum_offset(const zero *z, size_t u) {
     return zero_layout_replica_offset(&z->layout, u, (size_t)z->replicas);
 }
 static inline size_t sum_total(const zero *z) { return sum_offset(z, z->layout.num_units); }
-static inline size_t sum_numel(const zero *z, size_t u) {
-    const size_t group = z->replicas > 1 ? (size_t)zero_comm_rank(z->config.replicate_comm) : 0;
-    return zero_layout_replica_numel(&z->layout, u, (size_t)z->replicas, group);
+// Where this rank's sums begin and end in the unit.
+static inline size_t begin_of_group(const zero *z, size_t u, size_t group) {
+    return (size_t)z->rank * shard_numel(z, u) + zero_layout_replica_begin(&z->layout, u, (size_t)z->replicas, group);
 }
+static inline size_t group_index(const zero *z) {
+    return z->replicas > 1 ? (size_t)zero_comm_rank(z->config.replicate_comm) : 0;
+}
+static inline size_t sum_begin(const zero *z, size_t u) { return begin_of_group(z, u, group_index(z)); }
+static inline size_t sum_end(const zero *z, size_t u) { return begin_of_group(z, u, group_index(z) + 1); }
+static inline size_t sum_numel(const zero *z, size_t u) { return sum_end(z, u) - sum_begin(z, u); }
 // The ranks that have the rest of the sums that this rank's optimizer needs; NULL: it has all.
 static inline zero_comm *sums_comm(const zero *z) {
     if (z->replicas > 1) return z->config.replicate_comm;

@@ -108,10 +108,9 @@ size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t repl
     return offset;
 }
 
-size_t zero_layout_replica_numel(const zero_layout *l, size_t unit, size_t replicas, size_t group) {
-    const size_t shard = zero_layout_shard_numel(l, unit), chunk = zero_layout_replica_chunk(l, unit, replicas);
-    const size_t begin = group * chunk < shard ? group * chunk : shard;
-    return shard - begin < chunk ? shard - begin : chunk;
+size_t zero_layout_replica_begin(const zero_layout *l, size_t unit, size_t replicas, size_t group) {
+    const size_t shard = zero_layout_shard_numel(l, unit), at = group * zero_layout_replica_chunk(l, unit, replicas);
+    return at < shard ? at : shard;
 }
 
 size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas) {

@@ -65,11 +65,11 @@ zero_owner zero_layout_owner(const zero_layout *l, size_t tensor, size_t element
 
 // With `replicas` shard groups the gradient sums of a shard are divided among the groups. Returns the elements of a
 // group's chunk of a unit's shard; where it begins in a group's chunks of all units (unit = num_units: their total);
-// how many elements of that chunk are in the shard (the last chunks may reach beyond its end); and the elements of a
-// buffer that has room for all chunks of any unit. With 1 replica the chunk is the shard.
+// where group's chunk begins in the shard (at most at its end: the last chunks may reach beyond it, or be beyond it);
+// and the elements of a buffer that has room for all chunks of any unit. With 1 replica the chunk is the shard.
 size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t replicas);
 size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t replicas);
-size_t zero_layout_replica_numel(const zero_layout *l, size_t unit, size_t replicas, size_t group);
+size_t zero_layout_replica_begin(const zero_layout *l, size_t unit, size_t replicas, size_t group);
 size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas);
 
 // A part of one tensor in a range of a unit.

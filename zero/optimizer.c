@@ -2,8 +2,8 @@
 //
 // One launch per unit updates this rank's elements. In stages 1 and 2 the unit's parameters are then all-gathered; in
 // stage 3 the window of shards is opened again; in stage 0 each unit's gradient sums are all-gathered first and every
-// rank updates everything. Several shard groups, too, all-gather first what each of
-// them has of the sums of a shard.
+// rank updates everything. With several shard groups the sums of a shard are all-gathered over the replicate group
+// first, unit by unit.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>

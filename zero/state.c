@@ -53,15 +53,15 @@ static char *master_at(zero *z, size_t u, size_t at) {
 
 // Which elements of a unit this rank has of a state.
 static size_t held_begin(const zero *z, enum zero_state state, size_t u) {
-    return state == ZERO_STATE_GRADS ? (size_t)z->rank * shard_numel(z, u) : state_begin(z, u);
+    return state == ZERO_STATE_GRADS ? sum_begin(z, u) : state_begin(z, u);
 }
 static size_t held_numel(const zero *z, enum zero_state state, size_t u) {
-    return state == ZERO_STATE_GRADS ? shard_numel(z, u) : state_numel(z, u);
+    return state == ZERO_STATE_GRADS ? sum_numel(z, u) : state_numel(z, u);
 }
 
 // This rank's part of a unit: of the optimizer's state, or of the sums of gradients.
 static float *held(const zero *z, enum zero_state state, size_t u) {
-    return state == ZERO_STATE_GRADS ? z->partial_sums[0] + shard_offset(z, u)
+    return state == ZERO_STATE_GRADS ? z->partial_sums[0] + sum_offset(z, u)
                                      : z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u);
 }
 
@@ -166,10 +166,13 @@ static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, 
     return e;
 }
 
+// Visits this rank's shard of a state, or its gradient sums.
 static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
+    const int grads = state == ZERO_STATE_GRADS;
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
-        const size_t begin = (size_t)z->rank * shard_numel(z, u), end = begin + shard_numel(z, u);
+        const size_t shard = (size_t)z->rank * shard_numel(z, u), begin = grads ? sum_begin(z, u) : shard,
+                     end = grads ? sum_end(z, u) : shard + shard_numel(z, u);
         size_t cursor = 0;
         zero_segment s;
         while (!e && zero_layout_next_segment(&z->layout, u, begin, end, &cursor, &s))
@@ -188,7 +191,7 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
     int e = enter_callback(z);
     if (e) return e;
     e = check_state(z, state);
-    const int owns = z->replicas == 1 || zero_comm_rank(z->config.replicate_comm) == 0;
+    const int owns = state == ZERO_STATE_GRADS || group_index(z) == 0;
     return leave_callback(z, e || !owns ? e : visit_shard(z, state, fn, ctx));
 }
 

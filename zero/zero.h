@@ -147,12 +147,13 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
 // Sets one state from fn, as zero_fill does, and leaves the others: the inverse of zero_visit, which may have run on
 // another number of ranks and in another stage. ZERO_STATE_PARAMS and ZERO_STATE_MASTER both set master weights and
-// parameters. Between steps only. Collective.
+// parameters. Between steps only, except for ZERO_STATE_GRADS. Collective.
 int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx);
 
 // Passes what this rank owns of a state to fn, as fp32 in host memory, in ascending (tensor, begin); fn returns 0, or
 // non-zero to abort with ZERO_ERR_CALLBACK. Ranks own disjoint ranges in every stage (in stage 0 too, where each holds
-// everything), which together are the whole state; of several shard groups the first one owns it. Not collective.
+// everything), which together are the whole state. Several shard groups have the same state, and the first one owns it;
+// gradient sums are divided among all of them. Not collective.
 typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t count, const float *values);
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 

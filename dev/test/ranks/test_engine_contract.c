@@ -12,7 +12,7 @@
 #include "zero/comm/transport_registry.h"
 #include "zero/internal.h"  // to see optimizer state after a failure, when no call reads it any more
 
-enum { STAGES = 4, NUMEL = 8641 };  // NUMEL: of the toy model's file
+enum { STAGES = 4, NUMEL = 8641, ELEMENTS = 7818 };  // of the toy model: of its file, which has gaps; of its tensors
 
 static zero_accounting accounting;
 static zero_bootstrap *boot;
@@ -41,6 +41,18 @@ static zero_comm *join_by(zero_bootstrap *b, const struct way *way, double timeo
 }
 
 static zero_comm *join(const struct way *way, double timeout_s) { return join_by(boot, way, timeout_s); }
+static zero_mesh_comms join_groups(const struct way *way, int size) {
+    zero_mesh mesh;
+    zero_mesh_comms comms;
+    char err[512] = "";
+    zero_comm_config config = way->config;
+    config.timeout_s = 60;
+    REQUIRE(zero_mesh_create(&mesh, rank, ranks, 1, 1, size, err, sizeof err) == ZERO_OK &&
+                zero_mesh_comms_create(&comms, &mesh, zero_transport_find(way->transport), boot, &config, &accounting,
+                                       err, sizeof err) == ZERO_OK,
+            "groups of %d: %s", size, err);
+    return comms;
+}
 
 static zero_config config_of(zero_comm *c, int stage) {
     static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
@@ -60,13 +72,15 @@ static zero_config config_of(zero_comm *c, int stage) {
                           .accounting = &accounting };
 }
 
-static zero *make(zero_comm *c, int stage) {
+static zero *make_in_groups(zero_comm *shard, zero_comm *replicate, int stage) {
     zero *z;
-    const zero_config config = config_of(c, stage);
+    zero_config config = config_of(shard, stage);
+    config.replicate_comm = replicate;
     CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
     CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
     return z;
 }
+static zero *make(zero_comm *c, int stage) { return make_in_groups(c, NULL, stage); }
 
 static const zero_hyperparameters good = {
     .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = 1
@@ -386,12 +400,28 @@ static void other_calls_are_told(const struct way *way, int stage) {
     zero_comm_destroy(c);
 }
 
+// One rank's calls differ; its replicate group sees that, and every other rank must be told.
+static void other_calls_are_told_to_all_groups(const struct way *way, int stage, int size) {
+    zero_mesh_comms comms = join_groups(way, size);
+    zero *z = make_in_groups(comms.shard, comms.replicate, stage);
+    double norm;
+    zero_hyperparameters h = good;
+    if (rank == ranks - 1) h.lr = 0.02f;
+    CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK &&
+              zero_step(z, &h) == ZERO_OK && micro_batch(z, (size_t)rank, 1, 0) == ZERO_OK,
+          "a step: %s", zero_error(z));
+    is_told(z);
+    zero_mesh_comms_destroy(&comms);
+}
+
 // ---- visit and load -------------------------------------------------------------------------------------------------
 
 enum { NUM_STATES = 3 };
 static const enum zero_state states[NUM_STATES] = { ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
 
+static size_t visited;  // elements
 static int keep(void *file, size_t tensor, size_t begin, size_t count, const float *values) {
+    visited += count;
     memcpy((float *)file + tensors[tensor].logical + begin, values, count * sizeof(float));
     return 0;
 }
@@ -439,7 +469,6 @@ static void state_survives(const struct way *way, int stage) {
     }
     zero_comm_destroy(c);
     if (ranks != 2) return;
-
     zero_bootstrap *self;
     REQUIRE(zero_bootstrap_create_mpi(&self, MPI_COMM_SELF, 60) == ZERO_OK);
     c = join_by(self, way, 60);
@@ -460,17 +489,28 @@ static int doubles(void *file, size_t tensor, size_t begin, size_t count, float 
     return 0;
 }
 
-// Norms of tensors are those of double; gradients are what was summed, and can be replaced.
-static void gradients_can_be_seen(zero_comm *c, int stage) {
-    static float sum[NUMEL];
-    double norms[TENSORS], norm, again, squares = 0;
-    zero *z = make(c, stage);
-    refused(z, zero_tensor_norms(z, norms) == ZERO_ERR_ARG, "no finished micro-batch");
-    refused(z, zero_visit(z, ZERO_STATE_GRADS, keep, sum) == ZERO_ERR_ARG, "no finished micro-batch");
-    for (size_t g = 0; g < 3; g++) CHECK(micro_batch(z, g * (size_t)ranks + (size_t)rank, 5, 0) == ZERO_OK);
-    memset(sum, 0, sizeof sum);
+// Each element is visited on one rank; all of them, on every rank.
+static void see_gradients(zero *z, float sum[NUMEL]) {
+    memset(sum, 0, sizeof(float[NUMEL]));
+    visited = 0;
     CHECK(zero_visit(z, ZERO_STATE_GRADS, keep, sum) == ZERO_OK, "visit: %s", zero_error(z));
     MPI_Allreduce(MPI_IN_PLACE, sum, NUMEL, MPI_UINT32_T, MPI_BOR, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &visited, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    CHECK_EQ(visited, ELEMENTS);
+}
+
+// Norms of tensors are those of double; gradients are what was summed, and can be replaced.
+static void gradients_can_be_seen(zero_comm *shard, zero_comm *replicate, int stage) {
+    static float sum[NUMEL];
+    double norms[TENSORS], norm, again, squares = 0;
+    uint64_t hash[2][2];
+    zero *z = make_in_groups(shard, replicate, stage), *other = make_in_groups(shard, replicate, stage);
+    refused(z, zero_tensor_norms(z, norms) == ZERO_ERR_ARG, "no finished micro-batch");
+    refused(z, zero_visit(z, ZERO_STATE_GRADS, keep, sum) == ZERO_ERR_ARG, "no finished micro-batch");
+    for (size_t g = 0; g < 3; g++)
+        CHECK(micro_batch(z, g * (size_t)ranks + (size_t)rank, 5, 0) == ZERO_OK &&
+              micro_batch(other, g * (size_t)ranks + (size_t)rank, 5, 0) == ZERO_OK);
+    see_gradients(z, sum);
     CHECK(zero_tensor_norms(z, norms) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK, "norms: %s", zero_error(z));
     for (size_t t = 0; t < TENSORS; t++) {
         double want = 0;
@@ -490,6 +530,14 @@ static void gradients_can_be_seen(zero_comm *c, int stage) {
     CHECK(zero_load(z, ZERO_STATE_GRADS, doubles, sum) == ZERO_OK && zero_grad_norm(z, &again) == ZERO_OK &&
               again == 2 * norm && zero_step(z, &good) == ZERO_OK,
           "replaced by their doubles: norm %g, before %g %s", again, norm, zero_error(z));
+    zero_hyperparameters twice = good;
+    twice.grad_scale = 2;
+    CHECK(zero_grad_norm(other, &again) == ZERO_OK && again == norm && zero_step(other, &twice) == ZERO_OK &&
+              zero_hash(z, &hash[0][0], &hash[0][1]) == ZERO_OK &&
+              zero_hash(other, &hash[1][0], &hash[1][1]) == ZERO_OK,
+          "a step with twice the gradients: %s%s", zero_error(z), zero_error(other));
+    CHECK_BYTES(hash[0], hash[1], sizeof hash[0]);
+    zero_destroy(other);
     zero_destroy(z);
 }
 
@@ -516,7 +564,6 @@ static void helpers_do_what_they_say(zero_comm *c, int stage) {
           "a file that is too short: %s", zero_error(other));
     close(fd);
     if (rank == 0) unlink(path);
-
     const size_t n = zero_layout_unit_numel(zero_get_layout(z), 1);
     float *host = calloc(n, sizeof *host), *device = NULL;
     CHECK(zero_read_params(z, 1, host) == ZERO_OK, "read: %s", zero_error(z));
@@ -542,6 +589,16 @@ static void helpers_do_what_they_say(zero_comm *c, int stage) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+static void cases_of_groups(const struct way *way, int stage, int size) {
+    CASE("gradients can be seen and replaced: stage %d, groups of %d, %s", stage, size, way->name) {
+        zero_mesh_comms comms = join_groups(way, size);
+        gradients_can_be_seen(comms.shard, comms.replicate, stage);
+        zero_mesh_comms_destroy(&comms);
+    }
+    CASE("ranks that make other calls are told: stage %d, groups of %d, %s", stage, size, way->name)
+        other_calls_are_told_to_all_groups(way, stage, size);
+}
+
 static void cases_of_a_stage(const struct way *way, int stage) {
     zero_comm *c = join(way, 60);
     CASE("misuse is refused and leaves no trace: stage %d, %s", stage, way->name) misuse_is_refused(c, stage);
@@ -553,13 +610,15 @@ static void cases_of_a_stage(const struct way *way, int stage) {
     reduction = ZERO_REDUCE_EXACT;
     CASE("a callback that fails on one rank fails on all: stage %d, %s", stage, way->name)
         one_rank_s_callback_fails_all(c, stage);
-    CASE("gradients can be seen and replaced: stage %d, %s", stage, way->name) gradients_can_be_seen(c, stage);
+    CASE("gradients can be seen and replaced: stage %d, %s", stage, way->name) gradients_can_be_seen(c, NULL, stage);
     CASE("helpers: files, host copies, mean: stage %d, %s", stage, way->name) helpers_do_what_they_say(c, stage);
     zero_comm_destroy(c);
     for (kind = 0; kind < KINDS; kind++)
         CASE("state is saved and loaded, in any stage: from stage %d, %s, %s", stage, kind_names[kind], way->name)
             state_survives(way, stage);
     kind = F32;
+    for (int size = 1; size < ranks && stage > 0; size++)
+        if (ranks % size == 0) cases_of_groups(way, stage, size);
     if (ranks == 1) return;
     CASE("ranks that make other calls are told: stage %d, %s", stage, way->name) other_calls_are_told(way, stage);
     CASE("a step that failed is not repeated: stage %d, %s", stage, way->name)
