@@ -102,7 +102,7 @@ static void sharded_release_params(void *ctx, size_t unit) {
 
 static void *sharded_grads(void *ctx, size_t unit) {
     Trainer *t = (Trainer *)ctx;
-    void *g = zero_acquire_grads(t->z, unit);
+    void *g = zero_acquire_grads(t->z, unit, zero_get_micro_batches(t->z));
     engine_must(t, g != NULL, "zero_acquire_grads");
     if (unit == 1) t->tampered = (floatX *)g;
     return g;
@@ -182,7 +182,7 @@ static void trainer_micro_step(Trainer *t, size_t step, size_t g) {
 
 static void trainer_step(Trainer *t, size_t step) {
     ENGINE(t, zero_grad_norm(t->z, &t->norms[step]));
-    const zero_hyperparameters a = hyperparameters(t->s, step, t->norms[step]);
+    const zero_hyperparameters a = hyperparameters(t->s, step);
     ENGINE(t, zero_step(t->z, &a));
 }
 

@@ -534,7 +534,7 @@ static void unit_params_done(void *ctx, size_t unit) {
 
 static void *unit_grads(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
-    void *p = zero_acquire_grads(r->z, unit);
+    void *p = zero_acquire_grads(r->z, unit, zero_get_micro_batches(r->z));
     if (p == NULL) die("%s (gradients of unit %zu)", zero_error(r->z), unit);
     return p;
 }
@@ -734,9 +734,8 @@ static void forward_backward(Run *r, size_t step) {
     }
 }
 
-// One step: M micro-batches, one update. *updates counts the updates that were not skipped, for AdamW's bias
-// correction.
-static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64_t *updates) {
+// One step: M micro-batches, one update.
+static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     const Options *o = &r->options;
     forward_backward(r, step);
     StepLine s = {};
@@ -759,8 +758,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule, uint64
         a.beta2 = (float)o->beta2;
         a.eps = (float)o->eps;
         a.weight_decay = (float)o->weight_decay;
-        a.grad_scale = o->grad_clip > 0 && s.norm > o->grad_clip ? (float)(o->grad_clip / s.norm) : 1.0f;
-        a.t = ++*updates;
+        a.max_norm = (float)o->grad_clip;
         must(r, zero_step(r->z, &a), "update");
         note_wire(r);
     }
@@ -797,7 +795,6 @@ static void train(Run *r) {
     const size_t tokens = r->B * r->T * r->M;
     const double flops = gpt2_training_flops(&r->config, r->T, tokens);
     const double peak = gpu_peak_flops(r->device.name) * r->gpus;
-    uint64_t updates = 0;
     double total_ms = 0;  // of all steps but the first
     double speed = 0;     // moving average of tokens per second, without the first step, which is slow
     char err[ERR_BYTES];
@@ -809,7 +806,7 @@ static void train(Run *r) {
         zero_comm_phase(r->comm, "training", 0);
         const double begin = zero_clock();
         if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;  // the first step is slow
-        StepLine s = train_step(r, step, &schedule, &updates);
+        StepLine s = train_step(r, step, &schedule);
         s.ms = 1000 * (zero_clock() - begin);
         if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
         profile = NULL;

@@ -3,7 +3,7 @@
 // Squares are summed in double in blocks of 64 elements, and the block sums as exact integers (kernels.h), over the
 // rank's gradient sums and then over all ranks. Exact sums have no order, so the norm has the same bits for any number
 // of ranks and shard groups.
-// zero_step applies the clip factor (zero_hyperparameters.grad_scale), which its caller derives from the norm.
+// zero_step derives the clip factor from the norm.
 #include "zero/internal.h"
 #include <math.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ static int sum_squares(zero *z, const float *x, size_t n, uint64_t *parts, uint6
 
 static double wide_to_norm(const zero *z, uint64_t *wide) {
     const double squares = wide[ZERO_WIDE_NAN] ? NAN : wide[ZERO_WIDE_INF] ? INFINITY : wide_to_double(wide);
-    return sqrt(squares) / (double)zero_total_micro_batches(z);
+    return sqrt(squares) / zero_total_weight(z);
 }
 
 // A rank of a communicator that made other calls, and its hash of them; rank -1: there is none.
@@ -105,7 +105,8 @@ int zero_grad_norm(zero *z, double *norm) {
     zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
     if (!e) e = sum_squares(z, z->partial_sums[0], sum_total(z), parts, sum);
     if (!e) e = add_over_all(z, sum, 1, "gradient norm");
-    if (!e) *norm = wide_to_norm(z, sum);
+    if (!e) *norm = z->step.norm = wide_to_norm(z, sum);
+    z->has_norm = !e;
     free(parts);
     return e;
 }

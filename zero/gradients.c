@@ -31,6 +31,7 @@
 // the parts once a step. So groups of any size leave the tree as it is.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
+#include <float.h>
 #include <stdlib.h>
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
@@ -285,21 +286,33 @@ static size_t acquired(const zero *z, size_t numel) {
     return n;
 }
 
-static int acquire_grads(zero *z, size_t u) {
-    if (z->failed) return z->failed;
+// The micro-batch must be the unit's next one: the order of micro-batches is that of the sum.
+static int check_micro_batch(zero *z, size_t u, size_t micro_batch) {
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    const struct unit *unit = &z->units[u];
+    const size_t next = unit->micro_batches + (unit->state != UNIT_FREE);
+    if (unit->state == UNIT_ACQUIRED || micro_batch < next)
+        return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are acquired twice in micro-batch %zu", u,
+                         micro_batch);
+    if (micro_batch > next)
+        return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are acquired for micro-batch %zu before %zu", u,
+                         micro_batch, next);
+    return ZERO_OK;
+}
+
+static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
+    if (z->failed) return z->failed;
+    if (check_micro_batch(z, u, micro_batch)) return z->failed;
     struct unit *unit = &z->units[u];
-    if (unit->state != UNIT_FREE || unit->micro_batches != z->micro_batches)
-        return zero_fail(
-            z, ZERO_ERR_ARG,
-            "the gradients of unit %zu are acquired twice in one micro-batch: call zero_finish_backward after each", u);
     if (z->merged)
         return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
     if (acquired(z, unit_numel(z, u)) >= ZERO_POOL_DEPTH)
         return zero_fail(z, ZERO_ERR_ARG,
                          "the gradients of more than %d units of one size are acquired at a time: release them sooner",
                          ZERO_POOL_DEPTH);
-    int e = z->config.settings.stage >= 2 ? take_buffer(z, u) : ZERO_OK;
+    int e = ZERO_OK;
+    while (!e && unit->state == UNIT_REDUCING) e = reduce_oldest(z);  // of its last micro-batch
+    if (!e && z->config.settings.stage >= 2) e = take_buffer(z, u);
     if (e) return e;
     struct grad_buffer *b = unit->buffer;
     zero_comm_phase(z->config.shard_comm, "acquire of a gradient buffer", u);
@@ -315,8 +328,8 @@ static int acquire_grads(zero *z, size_t u) {
     return ZERO_OK;
 }
 
-void *zero_acquire_grads(zero *z, size_t unit) {
-    return acquire_grads(z, unit) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
+void *zero_acquire_grads(zero *z, size_t unit, size_t micro_batch) {
+    return acquire_grads(z, unit, micro_batch) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
 }
 
 static int begin_reduction(zero *z, size_t u) {
@@ -351,10 +364,14 @@ int zero_release_grads(zero *z, size_t u) {
 int zero_finish_backward(zero *z) {
     if (z->failed) return z->failed;
     int e = ZERO_OK;
+    size_t most = z->micro_batches + 1;
     while (z->pending_count && !e) e = reduce_oldest(z);
+    for (size_t u = 0; u < z->layout.num_units; u++)
+        if (z->units[u].micro_batches > most) most = z->units[u].micro_batches;
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
-        if (z->units[u].micro_batches != z->micro_batches + 1)
-            e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in this micro-batch", u);
+        if (z->units[u].micro_batches != most)
+            e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in micro-batch %zu", u,
+                          z->units[u].micro_batches);
     // In every other micro-batch only: this waits for all readers, and a rank that always waits never exposes a race.
     const int poison = z->config.settings.delay_seed && z->micro_batches % 2;
     for (size_t i = 0; i < z->num_buffers && poison && !e; i++) {
@@ -362,8 +379,20 @@ int zero_finish_backward(zero *z) {
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;
-    zero_record_call(z, CALL_FINISH, &z->micro_batches, sizeof z->micro_batches);
-    z->micro_batches++;
+    zero_record_call(z, CALL_FINISH, &most, sizeof most);
+    z->micro_batches = most;
+    return ZERO_OK;
+}
+
+size_t zero_get_micro_batches(const zero *z) { return z->micro_batches; }
+
+int zero_set_total_weight(zero *z, double weight) {
+    if (zero_between_micro_batches(z)) return z->failed;
+    if (!(weight > 0 && weight <= FLT_MAX))
+        return zero_fail(z, ZERO_ERR_ARG, "zero_set_total_weight: %g: use the sum of positive weights", weight);
+    zero_record_call(z, CALL_SET_WEIGHT, &weight, sizeof weight);
+    z->total_weight = weight;
+    z->has_norm = 0;
     return ZERO_OK;
 }
 
@@ -405,7 +434,8 @@ int zero_grads_reset(zero *z) {
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro_batches = 0;
     z->last_micro_batches = z->micro_batches;
     z->micro_batches = 0;
-    z->merged = 0;
+    z->total_weight = 0;
+    z->merged = z->has_norm = 0;
     for (int k = 0; k < ZERO_WIRE_KINDS; k++) z->wire_step[k] = received(z, (enum zero_wire)k) - z->wire_start[k];
     zero_wire_start(z);
     return e;

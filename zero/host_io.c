@@ -23,7 +23,7 @@ int zero_read_params(zero *z, size_t unit, void *host) {
 }
 
 int zero_write_grads(zero *z, size_t unit, const void *host) {
-    void *g = zero_acquire_grads(z, unit);
+    void *g = zero_acquire_grads(z, unit, zero_get_micro_batches(z));
     if (!g) return z->failed;
     const int e = copy(z, g, host, unit_numel(z, unit) * z->elem, "writing gradients");
     return e ? e : zero_release_grads(z, unit);

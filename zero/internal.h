@@ -70,6 +70,8 @@ struct zero {
     float *partial_sums[ZERO_MAX_PARTIAL_SUMS];    // this rank's shard of the sums, allocated when first needed
     int merged;                                    // partial_sums[0] is the sum of all micro-batches
     size_t micro_batches;                          // finished since the last step
+    double total_weight;                           // of them, over all ranks; 0: each weighs 1
+    int has_norm;                                  // step.norm is theirs
     size_t max_micro_batches, last_micro_batches;  // of any step; of the last step
     zero_group_sums group;                         // several shard groups: what each passes on
     void *group_sums;                              // symmetric in the replicate group: this group's, for one unit
@@ -87,7 +89,9 @@ struct zero {
     zero_ticket last_unshard;            // of the window
 
     // optimizer.c
-    void *master;  // fp32, 16-bit low halves, or NULL: master_bytes per element
+    uint64_t updates;     // since the fill
+    zero_step_info step;  // the last one
+    void *master;         // fp32, 16-bit low halves, or NULL: master_bytes per element
     float *state[ZERO_MAX_OPTIMIZER_STATES];
     zero_optimizer_chunk *chunks;  // device
     size_t *first_chunk;           // [num_units + 1]
@@ -142,6 +146,8 @@ enum zero_call {
     CALL_ACQUIRE_GRADS,
     CALL_RELEASE_GRADS,
     CALL_FINISH,
+    CALL_SET_WEIGHT,
+    CALL_SET_UPDATES,
     CALL_STEP
 };
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
@@ -163,6 +169,7 @@ int zero_params_create(zero *z);
 void zero_params_destroy(zero *z);
 int zero_params_abandon(zero *z);     // no unit is acquired; stage 3: as invalidate
 int zero_params_invalidate(zero *z);  // stage 3: finishes all all-gathers and empties the buffers
+int zero_params_released(zero *z);    // fails if a unit's parameters are acquired
 int zero_params_complete(zero *z);    // before stage 3: finishes all all-gathers; for readers that do not acquire
 
 // An update of the parameters: begin waits until no rank reads this rank's shard; written announces that unit u of it
@@ -203,9 +210,9 @@ static inline zero_comm *sums_comm(const zero *z) {
 }
 static inline size_t shard_total(const zero *z) { return z->layout.numel_padded / (size_t)z->ranks; }
 
-// Micro-batches since the last step, over all ranks.
-static inline size_t zero_total_micro_batches(const zero *z) {
-    return z->micro_batches * (size_t)z->ranks * (size_t)z->replicas;
+// What the sum of gradients is divided by: the weights of the micro-batches since the last step, over all ranks.
+static inline double zero_total_weight(const zero *z) {
+    return z->total_weight > 0 ? z->total_weight : (double)(z->micro_batches * (size_t)z->ranks * (size_t)z->replicas);
 }
 static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
 

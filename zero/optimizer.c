@@ -7,6 +7,7 @@
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -121,30 +122,51 @@ static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
         { "beta2", h->beta2, 0, 0x1.fffffep-1f },
         { "eps", h->eps, 0, FLT_MAX },
         { "weight_decay", h->weight_decay, 0, FLT_MAX },
-        { "grad_scale", h->grad_scale, FLT_MIN, FLT_MAX },  // 0 would be a step without gradients
+        { "max_norm", h->max_norm, 0, FLT_MAX },
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (!(limits[i].value >= limits[i].min && limits[i].value <= limits[i].max))
             return zero_fail(z, ZERO_ERR_ARG, "zero_step: %s is %g: use %g to %g", limits[i].name,
                              (double)limits[i].value, (double)limits[i].min, (double)limits[i].max);
-    return h->t ? ZERO_OK : zero_fail(z, ZERO_ERR_ARG, "zero_step: t is 0: steps are counted from 1");
+    return ZERO_OK;
+}
+
+static int update(zero *z, zero_optimizer_args args) {
+    const int gathers = sums_comm(z) != NULL;
+    int e = zero_params_update_begin(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (gathers) e = gather_sums(z, u);
+        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0], args);
+        if (!e) e = zero_params_update_written(z, u);
+    }
+    return e ? e : zero_params_update_end(z);
 }
 
 int zero_step(zero *z, const zero_hyperparameters *h) {
     if (z->failed) return z->failed;
     if (check_hyperparameters(z, h)) return z->failed;
     zero_record_call(z, CALL_STEP, h, sizeof *h);
-    const zero_optimizer_args args = zero_optimizer_prepare(h, zero_total_micro_batches(z), z->config.settings.seed);
-    const int gathers = sums_comm(z) != NULL;
-    int e = zero_grads_merge(z);
-    if (!e) e = zero_params_update_begin(z);
-    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
-        if (gathers) e = gather_sums(z, u);
-        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0], args);
-        if (!e) e = zero_params_update_written(z, u);
+    int e = zero_params_released(z);
+    if (!e && !z->has_norm) e = zero_grad_norm(z, &z->step.norm);
+    if (e) return e;
+    z->step.skipped = !isfinite(z->step.norm);
+    z->step.scale = h->max_norm > 0 && z->step.norm > h->max_norm ? (float)(h->max_norm / z->step.norm) : 1.0f;
+    if (!z->step.skipped) {
+        const float scale = z->step.scale * (1.0f / (float)zero_total_weight(z));
+        e = update(z, zero_optimizer_prepare(h, scale, z->config.settings.seed, z->updates + 1));
+        z->updates += !e;
     }
-    if (!e) e = zero_params_update_end(z);
     return e ? e : zero_grads_reset(z);
+}
+
+zero_step_info zero_last_step(const zero *z) { return z->step; }
+uint64_t zero_get_updates(const zero *z) { return z->updates; }
+
+int zero_set_updates(zero *z, uint64_t updates) {
+    if (zero_between_micro_batches(z)) return z->failed;
+    zero_record_call(z, CALL_SET_UPDATES, &updates, sizeof updates);
+    z->updates = updates;
+    return ZERO_OK;
 }
 
 int zero_discard(zero *z) {

@@ -38,17 +38,17 @@ size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_
     return n;
 }
 
-zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, size_t micro_batches, uint64_t seed) {
+zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, float scale, uint64_t seed, uint64_t t) {
     return (zero_optimizer_args){
         .lr = h->lr,
         .beta1 = h->beta1,
         .beta2 = h->beta2,
         .eps = h->eps,
         .weight_decay = h->weight_decay,
-        .correction1 = (float)(1.0 - pow((double)h->beta1, (double)h->t)),
-        .correction2 = (float)(1.0 - pow((double)h->beta2, (double)h->t)),
-        .scale = h->grad_scale * (1.0f / (float)micro_batches),
+        .correction1 = (float)(1.0 - pow((double)h->beta1, (double)t)),
+        .correction2 = (float)(1.0 - pow((double)h->beta2, (double)t)),
+        .scale = scale,
         .seed = seed,
-        .t = h->t,
+        .t = t,
     };
 }

@@ -105,11 +105,15 @@ static int prefetch(zero *z) {
     return e;
 }
 
-int zero_params_invalidate(zero *z) {
-    int e = ZERO_OK;
-    for (size_t u = 0; u < z->layout.num_units; u++)
+int zero_params_released(zero *z) {
+    for (size_t u = 0; u < z->layout.num_units && !z->failed; u++)
         if (z->units[u].users)
-            return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired: release them first", u);
+            zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are still acquired: release them first", u);
+    return z->failed;
+}
+
+int zero_params_invalidate(zero *z) {
+    int e = zero_params_released(z);
     for (size_t i = 0; i < z->cache.num_slots && !e; i++) e = unshard_finish(z, &z->cache.slots[i]);
     if (sharded_params(z)) zero_param_cache_invalidate(&z->cache);
     return e;

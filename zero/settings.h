@@ -23,8 +23,7 @@ typedef struct zero_settings {
 // May change from step to step. Which of them an optimizer uses, and how: zero/optimizers/NAME.cuh.
 typedef struct zero_hyperparameters {
     float lr, beta1, beta2, eps, weight_decay;
-    float grad_scale;  // factor on the mean gradient, for clipping; 1: none
-    uint64_t t;        // the step, counted from 1
+    float max_norm;  // a mean gradient with a larger norm is scaled down to it; 0: no clipping
 } zero_hyperparameters;
 
 #endif

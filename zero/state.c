@@ -128,8 +128,12 @@ static int load(zero *z, enum zero_state state, int clear, zero_fill_fn fn, void
     if (!e) e = check_state(z, state);
     if (!e && z->micro_batches && state != ZERO_STATE_GRADS)
         e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
+    if (state == ZERO_STATE_GRADS) z->has_norm = 0;
     if (!e && is_weights) e = zero_params_update_begin(z);
-    if (!e && clear) mine = clear_optimizer_state(z);
+    if (!e && clear) {
+        z->updates = 0;
+        mine = clear_optimizer_state(z);
+    }
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (!mine) mine = load_unit(z, state, u, fn, ctx);
         if (is_weights) e = zero_params_update_written(z, u);

@@ -5,13 +5,12 @@
 // bucket; usually one transformer block. The loop describes its tensors (zero_tensor: numel, unit, place in the model
 // file) and surrounds its use of each unit with the same four calls in every stage; it never asks which stage it is in:
 //
-//     for each micro-batch:
+//     for each micro-batch m = 0, 1, ... of a step:
 //         forward:  p = zero_acquire_params(z, u); ... zero_release_params(z, u);        for each unit u
-//         backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u);         in any order that is the same
+//         backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u, m);      in any order that is the same
 //                   ... add this micro-batch's gradient to g ...                         on all ranks
 //                   zero_release_grads(z, u); zero_release_params(z, u);
 //         zero_finish_backward(z);
-//     zero_grad_norm(z, &norm);
 //     zero_step(z, &hyperparameters);              or zero_discard(z), which drops the gradients and changes nothing
 //
 // p and g point to the unit's flat buffer in device memory, of settings.dtype; tensor t begins at element
@@ -89,8 +88,9 @@ size_t zero_tensor_offset(const zero *z, size_t tensor);  // elements from the s
 // acquired several times, and is released as often. In every stage at most 1 + settings.prefetch units of one size may
 // be held at a time, none when zero_begin_step or zero_step is called.
 //
-// Gradients: acquired once per micro-batch. Where a tensor is used twice (an embedding tied to the head), hold its unit
-// from the first use in the backward to the last. In every stage at most two units of one size may be held at a time.
+// Gradients: acquired once per micro-batch, which this rank counts from 0 in each step, in ascending order for each
+// unit. A loop may also go unit by unit, all micro-batches of a unit in a row. Where a tensor is used twice (an
+// embedding tied to the head), hold its unit from the first use in the backward to the last. In every stage at most two units of one size may be held at a time.
 //
 //              zero_acquire_grads             zero_release_grads            gradients.c: reduce
 //       FREE ----------------------> ACQUIRED ------------------> REDUCING ---------------------> FREE, for the next
@@ -98,16 +98,22 @@ size_t zero_tensor_offset(const zero *z, size_t tensor);  // elements from the s
 //            it                               all-to-all                   accumulates in fp32
 const void *zero_acquire_params(zero *z, size_t unit);
 int zero_release_params(zero *z, size_t unit);
-void *zero_acquire_grads(zero *z, size_t unit);
+void *zero_acquire_grads(zero *z, size_t unit, size_t micro_batch);
 int zero_release_grads(zero *z, size_t unit);
 
 // Optional, before the first micro-batch of a step: starts counting its wire bytes here (else where the last step
 // ended) and drops all-gathered parameters, so that the count does not depend on what ran before. Collective.
 int zero_begin_step(zero *z);
 
-// Ends a micro-batch: all units' gradients must have been released. Until then norms, zero_step, zero_begin_step, fill,
-// load and hash are refused. Collective.
+// Ends a micro-batch, or several: all units' gradients must have been released in the same number of them. Until then
+// norms, zero_step, zero_begin_step, fill, load and hash are refused. Collective.
 int zero_finish_backward(zero *z);
+size_t zero_get_micro_batches(const zero *z);  // finished since the last step: the number of the next one
+
+// Optional, after zero_finish_backward, for micro-batches of unequal weight (as numbers of tokens): the caller scales
+// the loss of each by its weight w, and passes the sum of w over all micro-batches of the step and all ranks. It takes
+// the place of M in the mean gradient. All ranks must pass the same.
+int zero_set_total_weight(zero *z, double weight);
 
 // Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M. The same bits on all
 // ranks, and for every stage and N for which the sum has: squares are summed in double in blocks of 64 elements and the
@@ -118,9 +124,23 @@ int zero_grad_norm(zero *z, double *norm);
 // norm. Collective.
 int zero_tensor_norms(zero *z, double *norms);
 
-// Updates the parameters with g = (sum of gradients / M) * grad_scale, by settings.optimizer (AdamW: optimizers/
-// adamw.cuh). Collective; all ranks must pass the same hyperparameters.
+// Updates the parameters with the mean gradient g = sum of gradients / M, by settings.optimizer (optimizers/NAME.cuh).
+// If its norm is larger than h->max_norm > 0, g is scaled by max_norm / norm. If the norm is not finite, nothing is
+// changed and the step is skipped; that is no error. Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
+
+// What the last zero_step did. Not collective.
+typedef struct zero_step_info {
+    double norm;  // of the mean gradient, before clipping
+    float scale;  // by which it was clipped; 1: it was not
+    int skipped;  // the norm was not finite
+} zero_step_info;
+zero_step_info zero_last_step(const zero *z);
+
+// The number of updates since zero_fill, without skipped ones: the t of AdamW's bias correction and of stochastic
+// rounding. Set it, on all ranks, after zero_load to continue another run. Getting is not collective.
+uint64_t zero_get_updates(const zero *z);
+int zero_set_updates(zero *z, uint64_t updates);
 
 // Drops the gradients since the last step and whatever is acquired, also in the middle of a micro-batch, and recovers
 // from misuse: the engine is as it was after the last step. Collective; all ranks must have begun the same operations.

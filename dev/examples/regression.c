@@ -128,21 +128,12 @@ static double micro_batch(zero *z, unsigned long long first_sample) {
 
 // [4] The update; returns the norm. All ranks have the same norm, so all decide alike; a gradient that is not finite
 // changes nothing.
-static double update(zero *z, int step) {
-    double norm;
-    CHECK(zero_grad_norm(z, &norm));
-    const zero_hyperparameters adamw = { .lr = 0.01f,
-                                         .beta1 = 0.9f,
-                                         .beta2 = 0.95f,
-                                         .eps = 1e-8f,
-                                         .weight_decay = 0.001f,
-                                         .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
-                                         .t = (uint64_t)step + 1 };
-    if (isfinite(norm))
-        CHECK(zero_step(z, &adamw));
-    else
-        CHECK(zero_discard(z));
-    return norm;
+static double update(zero *z) {
+    const zero_hyperparameters adamw = {
+        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.001f, .max_norm = 1
+    };
+    CHECK(zero_step(z, &adamw));  // skips itself if the gradient is not finite
+    return zero_last_step(z).norm;
 }
 
 static void train(zero *z, zero_comm *comm) {
@@ -154,7 +145,7 @@ static void train(zero *z, zero_comm *comm) {
             const int j = step * G * N + g * N + rank;  // the micro-batch's number decides its data
             losses[g] = micro_batch(z, (unsigned long long)j * BATCH);
         }
-        const double norm = update(z, step);
+        const double norm = update(z);
         CHECK(zero_mean(z, losses, (size_t)G, &loss));  // has the same bits for any N, too
         if (rank == 0 && (step % 20 == 0 || step == STEPS - 1))
             printf("step %3d  loss %.9f  norm %.6f\n", step, loss, norm);

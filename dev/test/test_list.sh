@@ -46,6 +46,7 @@ for ranks in 1 3 8; do
 done
 for ranks in 1 2 3 4; do
     run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_engine_contract
+    run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
     run $ranks 240 "failures, $ranks ranks" $fp32/test_engine_failure
 done
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"

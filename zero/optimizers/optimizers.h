@@ -43,11 +43,11 @@ typedef struct zero_optimizer_args {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
     float scale;                     // factor on the sum of gradients
-    uint64_t seed, t;                // of stochastic rounding; t: the step
+    uint64_t seed, t;                // of stochastic rounding; t: the update, counted from 1
 } zero_optimizer_args;
 
-// micro_batches: how many were summed, over all ranks.
-zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, size_t micro_batches, uint64_t seed);
+// scale: the factor on the sum of gradients. t: the update, counted from 1.
+zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, float scale, uint64_t seed, uint64_t t);
 
 // Device memory. The weight w that an optimizer updates is: for fp32 params the parameter (master is NULL). For bf16
 //     ZERO_MASTER_FP32:  master, fp32;                    then parameter = zero_master_round(w)

@@ -190,10 +190,12 @@ static float rounded_by_chance(float w, uint64_t seed, uint64_t t, const zero_te
     return from_bf16((uint16_t)((bits >> 16) + ((bits & 0xffff) + drawn >= 65536)));
 }
 
-void baseline_adamw(baseline *b, const zero_hyperparameters *a, size_t micro_batches) {
-    const float scale = a->grad_scale * (1.0f / (float)micro_batches);
-    const float correct_m = (float)(1.0 - pow(a->beta1, (double)a->t)),
-                correct_v = (float)(1.0 - pow(a->beta2, (double)a->t));
+void baseline_adamw(baseline *b, const zero_hyperparameters *a, size_t micro_batches, uint64_t step) {
+    const double norm = baseline_norm(b, micro_batches);
+    const float clip = a->max_norm > 0 && norm > a->max_norm ? (float)(a->max_norm / norm) : 1.0f;
+    const float scale = clip * (1.0f / (float)micro_batches);
+    const float correct_m = (float)(1.0 - pow(a->beta1, (double)step)),
+                correct_v = (float)(1.0 - pow(a->beta2, (double)step));
     for (size_t t = 0; t < b->num_tensors; t++) {
         const float decay = b->tensors[t].decay ? a->weight_decay : 0.0f;
         for (size_t i = b->offset[t]; i < b->offset[t] + b->tensors[t].numel; i++) {
@@ -202,7 +204,7 @@ void baseline_adamw(baseline *b, const zero_hyperparameters *a, size_t micro_bat
             b->v[i] = a->beta2 * b->v[i] + ((1.0f - a->beta2) * g) * g;
             const float mhat = b->m[i] / correct_m, vhat = b->v[i] / correct_v;
             b->w[i] -= a->lr * (mhat / (sqrtf(vhat) + a->eps) + decay * b->w[i]);
-            if (b->no_master) b->w[i] = rounded_by_chance(b->w[i], b->seed, a->t, &b->tensors[t], i - b->offset[t]);
+            if (b->no_master) b->w[i] = rounded_by_chance(b->w[i], b->seed, step, &b->tensors[t], i - b->offset[t]);
         }
     }
 }

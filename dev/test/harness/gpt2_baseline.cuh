@@ -68,10 +68,8 @@ static int fill(void *setup, size_t t, size_t begin, size_t count, float *out) {
     return 0;
 }
 
-static zero_hyperparameters hyperparameters(const Setup *s, size_t step, double norm) {
-    const float lr = 3e-3f / (float)(1 + step % 5),
-                scale = s->clip > 0 && norm > s->clip ? (float)(s->clip / norm) : 1.0f;
-    return { lr, 0.9f, 0.95f, 1e-8f, s->decay, scale, step + 1 };
+static zero_hyperparameters hyperparameters(const Setup *s, size_t step) {
+    return { 3e-3f / (float)(1 + step % 5), 0.9f, 0.95f, 1e-8f, s->decay, (float)s->clip };
 }
 
 static size_t micro_steps(const Setup *s, size_t steps) {
@@ -138,8 +136,8 @@ static void train_plainly(Setup *s) {
         }
         baseline_sum(&s->b, micro, FLOATX, M);
         s->norms[step] = baseline_norm(&s->b, M);
-        const zero_hyperparameters a = hyperparameters(s, step, s->norms[step]);
-        baseline_adamw(&s->b, &a, M);
+        const zero_hyperparameters a = hyperparameters(s, step);
+        baseline_adamw(&s->b, &a, M, step + 1);
         for (size_t j = 0; j < M; j++) free(micro[j]);
         free(micro);
     }

@@ -191,9 +191,7 @@ static void looking_leaves_no_trace(zero *z) {
     for (int look = 0; look <= 1; look++) {
         CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
         for (size_t s = 0; s < 3; s++) {
-            const zero_hyperparameters a = {
-                .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = s + 1
-            };
+            const zero_hyperparameters a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f };
             CHECK(!look || s == 1 || forward(z) == ZERO_OK, "forward: %s", zero_error(z));
             CHECK(zero_begin_step(z) == ZERO_OK, "begin: %s", zero_error(z));
             for (size_t g = 0; g < 2; g++) {
@@ -305,7 +303,8 @@ static void any_order_works(zero_comm *c, int prefetch) {
         free(p);
     }
     for (size_t u = MANY; u-- > 0;)
-        CHECK(zero_acquire_grads(z, u) && zero_release_grads(z, u) == ZERO_OK, "unit %zu: %s", u, zero_error(z));
+        CHECK(zero_acquire_grads(z, u, zero_get_micro_batches(z)) && zero_release_grads(z, u) == ZERO_OK,
+              "unit %zu: %s", u, zero_error(z));
     CHECK(zero_finish_backward(z) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK && norm == 0, "norm %f %s", norm,
           zero_error(z));
     zero_destroy(z);

@@ -83,7 +83,7 @@ static zero *make_in_groups(zero_comm *shard, zero_comm *replicate, int stage) {
 static zero *make(zero_comm *c, int stage) { return make_in_groups(c, NULL, stage); }
 
 static const zero_hyperparameters good = {
-    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = 1
+    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
 };
 
 // ---- misuse ---------------------------------------------------------------------------------------------------------
@@ -93,8 +93,9 @@ static void refused(zero *z, int refusal, const char *message) {
     char first[768];
     snprintf(first, sizeof first, "%s", zero_error(z));
     CHECK(refusal && strstr(first, message), "wanted \"%s\": %s", message, first);
-    CHECK(zero_begin_step(z) == ZERO_ERR_ARG && !zero_acquire_params(z, 0) && !zero_acquire_grads(z, 0) &&
-              zero_finish_backward(z) == ZERO_ERR_ARG && zero_step(z, &good) == ZERO_ERR_ARG,
+    CHECK(zero_begin_step(z) == ZERO_ERR_ARG && !zero_acquire_params(z, 0) &&
+              !zero_acquire_grads(z, 0, zero_get_micro_batches(z)) && zero_finish_backward(z) == ZERO_ERR_ARG &&
+              zero_step(z, &good) == ZERO_ERR_ARG,
           "after \"%s\" calls succeed", message);
     CHECK_STR(zero_error(z), first);
     CHECK(zero_discard(z) == ZERO_OK && !*zero_error(z), "discard after \"%s\": %s", message, zero_error(z));
@@ -112,7 +113,7 @@ static int visits_again(void *z, size_t tensor, size_t begin, size_t count, cons
 
 static void acquires_and_releases_are_paired(zero *z) {
     refused(z, !zero_acquire_params(z, UNITS), "no unit 5");
-    refused(z, !zero_acquire_grads(z, UNITS), "no unit 5");
+    refused(z, !zero_acquire_grads(z, UNITS, zero_get_micro_batches(z)), "no unit 5");
     refused(z, zero_release_params(z, 1) == ZERO_ERR_ARG, "without being acquired");
     refused(z, zero_release_grads(z, 1) == ZERO_ERR_ARG, "without being acquired");
     CHECK(zero_acquire_params(z, 1) && zero_acquire_params(z, 1) && !zero_release_params(z, 1));
@@ -121,13 +122,15 @@ static void acquires_and_releases_are_paired(zero *z) {
     refused(z, zero_release_params(z, 1) == ZERO_ERR_ARG, "unit 1 are released without");
     CHECK(zero_acquire_params(z, 1) && zero_acquire_params(z, 2));  // units 1 to 4 have one size
     refused(z, !zero_acquire_params(z, 3), "settings.prefetch = 2 units");
-    CHECK(zero_acquire_grads(z, 1) != NULL);
-    refused(z, !zero_acquire_grads(z, 1), "unit 1 are acquired twice");
-    CHECK(zero_acquire_grads(z, 1) && !zero_release_grads(z, 1));
-    refused(z, !zero_acquire_grads(z, 1), "unit 1 are acquired twice");
-    CHECK(zero_acquire_grads(z, 1) && zero_acquire_grads(z, 2));
-    refused(z, !zero_acquire_grads(z, 3), "more than 2 units");
-    CHECK(zero_acquire_grads(z, 4) && !zero_release_grads(z, 4));
+    CHECK(zero_acquire_grads(z, 1, zero_get_micro_batches(z)) != NULL);
+    refused(z, !zero_acquire_grads(z, 1, zero_get_micro_batches(z)), "unit 1 are acquired twice");
+    CHECK(zero_acquire_grads(z, 1, zero_get_micro_batches(z)) && !zero_release_grads(z, 1));
+    refused(z, !zero_acquire_grads(z, 1, zero_get_micro_batches(z)), "unit 1 are acquired twice");
+    CHECK(zero_acquire_grads(z, 1, zero_get_micro_batches(z)) && zero_acquire_grads(z, 2, zero_get_micro_batches(z)));
+    refused(z, !zero_acquire_grads(z, 3, zero_get_micro_batches(z)), "more than 2 units");
+    refused(z, !zero_acquire_grads(z, 4, 1), "micro-batch 1 before 0");
+    refused(z, zero_set_total_weight(z, 0) == ZERO_ERR_ARG, "positive weights");
+    CHECK(zero_acquire_grads(z, 4, zero_get_micro_batches(z)) && !zero_release_grads(z, 4));
     refused(z, zero_finish_backward(z) == ZERO_ERR_ARG, "unit 0 were not released");
 }
 
@@ -137,17 +140,15 @@ static void calls_have_an_order(zero *z) {
     refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "no finished micro-batch");
     refused(z, zero_grad_norm(z, &norm) == ZERO_ERR_ARG, "no finished micro-batch");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK);
-    refused(z, !zero_acquire_grads(z, 4), "after zero_grad_norm");
+    refused(z, !zero_acquire_grads(z, 4, zero_get_micro_batches(z)), "after zero_grad_norm");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK);
     refused(z, zero_load(z, ZERO_STATE_M, fill, NULL) == ZERO_ERR_ARG, "between steps");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_acquire_params(z, 0));
     refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "unit 0 are still acquired");
     refused(z, zero_visit(z, ZERO_STATE_V + 1, visits_again, z) == ZERO_ERR_ARG, "no state 2");
     refused(z, zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG, "in the callback of another");
-    h.t = 0;
-    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "t is 0");
-    h = good, h.grad_scale = 0;
-    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "grad_scale is 0");
+    h = good, h.max_norm = -1;
+    refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "max_norm is -1");
     h = good, h.lr = NAN;
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "lr is nan");
     h = good, h.beta2 = 1;
@@ -206,7 +207,9 @@ static void an_unfinished_micro_batch_is_refused(zero_comm *c, int stage) {
         const int call = i % CALLS, unfinished = i / CALLS % UNFINISHED, finished = i / CALLS / UNFINISHED;
         if (finished) CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK, "%s", zero_error(z));
         for (size_t u = UNITS; u-- > (unfinished == ALL ? 0 : UNITS - 1);)
-            CHECK(zero_acquire_grads(z, u) && (unfinished == HELD || !zero_release_grads(z, u)), "%s", zero_error(z));
+            CHECK(zero_acquire_grads(z, u, zero_get_micro_batches(z)) &&
+                      (unfinished == HELD || !zero_release_grads(z, u)),
+                  "%s", zero_error(z));
         refused(z, call_between_micro_batches(z, call) == ZERO_ERR_ARG, "a micro-batch is unfinished");
         CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
         CHECK_BYTES(hash, want, sizeof hash);
@@ -367,7 +370,7 @@ static void is_told(zero *z) {
 static int backward_in_order(zero *z, const size_t *order) {
     int e = ZERO_OK;
     for (size_t i = 0; i < UNITS && !e; i++)
-        e = zero_acquire_grads(z, order[i]) ? zero_release_grads(z, order[i]) : ZERO_ERR_ARG;
+        e = zero_acquire_grads(z, order[i], zero_get_micro_batches(z)) ? zero_release_grads(z, order[i]) : ZERO_ERR_ARG;
     return e ? e : zero_finish_backward(z);
 }
 
@@ -444,6 +447,7 @@ static void continues(zero *z, float file[NUM_STATES][NUMEL], size_t micro_batch
     double norm;
     for (int s = 0; s < NUM_STATES; s++)
         CHECK(zero_load(z, states[s], give, file[s]) == ZERO_OK, "load: %s", zero_error(z));
+    CHECK(zero_set_updates(z, 2) == ZERO_OK, "%s", zero_error(z));
     for (size_t s = 2; s < 4; s++) CHECK(one_step(z, s, micro_batches, &norm) == ZERO_OK, "step: %s", zero_error(z));
     CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
     CHECK_BYTES(hash, want, sizeof hash);
@@ -530,9 +534,8 @@ static void gradients_can_be_seen(zero_comm *shard, zero_comm *replicate, int st
     CHECK(zero_load(z, ZERO_STATE_GRADS, doubles, sum) == ZERO_OK && zero_grad_norm(z, &again) == ZERO_OK &&
               again == 2 * norm && zero_step(z, &good) == ZERO_OK,
           "replaced by their doubles: norm %g, before %g %s", again, norm, zero_error(z));
-    zero_hyperparameters twice = good;
-    twice.grad_scale = 2;
-    CHECK(zero_grad_norm(other, &again) == ZERO_OK && again == norm && zero_step(other, &twice) == ZERO_OK &&
+    CHECK(zero_grad_norm(other, &again) == ZERO_OK && again == norm &&
+              zero_set_total_weight(other, 1.5 * ranks) == ZERO_OK && zero_step(other, &good) == ZERO_OK &&
               zero_hash(z, &hash[0][0], &hash[0][1]) == ZERO_OK &&
               zero_hash(other, &hash[1][0], &hash[1][1]) == ZERO_OK,
           "a step with twice the gradients: %s%s", zero_error(z), zero_error(other));
@@ -576,7 +579,8 @@ static void helpers_do_what_they_say(zero_comm *c, int stage) {
     host[0] = 3;
     CHECK(zero_write_grads(z, 1, host) == ZERO_OK, "write: %s", zero_error(z));
     for (size_t u = 0; u < UNITS; u++)
-        CHECK(u == 1 || (zero_acquire_grads(z, u) && zero_release_grads(z, u) == ZERO_OK), "%s", zero_error(z));
+        CHECK(u == 1 || (zero_acquire_grads(z, u, zero_get_micro_batches(z)) && zero_release_grads(z, u) == ZERO_OK),
+              "%s", zero_error(z));
     CHECK(zero_finish_backward(z) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK && norm == 3, "norm %g: %s", norm,
           zero_error(z));
     for (int j = 0; j < 2 * ranks; j++) want += 0.1 * j / (2.0 * ranks);

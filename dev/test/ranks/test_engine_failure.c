@@ -73,16 +73,14 @@ static const char *const stall_names[STALLS] = { "in the forward", "in the backw
 
 // The calls of a step and a hash, which needs all ranks in every stage. The last rank stops before those of `stall`.
 static void step_and_hash(zero *z, enum stall stall, int stops) {
-    const zero_hyperparameters h = {
-        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = 2
-    };
+    const zero_hyperparameters h = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f };
     uint64_t hash[2];
     double norm;
     if (stops && stall == IN_FORWARD) return;
     (void)forward(z);
     if (stops && stall == IN_BACKWARD) return;
     for (size_t u = UNITS; u-- > 0;)
-        if (zero_acquire_grads(z, u)) (void)zero_release_grads(z, u);
+        if (zero_acquire_grads(z, u, zero_get_micro_batches(z))) (void)zero_release_grads(z, u);
     (void)zero_finish_backward(z);
     if (stops && stall == BEFORE_NORM) return;
     (void)zero_grad_norm(z, &norm);
@@ -97,9 +95,10 @@ static void the_failure_stays(zero *z) {
     double norm;
     snprintf(first, sizeof first, "%s", zero_error(z));
     CHECK(strstr(first, "timeout_s") != NULL, "the message is: %s", first);
-    CHECK(zero_begin_step(z) == ZERO_ERR_COMM && !zero_acquire_params(z, 1) && !zero_acquire_grads(z, 1) &&
-              zero_finish_backward(z) == ZERO_ERR_COMM && zero_grad_norm(z, &norm) == ZERO_ERR_COMM &&
-              zero_hash(z, &hash[0], &hash[1]) == ZERO_ERR_COMM && zero_discard(z) == ZERO_ERR_COMM,
+    CHECK(zero_begin_step(z) == ZERO_ERR_COMM && !zero_acquire_params(z, 1) &&
+              !zero_acquire_grads(z, 1, zero_get_micro_batches(z)) && zero_finish_backward(z) == ZERO_ERR_COMM &&
+              zero_grad_norm(z, &norm) == ZERO_ERR_COMM && zero_hash(z, &hash[0], &hash[1]) == ZERO_ERR_COMM &&
+              zero_discard(z) == ZERO_ERR_COMM,
           "a call succeeds after: %s", first);
     CHECK_STR(zero_error(z), first);
 }
@@ -142,8 +141,10 @@ static void the_transport_serves_the_next_engine(const struct way *way, int stag
         z = make(c, stage);
         CHECK(halfway == 0 || one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
         CHECK(zero_acquire_params(z, 1) != NULL, "%s", zero_error(z));
-        if (halfway > 0) CHECK(zero_acquire_grads(z, 4) && zero_release_grads(z, 4) == ZERO_OK, "%s", zero_error(z));
-        if (halfway > 1) CHECK(zero_acquire_grads(z, 3) != NULL, "%s", zero_error(z));
+        if (halfway > 0)
+            CHECK(zero_acquire_grads(z, 4, zero_get_micro_batches(z)) && zero_release_grads(z, 4) == ZERO_OK, "%s",
+                  zero_error(z));
+        if (halfway > 1) CHECK(zero_acquire_grads(z, 3, zero_get_micro_batches(z)) != NULL, "%s", zero_error(z));
         zero_destroy(z);
         z = make(c, stage);
         trains(z, hash);
@@ -161,8 +162,9 @@ static void dropped_micro_batches_count_as_memory(const struct way *way, int sta
     zero *z = make(c, stage);
     zero_row rows[32];
     for (size_t g = ranks == 3 ? 4 : 2; g > 0; g--) CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK);
-    CHECK(zero_acquire_grads(z, 4) && zero_release_grads(z, 4) == ZERO_OK && zero_discard(z) == ZERO_OK, "%s",
-          zero_error(z));
+    CHECK(zero_acquire_grads(z, 4, zero_get_micro_batches(z)) && zero_release_grads(z, 4) == ZERO_OK &&
+              zero_discard(z) == ZERO_OK,
+          "%s", zero_error(z));
     for (size_t i = zero_report_memory(z, rows, 32); i-- > 0;)
         CHECK(rows[i].kind != ZERO_MEM_GRAD_SHARDS || rows[i].measured == rows[i].expected,
               "%s: %llu bytes, by the formula %llu", rows[i].what, (unsigned long long)rows[i].measured,

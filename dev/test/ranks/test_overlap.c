@@ -66,7 +66,7 @@ static void forward(zero *z, cudaStream_t stream) {
 static void backward(zero *z, cudaStream_t stream) {
     for (size_t u = UNITS; u-- > 0;) {
         (void)zero_acquire_params(z, u);
-        work("backward", u, zero_acquire_grads(z, u), stream);
+        work("backward", u, zero_acquire_grads(z, u, zero_get_micro_batches(z)), stream);
         MUST(zero_release_grads(z, u));
         MUST(zero_release_params(z, u));
     }
@@ -74,15 +74,14 @@ static void backward(zero *z, cudaStream_t stream) {
 }
 
 // Queues backward, update and the next forward; then waits for one stream, and for the other.
-static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early, uint64_t t) {
-    const zero_hyperparameters adamw = {
-        .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .grad_scale = 1, .t = t
-    };
+static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early) {
+    const zero_hyperparameters adamw = { .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f };
     MUST(zero_comm_synchronize(c, stream));
     MUST(zero_comm_synchronize(c, zero_comm_stream(c)));
     num_events = 0;
     cuda_on_cpu_trace(on_event, NULL);
     backward(z, stream);
+    MUST(zero_comm_synchronize(c, early ? zero_comm_stream(c) : stream));  // here the host waits, for the norm
     MUST(zero_step(z, &adamw));
     forward(z, stream);
     MUST(zero_comm_synchronize(c, early ? zero_comm_stream(c) : stream));
@@ -162,10 +161,10 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
     CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");
     MUST(zero_fill(z, fill, NULL));
     forward(z, stream);
-    trace_step(z, c, stream, 0, 1);  // the first time memory is allocated on the way, which waits
+    trace_step(z, c, stream, 0);  // the first time memory is allocated on the way, which waits
     for (int early = 0; early <= 1; early++)
         CASE("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
-            trace_step(z, c, stream, early, (uint64_t)(2 + early));
+            trace_step(z, c, stream, early);
             check_step(stage, early);
         }
     for (int early = 0; early <= 1 && stage == 3; early++)

@@ -86,7 +86,7 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison) {
     int e = forward(z);
     for (size_t u = UNITS; u-- > 0 && !e;) {
         const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
-        void *device = zero_acquire_grads(z, u);
+        void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
         if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
         char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
         for (size_t t = 0; t < TENSORS; t++)
@@ -102,10 +102,8 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison) {
     return e ? e : zero_finish_backward(z);
 }
 
-static int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
-    const zero_hyperparameters a = {
-        .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 1, .t = step + 1
-    };
+static inline int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
+    const zero_hyperparameters a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f };
     int e = zero_begin_step(z);
     for (size_t g = 0; g < micro_batches && !e; g++)
         e = micro_batch(z, g * (size_t)data_ranks + (size_t)data_rank, step, 0);

@@ -1,0 +1,180 @@
+// test_engine_step.c: what a loop may leave to the engine in a step: the norm, clipping, skipping, the order of
+// micro-batches, their weights; in every stage and over every transport. Run under mpirun.
+#include <stdio.h>
+#include "test/ranks/toy_model.h"
+#include "zero/comm/bootstrap/mpi.h"
+#include "zero/comm/transport_registry.h"
+
+static zero_accounting accounting;
+static zero_bootstrap *boot;
+
+static const struct way {
+    const char *name, *transport;
+    zero_comm_config config;
+} ways[] = {
+    { "shared memory", "mpi", { .no_shared_memory = 0 } },
+    { "messages", "mpi", { .no_shared_memory = 1 } },
+    { "NCCL", "nccl", { .no_shared_memory = 0 } },
+};
+
+static zero_comm *join(const struct way *way) {
+    zero_comm *c;
+    char err[512] = "";
+    memset(&accounting, 0, sizeof accounting);
+    REQUIRE(zero_comm_create(&c, zero_transport_find(way->transport), boot, &way->config, &accounting, err,
+                             sizeof err) == ZERO_OK,
+            "create: %s", err);
+    return c;
+}
+
+static zero *make(zero_comm *c, int stage) {
+    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .seed = 42 },
+                                 .tensors = tensors,
+                                 .num_tensors = TENSORS,
+                                 .shard_comm = c,
+                                 .accounting = &accounting };
+    zero *z;
+    CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "create: %s", zero_error(z));
+    return z;
+}
+
+static const zero_hyperparameters adamw = {
+    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
+};
+
+// The gradient of micro-batch j, times a weight, of one unit.
+static void backward_unit(zero *z, size_t u, size_t g, size_t step, float weight) {
+    const size_t n = zero_layout_unit_numel(zero_get_layout(z), u), j = g * (size_t)ranks + (size_t)rank;
+    void *device = zero_acquire_grads(z, u, g);
+    REQUIRE(device, "%s", zero_error(z));
+    float *x = copy_of(device, n, sizeof *x);
+    for (size_t t = 0; t < TENSORS; t++)
+        if (tensors[t].unit == u)
+            for (size_t i = 0; i < tensors[t].numel; i++)
+                x[zero_tensor_offset(z, t) + i] = weight * gradient(tensors[t].logical + i, j, step);
+    device_write(device, x, n * sizeof *x);
+    free(x);
+    CHECK(zero_release_grads(z, u) == ZERO_OK, "%s", zero_error(z));
+}
+
+enum { G = 3, STEPS = 3 };
+
+// G micro-batches, with weights w[g] or all 1.
+static void backward(zero *z, size_t step, const float *w) {
+    for (size_t g = 0; g < G; g++) {
+        for (size_t u = UNITS; u-- > 0;) backward_unit(z, u, g, step, w ? w[g] : 1);
+        CHECK(zero_finish_backward(z) == ZERO_OK, "%s", zero_error(z));
+    }
+}
+
+static void equal_state(zero *a, zero *b) {
+    uint64_t hash[2][2] = { { 0 } };
+    CHECK(zero_hash(a, &hash[0][0], &hash[0][1]) == ZERO_OK && zero_hash(b, &hash[1][0], &hash[1][1]) == ZERO_OK,
+          "hash: %s%s", zero_error(a), zero_error(b));
+    CHECK_BYTES(hash[0], hash[1], sizeof hash[0]);
+}
+
+// All micro-batches of a unit in a row, as a loop does that goes layer by layer.
+static void units_may_come_one_by_one(zero_comm *c, int stage) {
+    zero *a = make(c, stage), *b = make(c, stage);
+    for (size_t s = 0; s < STEPS; s++) {
+        backward(a, s, NULL);
+        for (size_t u = UNITS; u-- > 0;)
+            for (size_t g = 0; g < G; g++) backward_unit(b, u, g, s, 1);
+        CHECK(zero_finish_backward(b) == ZERO_OK && zero_get_micro_batches(b) == G, "%s", zero_error(b));
+        CHECK(zero_step(a, &adamw) == ZERO_OK && zero_step(b, &adamw) == ZERO_OK, "%s%s", zero_error(a), zero_error(b));
+    }
+    equal_state(a, b);
+    zero_destroy(a);
+    zero_destroy(b);
+}
+
+// Weights that are all 4 change nothing but the sum, by a power of two: the bits are those of weights of 1.
+static void weights_divide_the_sum(zero_comm *c, int stage) {
+    static const float four[G] = { 4, 4, 4 }, unequal[G] = { 1, 2, 5 };
+    zero *a = make(c, stage), *b = make(c, stage);
+    double norm[2];
+    backward(a, 0, NULL);
+    backward(b, 0, four);
+    CHECK(zero_set_total_weight(b, 4.0 * G * ranks) == ZERO_OK && zero_grad_norm(a, &norm[0]) == ZERO_OK &&
+              zero_grad_norm(b, &norm[1]) == ZERO_OK && norm[0] == norm[1],
+          "norms %.17g and %.17g %s%s", norm[0], norm[1], zero_error(a), zero_error(b));
+    CHECK(zero_step(a, &adamw) == ZERO_OK && zero_step(b, &adamw) == ZERO_OK, "%s%s", zero_error(a), zero_error(b));
+    equal_state(a, b);
+
+    backward(b, 1, unequal);  // the next step divides by its own weights
+    CHECK(zero_set_total_weight(b, 8.0 * ranks) == ZERO_OK && zero_grad_norm(b, &norm[1]) == ZERO_OK, "%s",
+          zero_error(b));
+    double squares = 0;
+    for (size_t t = 0; t < TENSORS; t++)
+        for (size_t i = 0; i < tensors[t].numel; i++) {
+            double x = 0;
+            for (size_t j = 0; j < G * (size_t)ranks; j++)
+                x += unequal[j / (size_t)ranks] * gradient(tensors[t].logical + i, j, 1);
+            squares += x * x;
+        }
+    const double want = sqrt(squares) / (8.0 * ranks);
+    CHECK(fabs(norm[1] - want) <= 1e-6 * want, "the norm is %.9g, not %.9g", norm[1], want);
+    zero_destroy(a);
+    zero_destroy(b);
+}
+
+// The norm need not be read before the step. That the clipped update is right is test_gpt2_zero's to show.
+static void a_step_clips_by_itself(zero_comm *c, int stage) {
+    zero *a = make(c, stage), *b = make(c, stage);
+    zero_hyperparameters h = adamw;
+    double norm;
+    backward(a, 0, NULL);
+    CHECK(zero_grad_norm(a, &norm) == ZERO_OK, "%s", zero_error(a));
+    backward(b, 0, NULL);
+    h.max_norm = (float)(norm / 2);
+    const float scale = (float)(h.max_norm / norm);
+    CHECK(zero_step(b, &h) == ZERO_OK && zero_last_step(b).norm == norm && zero_last_step(b).scale == scale &&
+              !zero_last_step(b).skipped && zero_get_updates(b) == 1,
+          "norm %g, scale %g %s", zero_last_step(b).norm, (double)zero_last_step(b).scale, zero_error(b));
+    h.max_norm = (float)(norm * 100);  // above the norm: nothing is clipped
+    backward(b, 1, NULL);
+    CHECK(zero_step(b, &h) == ZERO_OK && zero_last_step(b).scale == 1, "%s", zero_error(b));
+    zero_destroy(a);
+    zero_destroy(b);
+}
+
+// A gradient with a NaN on one rank: all skip the step, nothing is changed, and it is no update.
+static void a_step_skips_what_is_not_finite(zero_comm *c, int stage) {
+    zero *a = make(c, stage), *b = make(c, stage);
+    uint64_t before[2], after[2];
+    CHECK(zero_hash(a, &before[0], &before[1]) == ZERO_OK);
+    CHECK(micro_batch(a, (size_t)rank, 0, NAN) == ZERO_OK && zero_step(a, &adamw) == ZERO_OK, "%s", zero_error(a));
+    CHECK(zero_last_step(a).skipped && isnan(zero_last_step(a).norm) && zero_get_updates(a) == 0);
+    CHECK(zero_hash(a, &after[0], &after[1]) == ZERO_OK, "%s", zero_error(a));
+    CHECK_BYTES(before, after, sizeof before);
+    backward(a, 1, NULL);
+    backward(b, 1, NULL);
+    CHECK(zero_step(a, &adamw) == ZERO_OK && zero_step(b, &adamw) == ZERO_OK && !zero_last_step(a).skipped, "%s%s",
+          zero_error(a), zero_error(b));
+    equal_state(a, b);
+    zero_destroy(a);
+    zero_destroy(b);
+}
+
+static void cases_of_a_stage(zero_comm *c, int stage, const char *way) {
+    CASE("units may come one by one: stage %d, %s", stage, way) units_may_come_one_by_one(c, stage);
+    CASE("weights divide the sum: stage %d, %s", stage, way) weights_divide_the_sum(c, stage);
+    CASE("a step clips by itself: stage %d, %s", stage, way) a_step_clips_by_itself(c, stage);
+    CASE("a step skips what is not finite: stage %d, %s", stage, way) a_step_skips_what_is_not_finite(c, stage);
+}
+
+int main(int argc, char **argv) {
+    test_start_ranks(&argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    data_rank = rank, data_ranks = ranks;
+    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    for (size_t w = 0; w < sizeof ways / sizeof *ways - !nccl_runs_here(); w++) {
+        zero_comm *c = join(&ways[w]);
+        for (int stage = 0; stage <= 3; stage++) cases_of_a_stage(c, stage, ways[w].name);
+        zero_comm_destroy(c);
+    }
+    zero_bootstrap_destroy(boot);
+    return test_finish();
+}
