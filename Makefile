@@ -99,7 +99,7 @@ MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
 DEFINES    = -I. -Idev -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) \
              $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
-WARNINGS   = -Wall -Wextra $(if $(filter-out 0,$(WERROR)),-Werror)
+WARNINGS   = -Wall -Wextra -Wno-missing-field-initializers $(if $(filter-out 0,$(WERROR)),-Werror)
 DEBUGGING  = -g -fno-omit-frame-pointer
 # Sanitizers' own checks mislead gcc's analysis of where a text may be cut off, or a pointer null.
 OPTIMIZE   = $(if $(DEBUG),-O0 $(DEBUGGING),-O3) $(SANITIZE:%=$(SANITIZED) -fsanitize=% -fno-sanitize-recover=all)

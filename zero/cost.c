@@ -3,9 +3,8 @@
 //
 // Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
 // optimizer state from 1, gradients from 2, parameters in 3 (Rajbhandari et al., ZeRO, SC 2020). What is not resident
-// passes through pools of unit buffers: for each distinct size of unit, ZERO_POOL_DEPTH buffers of gradients and 1 +
-// prefetch of parameters (none for a single rank, whose shard is the unit). The fp32 partial sums are the ones of a
-// binary counter of leaves (gradients.c): after micro-step g as many as g N has ones. For N a power of two that is at
+// passes through pools of unit buffers (pool.h): one of gradients and one of parameters (none for a single rank, whose
+// shard is the unit). The fp32 partial sums are the ones of a binary counter of leaves (gradients.c): after micro-step g as many as g N has ones. For N a power of two that is at
 // most floor(log2(G + 1)) at a time. The library's reduction counts micro-steps, and needs one more for its result.
 //
 // Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
@@ -37,15 +36,28 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-// Stages 2, 3: bytes of the pools of unit buffers. Those of gradients are symmetric.
-static size_t pooled(const zero_layout *l, const zero_comm_shape *comm, size_t param_depth, size_t elem) {
-    size_t n = 0;
-    for (size_t u = 0; u < l->num_units; u++) {
-        const size_t bytes = zero_layout_unit_numel(l, u) * elem;
-        n += (size_t)zero_pool_has(l, u, ZERO_POOL_DEPTH) * zero_comm_alloc_bytes(comm, bytes) +
-             (size_t)zero_pool_has(l, u, param_depth) * bytes;
+// Stages 2, 3: the row of the pools of unit buffers, and of `more` bytes. Those of gradients are symmetric.
+static void add_pools(struct table *t, const zero_layout *l, const zero_comm_shape *comm, size_t param_depth,
+                      size_t elem, size_t more, const char *formula_of_more) {
+    const size_t depths[] = { ZERO_GRAD_POOL_DEPTH, param_depth };
+    size_t bytes = more, shared = 0, numel = 0, own = 0;
+    for (int i = 0; i < 2; i++) {
+        zero_pool pool;
+        if (zero_pool_create(&pool, l, depths[i])) continue;  // of host memory
+        for (size_t k = 0; k < pool.num_buffers; k++) {
+            const zero_pool_buffer *b = &pool.buffers[k];
+            bytes += i ? b->numel * elem : zero_comm_alloc_bytes(comm, b->numel * elem);
+            if (b->owner == ZERO_NO_UNIT)
+                numel = b->numel;
+            else
+                own += b->numel;
+        }
+        shared += pool.num_shared;
+        zero_pool_destroy(&pool);
     }
-    return n;
+    char larger[32] = "";
+    if (own) snprintf(larger, sizeof larger, " + %zu", own);
+    add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "%zu x (%zu x %zu%s)%s", elem, shared, numel, larger, formula_of_more);
 }
 
 size_t zero_cost_partial_sums(size_t leaves, size_t G) {
@@ -123,8 +135,7 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
         snprintf(with_replicas, sizeof with_replicas, " + %zu x largest shard",
                  sizeof(float) + group.count * zero_dtype_bytes(group.dtype));
     if (stage >= 2)
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), pooled(l, comm, param_depth, b) + replica_buffers,
-            "%zu x (up to %zu units of each size)%s", b, ZERO_POOL_DEPTH + param_depth, with_replicas);
+        add_pools(&t, l, comm, param_depth, b, replica_buffers, with_replicas);
     else
         add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), sums_buffer + replica_buffers, "%s%s",
             gathered_sums ? "4 x largest unit" : "0", with_replicas);

@@ -41,12 +41,12 @@ static int create_buffers(zero *z, int e) {
     zero_comm *comm = z->config.shard_comm;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     z->pending = calloc(l->num_units, sizeof *z->pending);
-    if (!z->buffers || !z->pending) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_GRAD_POOL_DEPTH))
+        return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (z->config.settings.stage >= 2) {
-        for (size_t u = 0; u < l->num_units && !e; u++) {
-            if (!zero_pool_has(l, u, ZERO_POOL_DEPTH)) continue;
+        for (size_t i = 0; i < z->pool.num_buffers && !e; i++) {
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
-            b->numel = unit_numel(z, u);
+            b->numel = z->pool.buffers[i].numel;
             e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS, b->numel * z->elem, &b->ptr);
         }
         return e;
@@ -91,6 +91,7 @@ void zero_grads_destroy(zero *z) {
     }
     for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS; s++)
         zero_accounting_free(accounting, ZERO_MEM_GRAD_SHARDS, z->partial_sums[s], sum_total(z) * sizeof(float));
+    zero_pool_destroy(&z->pool);
     free(z->buffers);
     free(z->pending);
 }
@@ -260,12 +261,12 @@ static int reduce_oldest(zero *z) {
 
 // ---- acquire and release --------------------------------------------------------------------------------------------
 
-// A free buffer of the pool of this size, the one whose last all-to-all is the oldest; NULL: none.
-static struct grad_buffer *free_buffer(zero *z, size_t numel) {
+// A free buffer of the pool that a unit may use, the one whose last all-to-all is the oldest; NULL: none.
+static struct grad_buffer *free_buffer(zero *z, size_t u) {
     struct grad_buffer *best = NULL;
     for (size_t i = 0; i < z->num_buffers; i++) {
         struct grad_buffer *b = &z->buffers[i];
-        if (b->numel == numel && !b->busy && (!best || b->ticket < best->ticket)) best = b;
+        if (zero_pool_fits(&z->pool, i, u) && !b->busy && (!best || b->ticket < best->ticket)) best = b;
     }
     return best;
 }
@@ -274,16 +275,15 @@ static struct grad_buffer *free_buffer(zero *z, size_t numel) {
 // oldest.
 static int take_buffer(zero *z, size_t u) {
     int e = ZERO_OK;
-    while (!e && !(z->units[u].buffer = free_buffer(z, unit_numel(z, u)))) e = reduce_oldest(z);
+    while (!e && !(z->units[u].buffer = free_buffer(z, u))) e = reduce_oldest(z);
     return e;
 }
 
-// Units of this size that hold gradients.
-static size_t acquired(const zero *z, size_t numel) {
-    size_t n = 0;
-    for (size_t u = 0; u < z->layout.num_units; u++)
-        n += z->units[u].state == UNIT_ACQUIRED && unit_numel(z, u) == numel;
-    return n;
+// Returns 1 if a unit shares buffers, and others hold them all. The same in every stage.
+static int exceeds_pool(const zero *z, size_t u) {
+    size_t others = 0;
+    for (size_t w = 0; w < z->layout.num_units; w++) others += z->units[w].state == UNIT_ACQUIRED && z->pool.shares[w];
+    return z->pool.shares[u] && others >= ZERO_GRAD_POOL_DEPTH;
 }
 
 // The micro-batch must be the unit's next one: the order of micro-batches is that of the sum.
@@ -306,10 +306,11 @@ static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
     struct unit *unit = &z->units[u];
     if (z->merged)
         return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");
-    if (acquired(z, unit_numel(z, u)) >= ZERO_POOL_DEPTH)
+    if (exceeds_pool(z, u))
         return zero_fail(z, ZERO_ERR_ARG,
-                         "the gradients of more than %d units of one size are acquired at a time: release them sooner",
-                         ZERO_POOL_DEPTH);
+                         "the gradients of more than %d units are acquired at a time: release them sooner, or set "
+                         "zero_tensor.tied where a unit is held while others come and go",
+                         ZERO_GRAD_POOL_DEPTH);
     int e = ZERO_OK;
     while (!e && unit->state == UNIT_REDUCING) e = reduce_oldest(z);  // of its last micro-batch
     if (!e && z->config.settings.stage >= 2) e = take_buffer(z, u);
@@ -319,7 +320,8 @@ static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
     e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, b->ticket, z->config.stream));
     zero_time_begin(z, "zero gradients", z->config.stream);
     if (!e)
-        e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, b->numel * z->elem, z->config.stream), "zeroing gradients");
+        e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, unit_numel(z, u) * z->elem, z->config.stream),
+                              "zeroing gradients");
     zero_time_end(z, "zero gradients", z->config.stream);
     if (e) return e;
     b->busy = 1;

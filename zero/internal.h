@@ -61,7 +61,8 @@ struct zero {
     // gradients.c
     char *grads;                  // stages 0, 1: all units' gradients of a micro-batch
     struct unit *units;           // [num_units]
-    struct grad_buffer *buffers;  // [num_buffers]
+    zero_pool pool;               // which units share buffers; of gradients from stage 2 on
+    struct grad_buffer *buffers;  // [num_buffers]: the pool's; stages 0, 1: one for each unit
     size_t num_buffers;
     size_t *pending;  // units whose all-to-all is begun, oldest first: a ring of num_units
     size_t pending_first, pending_count;

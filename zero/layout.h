@@ -34,6 +34,8 @@ typedef struct zero_tensor {
     size_t unit;
     size_t logical;  // logical index of its first element
     int decay;       // 1: weight decay applies
+    int tied;        // 1: used at several places of the model, so that its gradients are held while those of other
+                     // units come and go (an embedding that is also the head): its unit has buffers of its own (pool.h)
 } zero_tensor;
 
 typedef struct zero_layout {

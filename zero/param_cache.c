@@ -3,30 +3,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-int zero_pool_has(const zero_layout *l, size_t u, size_t depth) {
-    size_t same_before = 0;
-    for (size_t w = 0; w < u; w++) same_before += zero_layout_unit_numel(l, w) == zero_layout_unit_numel(l, u);
-    return same_before < depth;
-}
-
 int zero_param_cache_create(zero_param_cache *c, const zero_layout *l, const size_t *order, size_t order_length,
                             size_t prefetch) {
     *c = (zero_param_cache){ .prefetch = prefetch, .order_length = order_length };
     c->slots = calloc(l->num_units, sizeof *c->slots);
     c->order = malloc((order_length + 1) * sizeof *c->order);
-    if (!c->slots || !c->order) return -1;
+    if (!c->slots || !c->order || zero_pool_create(&c->pool, l, 1 + prefetch)) return -1;
     for (size_t i = 0; i < order_length; i++) {
         if (order[i] >= l->num_units) return -1;
         c->order[i] = order[i];
     }
-    for (size_t u = 0; u < l->num_units; u++)
-        if (zero_pool_has(l, u, 1 + prefetch))
-            c->slots[c->num_slots++] = (zero_param_cache_slot){ .numel = zero_layout_unit_numel(l, u),
-                                                                .unit = ZERO_NO_UNIT };
+    c->num_slots = c->pool.num_buffers;
+    for (size_t i = 0; i < c->num_slots; i++) c->slots[i].unit = ZERO_NO_UNIT;
     return 0;
 }
 
 void zero_param_cache_destroy(zero_param_cache *c) {
+    zero_pool_destroy(&c->pool);
     free(c->slots);
     free(c->order);
     memset(c, 0, sizeof *c);
@@ -38,11 +31,11 @@ zero_param_cache_slot *zero_param_cache_find(zero_param_cache *c, size_t unit) {
     return NULL;
 }
 
-zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit, size_t numel) {
+zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit) {
     zero_param_cache_slot *best = NULL;
     for (size_t i = 0; i < c->num_slots; i++) {
         zero_param_cache_slot *s = &c->slots[i];
-        if (s->numel == numel && !s->users && !s->busy && (!best || s->used < best->used)) best = s;
+        if (zero_pool_fits(&c->pool, i, unit) && !s->users && !s->busy && (!best || s->used < best->used)) best = s;
     }
     if (best) {
         best->unit = unit;
@@ -87,15 +80,14 @@ size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_
         const size_t u = order[i % order_length];
         zero_param_cache_slot *s = zero_param_cache_find(&c, u);
         if (!s) {
-            s = zero_param_cache_take(&c, u, zero_layout_unit_numel(l, u));
-            gathered += s->numel;
+            s = zero_param_cache_take(&c, u);
+            gathered += zero_layout_unit_numel(l, u);
         }
         zero_param_cache_acquired(&c, s);
         for (size_t k = 0; k < prefetch; k++) {
             const size_t next = zero_param_cache_ahead(&c, k);
             if (next == ZERO_NO_UNIT || zero_param_cache_find(&c, next)) continue;
-            const zero_param_cache_slot *ahead = zero_param_cache_take(&c, next, zero_layout_unit_numel(l, next));
-            if (ahead) gathered += ahead->numel;
+            if (zero_param_cache_take(&c, next)) gathered += zero_layout_unit_numel(l, next);
         }
         zero_param_cache_released(&c, s);
     }

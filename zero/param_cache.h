@@ -2,10 +2,10 @@
 // the engine follows it (parameters.c), and zero_param_cache_traffic simulates it over the order of units to predict
 // what a step will all-gather.
 //
-// There is a pool of buffers for each distinct size of unit. A buffer keeps its unit until another one takes it or the
+// Units that share buffers (pool.h) have 1 + prefetch of them. A buffer keeps its unit until another one takes it or the
 // parameters change. Evicted is the least recently used buffer without users. After each acquire the next `prefetch`
-// units of the order are all-gathered ahead, as far as buffers are free. Three units of one size, prefetch 1 (so two
-// buffers), order 0 1 2 2 1 0:
+// units of the order are all-gathered ahead, as far as buffers are free. Three units, prefetch 1 (so two buffers), order
+// 0 1 2 2 1 0:
 //
 //     acquire    buffer A   buffer B   all-gathers
 //     0          0          1 (ahead)  0, 1
@@ -18,31 +18,25 @@
 #define ZERO_PARAM_CACHE_H
 #include <stddef.h>
 #include <stdint.h>
-#include "zero/layout.h"
+#include "zero/pool.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define ZERO_NO_UNIT ((size_t)-1)
-
 typedef struct zero_param_cache_slot {
-    size_t numel, unit;  // elements of its units; ZERO_NO_UNIT: it holds none
-    int users, busy;     // busy: an all-gather into it is not finished
-    uint64_t used;       // when, by the cache's clock
+    size_t unit;      // ZERO_NO_UNIT: it holds none
+    int users, busy;  // busy: an all-gather into it is not finished
+    uint64_t used;    // when, by the cache's clock
 } zero_param_cache_slot;
 
 typedef struct zero_param_cache {
-    zero_param_cache_slot *slots;
+    zero_pool pool;                // of depth 1 + prefetch
+    zero_param_cache_slot *slots;  // one for each of its buffers
     size_t num_slots, prefetch;
     int drop;                               // debugging: a unit is dropped as soon as it has no user
     size_t *order, order_length, order_at;  // order_at: the next acquire, if the caller keeps to the order
     uint64_t clock;
 } zero_param_cache;
-
-enum { ZERO_POOL_DEPTH = 2 };  // gradient buffers for each size of unit, stages 2 and 3
-
-// Returns 1 if unit u is among the first `depth` of its size: a pool has a buffer for each such unit.
-int zero_pool_has(const zero_layout *l, size_t u, size_t depth);
 
 // Returns 0, or -1: out of memory, or the order names a unit that does not exist. order is copied.
 int zero_param_cache_create(zero_param_cache *c, const zero_layout *l, const size_t *order, size_t order_length,
@@ -52,9 +46,8 @@ void zero_param_cache_destroy(zero_param_cache *c);
 // The slot that holds a unit, or NULL.
 zero_param_cache_slot *zero_param_cache_find(zero_param_cache *c, size_t unit);
 
-// Evicts the least recently used slot of this size for a unit, which is then all-gathered into it; NULL: all are in
-// use.
-zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit, size_t numel);
+// Evicts the least recently used slot that a unit may use; the unit is then all-gathered into it. NULL: all are in use.
+zero_param_cache_slot *zero_param_cache_take(zero_param_cache *c, size_t unit);
 
 // Counts a user of a slot, and follows the order.
 void zero_param_cache_acquired(zero_param_cache *c, zero_param_cache_slot *s);

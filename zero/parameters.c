@@ -39,7 +39,7 @@ int zero_params_create(zero *z) {
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++)
-        e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.slots[i].numel * z->elem, &z->param_buffers[i].ptr);
+        e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.pool.buffers[i].numel * z->elem, &z->param_buffers[i].ptr);
     e = zero_agree(z, e);
     return e ? e : zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
 }
@@ -89,7 +89,7 @@ void zero_params_destroy(zero *z) {
     zero_window_destroy(z->config.shard_comm, z->window);
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++)
         zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr,
-                             z->cache.slots[i].numel * z->elem);
+                             z->cache.pool.buffers[i].numel * z->elem);
     zero_param_cache_destroy(&z->cache);
     free(z->param_buffers);
 }
@@ -99,7 +99,7 @@ static int prefetch(zero *z) {
     for (size_t i = 0; i < z->cache.prefetch && !e; i++) {
         const size_t u = zero_param_cache_ahead(&z->cache, i);
         if (u == ZERO_NO_UNIT || zero_param_cache_find(&z->cache, u)) continue;
-        zero_param_cache_slot *s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
+        zero_param_cache_slot *s = zero_param_cache_take(&z->cache, u);
         if (s) e = unshard_begin(z, s);
     }
     return e;
@@ -144,12 +144,11 @@ static int finish_gathers(zero *z, size_t end) {
 
 // ---- acquire and release --------------------------------------------------------------------------------------------
 
-// Other units of this size whose parameters are acquired.
-static size_t others_acquired(const zero *z, size_t u) {
-    size_t n = 0;
-    for (size_t w = 0; w < z->layout.num_units; w++)
-        n += w != u && z->units[w].users && unit_numel(z, w) == unit_numel(z, u);
-    return n;
+// Returns 1 if a unit shares buffers, and others hold them all. The same in every stage.
+static int exceeds_pool(const zero *z, size_t u) {
+    size_t others = 0;
+    for (size_t w = 0; w < z->layout.num_units; w++) others += w != u && z->units[w].users && z->pool.shares[w];
+    return z->pool.shares[u] && others > (size_t)z->config.settings.prefetch;
 }
 
 // Stage 3: the unit's parameters in a buffer of the cache.
@@ -157,11 +156,11 @@ static int unshard(zero *z, size_t u, const void **p) {
     int e = ZERO_OK;
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
     if (!s) {
-        s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
+        s = zero_param_cache_take(&z->cache, u);
         // all free buffers are busy with prefetched units: evict these
         for (size_t i = 0; i < z->cache.num_slots && !s && !e; i++) {
             e = unshard_finish(z, &z->cache.slots[i]);
-            s = zero_param_cache_take(&z->cache, u, unit_numel(z, u));
+            s = zero_param_cache_take(&z->cache, u);
         }
         if (!e) e = unshard_begin(z, s);
     }
@@ -175,10 +174,10 @@ static int unshard(zero *z, size_t u, const void **p) {
 static int acquire_params(zero *z, size_t u, const void **p) {
     if (z->failed) return z->failed;
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
-    if (others_acquired(z, u) > (size_t)z->config.settings.prefetch)
+    if (exceeds_pool(z, u))
         return zero_fail(z, ZERO_ERR_ARG,
-                         "the parameters of more than 1 + settings.prefetch = %d units of one size are acquired at a "
-                         "time: release them sooner",
+                         "the parameters of more than 1 + settings.prefetch = %d units are acquired at a time: release "
+                         "them sooner",
                          1 + z->config.settings.prefetch);
     int e = ZERO_OK;
     if (!sharded_params(z)) {
@@ -208,7 +207,8 @@ int zero_release_params(zero *z, size_t u) {
     zero_record_call(z, CALL_RELEASE_PARAMS, &u, sizeof u);
     if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
-    return zero_param_cache_released(&z->cache, s) ? zero_poison(z, buffer_of(z, s)->ptr, s->numel * z->elem) : ZERO_OK;
+    return zero_param_cache_released(&z->cache, s) ? zero_poison(z, buffer_of(z, s)->ptr, unit_numel(z, u) * z->elem)
+                                                   : ZERO_OK;
 }
 
 // ---- update ---------------------------------------------------------------------------------------------------------

@@ -85,12 +85,14 @@ size_t zero_tensor_offset(const zero *z, size_t tensor);  // elements from the s
 //
 // Parameters: before stage 3, acquire returns the resident buffer and release does nothing. In stage 3 acquire
 // all-gathers the unit (unless it is still in a buffer), and release lets another unit take its buffer. A unit may be
-// acquired several times, and is released as often. In every stage at most 1 + settings.prefetch units of one size may
-// be held at a time, none when zero_begin_step or zero_step is called.
+// acquired several times, and is released as often. In every stage at most 1 + settings.prefetch units may be held at a
+// time, not counting those with buffers of their own: units with tied tensors (zero_tensor.tied), and units much larger
+// than the others (pool.h has the rule). None may be when zero_begin_step or zero_step is called.
 //
 // Gradients: acquired once per micro-batch, which this rank counts from 0 in each step, in ascending order for each
 // unit. A loop may also go unit by unit, all micro-batches of a unit in a row. Where a tensor is used twice (an
-// embedding tied to the head), hold its unit from the first use in the backward to the last. In every stage at most two units of one size may be held at a time.
+// embedding tied to the head), hold its unit from the first use in the backward to the last. In every stage at most two
+// units may be held at a time, not counting those with buffers of their own.
 //
 //              zero_acquire_grads             zero_release_grads            gradients.c: reduce
 //       FREE ----------------------> ACQUIRED ------------------> REDUCING ---------------------> FREE, for the next

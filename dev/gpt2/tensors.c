@@ -52,7 +52,7 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
     size_t logical = 0;
     for (size_t k = 0; k < GPT2_EMBEDDING_TENSORS; k++) {
         if (k == LNFW) logical = gpt2_num_parameters(c) - 2 * c->channels;
-        out[k] = (zero_tensor){ embedding[k].name, embedding[k].numel, 0, logical, embedding[k].decay };
+        out[k] = (zero_tensor){ embedding[k].name, embedding[k].numel, 0, logical, embedding[k].decay, k == WTE };
         logical += embedding[k].numel;
     }
     logical = embedding[WTE].numel + embedding[WPE].numel;

@@ -10,6 +10,7 @@ build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
 
 run 0 120 "harness" $fp32/test_harness
 run 0 60 "layout" $fp32/test_layout
+run 0 60 "pools of unit buffers" $fp32/test_pool
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "options" $fp32/test_options
@@ -47,6 +48,7 @@ done
 for ranks in 1 2 3 4; do
     run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_engine_contract
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
+    run $ranks 60 "units of other sizes share buffers, $ranks ranks" $fp32/test_engine_pools
     run $ranks 240 "failures, $ranks ranks" $fp32/test_engine_failure
 done
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"

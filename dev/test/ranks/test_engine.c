@@ -269,12 +269,12 @@ static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float
     return 0;
 }
 
-// Parameters may be acquired in another order than was announced, so that what was prefetched is not used; units may be
-// empty, the first one too.
+// Parameters may be acquired in another order than was announced, so that what was prefetched is not used, and up to 1 +
+// prefetch units be held at a time; units may be empty, the first one too.
 static void any_order_works(zero_comm *c, int prefetch) {
     enum { MANY = 13 };
     zero_tensor many[MANY];
-    size_t order[MANY], logical = 0;
+    size_t order[MANY], held[3] = { 0 }, logical = 0;
     for (size_t u = 0; u < MANY; u++) {
         many[u] = (zero_tensor){ "many", 100 * u, u, logical, 0 };
         logical += 100 * u;
@@ -299,9 +299,13 @@ static void any_order_works(zero_comm *c, int prefetch) {
         float *p = device ? copy_of(device, many[u].numel, sizeof *p) : NULL;
         for (size_t k = 0; k < many[u].numel && p; k++)
             CHECK(p[k] == initial(many[u].logical + k), "acquire number %d: unit %zu has other parameters", i, u);
-        if (p) zero_release_params(z, u);
         free(p);
+        held[i % (1 + prefetch)] = u;
+        const size_t oldest = held[(i + 1) % (1 + prefetch)];
+        if (i >= prefetch) CHECK(zero_release_params(z, oldest) == ZERO_OK, "unit %zu: %s", oldest, zero_error(z));
     }
+    for (int i = 200 - prefetch; i < 200; i++)
+        CHECK(zero_release_params(z, held[i % (1 + prefetch)]) == ZERO_OK, "%s", zero_error(z));
     for (size_t u = MANY; u-- > 0;)
         CHECK(zero_acquire_grads(z, u, zero_get_micro_batches(z)) && zero_release_grads(z, u) == ZERO_OK,
               "unit %zu: %s", u, zero_error(z));
