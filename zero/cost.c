@@ -4,8 +4,9 @@
 // Memory. With Psi padded parameters of b bytes and N ranks, a shard is Psi/N. What is sharded depends on the stage:
 // optimizer state from 1, gradients from 2, parameters in 3 (Rajbhandari et al., ZeRO, SC 2020). What is not resident
 // passes through pools of unit buffers (pool.h): one of gradients and one of parameters (none for a single rank, whose
-// shard is the unit). The fp32 partial sums are the ones of a binary counter of leaves (gradients.c): after micro-step g as many as g N has ones. For N a power of two that is at
-// most floor(log2(G + 1)) at a time. The library's reduction counts micro-steps, and needs one more for its result.
+// shard is the unit). The fp32 partial sums are the ones of a binary counter of leaves (gradients.c): after micro-step
+// g as many as g N has ones. For N a power of two that is at most floor(log2(G + 1)) at a time. The library's reduction
+// counts micro-steps, and needs one more for its result.
 //
 // Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
 // updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums

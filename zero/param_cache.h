@@ -2,10 +2,10 @@
 // the engine follows it (parameters.c), and zero_param_cache_traffic simulates it over the order of units to predict
 // what a step will all-gather.
 //
-// Units that share buffers (pool.h) have 1 + prefetch of them. A buffer keeps its unit until another one takes it or the
-// parameters change. Evicted is the least recently used buffer without users. After each acquire the next `prefetch`
-// units of the order are all-gathered ahead, as far as buffers are free. Three units, prefetch 1 (so two buffers), order
-// 0 1 2 2 1 0:
+// Units that share buffers (pool.h) have 1 + prefetch of them. A buffer keeps its unit until another one takes it or
+// the parameters change. Evicted is the least recently used buffer without users. After each acquire the next
+// `prefetch` units of the order are all-gathered ahead, as far as buffers are free. Three units, prefetch 1 (so two
+// buffers), order 0 1 2 2 1 0:
 //
 //     acquire    buffer A   buffer B   all-gathers
 //     0          0          1 (ahead)  0, 1

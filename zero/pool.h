@@ -3,22 +3,21 @@
 //
 // Rule. Some units have a buffer of their own. All others share `depth` buffers, each as large as the largest of these
 // units. A buffer of its own has
-//     a unit with a tied tensor (layout.h): its gradients are held while all other units come and go;
-//     the s largest of the other units, s such that two shared buffers and these s buffers take the least memory: units
-//     much larger than the rest, like an embedding, do not set the size of the shared buffers. In order of size, the
-//     buffers of the largest are their own as long as that pays: the next unit is less than half as large, or so.
+//     - a unit with a tied tensor (layout.h): its gradients are held while those of all other units come and go;
+//     - the s largest of the other units, s such that these s buffers and two shared ones take the least memory. So a
+//       unit much larger than the rest, like an embedding, does not set the size of the shared buffers.
 // s depends on sizes without the padding for N ranks, so the same units share for every N, and in every pool.
 //
 // Proof that a unit always gets a buffer, if at most `depth` sharing units are held at a time (the engine refuses
-// more): a unit with a buffer of its own is not held twice. A unit that shares fits into each of the shared buffers. The
-// other sharing units that are held are fewer than depth, and fewer than there are sharing units, so one of the
+// more): a unit with a buffer of its own is not held twice. A unit that shares fits into each of the shared buffers.
+// The other sharing units that are held are fewer than depth, and fewer than there are sharing units, so one of the
 // min(depth, sharing units) shared buffers is not held: it is free, or will be without the caller's help, after a
-// reduction or an all-gather. (With buffers as large as the k largest units there would be no such proof: two small
-// units may come first, one of them in the larger buffer, which then the largest unit lacks when the other is given
-// back.)
+// reduction or an all-gather. (Buffers as large as the k largest units would not do: of two small units one
+// takes the larger buffer, and when the other is released, the largest unit finds the small buffer.)
 //
-// Cost. Units of sizes that differ little cost what units of equal size do. Shared buffers and buffers of units that are
-// larger than the others take at most as much as two buffers for the largest unit of all. Elements of a pool with depth 2:
+// Cost. Units of sizes that differ little cost what units of equal size do. Shared buffers and buffers of units that
+// are larger than the others take at most as much as two buffers for the largest unit of all. Elements of a pool with
+// depth 2:
 //
 //     sizes                        buffers                      elements
 //     100 100 100 100              100 100                      200

@@ -269,8 +269,8 @@ static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float
     return 0;
 }
 
-// Parameters may be acquired in another order than was announced, so that what was prefetched is not used, and up to 1 +
-// prefetch units be held at a time; units may be empty, the first one too.
+// Parameters may be acquired in another order than was announced, so that what was prefetched is not used, and up to 1
+// + prefetch units be held at a time; units may be empty, the first one too.
 static void any_order_works(zero_comm *c, int prefetch) {
     enum { MANY = 13 };
     zero_tensor many[MANY];
