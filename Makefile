@@ -104,7 +104,8 @@ DEBUGGING  = -g -fno-omit-frame-pointer
 # Sanitizers' own checks mislead gcc's analysis of where a text may be cut off, or a pointer null.
 OPTIMIZE   = $(if $(DEBUG),-O0 $(DEBUGGING),-O3) $(SANITIZE:%=$(SANITIZED) -fsanitize=% -fno-sanitize-recover=all)
 SANITIZED  = $(DEBUGGING) -Wno-format-truncation
-HOST_FAST  = $(OPTIMIZE) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp
+# -Wno-psabi: on a CPU without AVX, vectors are passed in another way than with it. All objects are built for one CPU.
+HOST_FAST  = $(OPTIMIZE) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp -Wno-psabi
 EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN

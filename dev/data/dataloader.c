@@ -17,8 +17,6 @@
 // A sample is read with one pread when it is requested: the operating system's page cache suffices, and text or a shard
 // of any size needs a few kilobytes. One file is kept open, that of the last batch.
 #include <errno.h>
-#include <fcntl.h>
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +25,7 @@
 
 #include "data/content_hash.h"
 #include "data/dataloader.h"
+#include "data/file_list.h"
 #include "data/llmc_file.h"
 #include "data/random.h"
 
@@ -47,7 +46,8 @@ struct Loader {
     Shard *shards;
     size_t B, T, vocab, token_bytes;
     LoaderInfo info;
-    unsigned char *raw;  // B*T + 1 tokens as they are in the file
+    size_t longest_skipped;  // tokens
+    unsigned char *raw;      // B*T + 1 tokens as they are in the file
 
     int fd;  // of shards[fd_shard], or -1
     size_t fd_shard;
@@ -61,15 +61,54 @@ struct Loader {
     uint32_t *sample_order;  // for every position in the epoch, a sample of the shard that is due there
 };
 
+// Kinds of files that may have no NUL byte at first, by how they begin.
+static const struct {
+    const char *begin, *name, *remedy;
+} KINDS[] = {
+    { "\x1f\x8b", "compressed with gzip", "decompress it with gunzip" },
+    { "\x28\xb5\x2f\xfd", "compressed with zstd", "decompress it with unzstd" },
+    { "\xfd"
+      "7zXZ",
+      "compressed with xz", "decompress it with unxz" },
+    { "BZh", "compressed with bzip2", "decompress it with bunzip2" },
+    { "PK\3\4", "a zip archive", "unpack it" },
+    { "\xff\xfe", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8" },
+    { "\xfe\xff", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8" },
+    { "PAR1", "a Parquet file", "write its text, or its tokens, to files" },
+    { "\x93NUMPY", "a NumPy array", "write its tokens as shards" },
+    { "%PDF-", "a PDF", "write its text to a file" },
+};
+
+// Is a file that is no shard text? header: its first `head` bytes.
+static int check_text(const char *name, int fd, const int32_t *header, size_t head, size_t size, char err[512]) {
+    enum { BLOCK = 4096, BLOCKS = 64 };
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
+        const size_t n = strlen(KINDS[i].begin);
+        if (n <= head && memcmp(header, KINDS[i].begin, n) == 0)
+            return FAIL("%.200s is %s, not plain text: %s first.", name, KINDS[i].name, KINDS[i].remedy);
+    }
+    for (size_t i = 0; i < BLOCKS && size > 0; i++) {
+        char block[BLOCK];
+        const size_t last = size > BLOCK ? size - BLOCK : 0,
+                     at = last / (BLOCKS - 1) * i + last % (BLOCKS - 1) * i / 63;
+        const size_t bytes = size - at < BLOCK ? size - at : BLOCK;
+        if (llmc_read_at(fd, block, bytes, at) != 0)
+            return FAIL("%.200s: cannot read it (%s). Check the disk.", name, strerror(errno));
+        if (memchr(block, 0, bytes))
+            return FAIL("%.200s is neither a token shard (its magic number is %d, not %d) nor text (it has NUL bytes; "
+                        "text in UTF-16 has, too). Give shards made by llm.c's dev/data scripts or "
+                        "dev/data/tokenize_bytes, or a text file.",
+                        name, (int)header[0], MAGIC);
+    }
+    return 0;
+}
+
 // What is in the file: counts its tokens, says which kind it is.
 static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, char err[512]) {
     struct stat st;
     int32_t header[LLMC_HEADER_WORDS];
     if (fstat(fd, &st) != 0) {
         return FAIL("%.200s: %s", name, strerror(errno));
-    }
-    if (!S_ISREG(st.st_mode)) {
-        return FAIL("%.200s is not a regular file. Make the pattern match data files only.", name);
     }
     size_t size = (size_t)st.st_size;
     const int head = llmc_read_header(fd, header);
@@ -78,14 +117,9 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
     }
 
     if (head < 8 || header[0] != MAGIC) {
-        if (memchr(header, 0, (size_t)head)) {
-            return FAIL("%.200s is neither a token shard (its magic number is %d, not %d) nor text (it has NUL bytes). "
-                        "Give shards made by llm.c's dev/data scripts or dev/data/tokenize_bytes, or a text file.",
-                        name, (int)header[0], MAGIC);
-        }
         *is_text = 1;
         *tokens = size;
-        return 0;
+        return check_text(name, fd, header, (size_t)head, size, err);
     }
     if (header[1] != 1) {
         return FAIL("%.200s is a token shard of version %d; only version 1 is known. Tokenize the data again.", name,
@@ -103,41 +137,46 @@ static int inspect_file(const char *name, int fd, int *is_text, size_t *tokens, 
     return 0;
 }
 
-static int add_shard(Loader *l, size_t s, const LoaderConfig *c, char err[512]) {
-    const char *name = l->files.gl_pathv[s];
+// Adds file f as a shard; or, if it is too short, only counts it.
+static int add_shard(Loader *l, size_t f, const LoaderConfig *c, char err[512]) {
+    const char *name = l->files.gl_pathv[f];
     int is_text;
     size_t count;
-    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    int fd = llmc_open(name, err, 512);
     if (fd < 0) {
-        return FAIL("%.200s: cannot open it (%s). Check its permissions.", name, strerror(errno));
+        return -1;
     }
     int rc = inspect_file(name, fd, &is_text, &count, err);
     close(fd);
     if (rc != 0) {
         return rc;
     }
-    if (s > 0 && is_text != l->info.is_text) {
+    if (f > 0 && is_text != l->info.is_text) {
         return FAIL("%.200s is %s but %.100s is not. Make the pattern match files of one kind.", name,
-                    is_text ? "text" : "a token shard", l->shards[0].name);
+                    is_text ? "text" : "a token shard", l->files.gl_pathv[0]);
     }
+    l->info.is_text = is_text;
 
     // Divided first: the product could overflow. The remainder keeps the percentage exact.
     size_t begin = count / 100 * c->begin_percent + count % 100 * c->begin_percent / 100;
     size_t end = count / 100 * c->end_percent + count % 100 * c->end_percent / 100;
     size_t tokens = end - begin;
     if (tokens < c->B * c->T + 1) {
-        return FAIL("%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu "
-                    "takes %zu. "
-                    "Use a smaller -b or -t, or a larger file.",
-                    name, tokens, c->begin_percent, c->end_percent, c->B, c->T, c->B * c->T + 1);
+        if (l->info.skipped++ == 0 || tokens > l->longest_skipped) {
+            l->longest_skipped = tokens;
+            (void)FAIL(
+                "%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu "
+                "takes %zu. Use a smaller -b or -t, or a larger file.",
+                name, tokens, c->begin_percent, c->end_percent, c->B, c->T, c->B * c->T + 1);
+        }
+        return 0;
     }
     size_t samples = (tokens - 1) / (c->B * c->T);
     if (samples > UINT32_MAX) {
         return FAIL("%.200s has %zu micro-batches; at most %u are possible. Use a larger -b or -t, or split the file.",
                     name, samples, UINT32_MAX);
     }
-    l->shards[s] = (Shard){ .name = name, .begin = begin, .tokens = tokens, .samples = samples };
-    l->info.is_text = is_text;
+    l->shards[l->info.shards++] = (Shard){ .name = name, .begin = begin, .tokens = tokens, .samples = samples };
     l->info.tokens += tokens;
     l->info.samples += samples;
     return 0;
@@ -151,28 +190,22 @@ static int open_loader(Loader *l, const LoaderConfig *c, char err[512]) {
     if (c->begin_percent >= c->end_percent || c->end_percent > 100) {
         return FAIL("the part from %u%% to %u%% of a file is empty or impossible", c->begin_percent, c->end_percent);
     }
-    int rc = glob(c->pattern, 0, NULL, &l->files);
-    if (rc == GLOB_NOMATCH) {
-        return FAIL(
-            "no file matches %.200s. Check the path (-i, -j), quote the pattern in the shell, or prepare the data "
-            "(see dev/data).",
-            c->pattern);
+    if (file_list(c->pattern, &l->files, err) != 0) {
+        return -1;
     }
-    if (rc != 0) {
-        return FAIL("%.200s: cannot list the files (%s)", c->pattern,
-                    rc == GLOB_NOSPACE ? "out of memory" : "read error");
-    }
-
-    size_t shards = l->files.gl_pathc;
-    l->info.shards = shards;
-    l->shards = calloc(shards, sizeof *l->shards);
+    const size_t files = l->files.gl_pathc;
+    l->shards = calloc(files, sizeof *l->shards);
     if (!l->shards) {
-        return FAIL("out of memory for %zu shards", shards);
+        return FAIL("out of memory for %zu shards", files);
     }
-    for (size_t s = 0; s < shards; s++) {
-        if (add_shard(l, s, c, err) != 0) {
+    for (size_t f = 0; f < files; f++) {
+        if (add_shard(l, f, c, err) != 0) {
             return -1;
         }
+    }
+    const size_t shards = l->info.shards;
+    if (shards == 0) {
+        return -1;  // err is about the longest of those that are too short
     }
 
     l->token_bytes = l->info.is_text ? 1 : 2;
@@ -210,6 +243,46 @@ int loader_open(Loader **loader, const LoaderConfig *c, char err[512]) {
 
 int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]) {
     return content_hash(l->files.gl_pathv, l->files.gl_pathc, hash, err, 512);
+}
+
+// Counts the tokens eot among tokens [begin, end) of a shard.
+static int count_tokens(const Shard *s, size_t begin, size_t end, int eot, size_t *count, char err[512]) {
+    unsigned char raw[8192];
+    const int fd = llmc_open(s->name, err, 512);
+    if (fd < 0) return -1;
+    while (begin < end) {
+        const size_t n = end - begin < sizeof raw / 2 ? end - begin : sizeof raw / 2;
+        if (llmc_read_at(fd, raw, 2 * n, LLMC_HEADER_BYTES + 2 * (s->begin + begin)) != 0) {
+            close(fd);
+            return FAIL("%.200s: cannot read it (%s). Check the disk.", s->name, strerror(errno));
+        }
+        for (size_t i = 0; i < n; i++) *count += (raw[2 * i] | raw[2 * i + 1] << 8) == eot;
+        begin += n;
+    }
+    close(fd);
+    return 0;
+}
+
+int loader_documents(const Loader *l, int eot, size_t *documents, int *estimated, char err[512]) {
+    enum { WHOLE = 1 << 24, PARTS = 64, PART = 1 << 16 };  // tokens
+    size_t read = 0, found = 0, before = 0;
+    *estimated = !l->info.is_text && l->info.tokens > WHOLE;
+    *documents = l->info.shards;
+    for (size_t i = 0; i < l->info.shards && !l->info.is_text; i++) {
+        const Shard *s = &l->shards[i];
+        if (!*estimated && count_tokens(s, 0, s->tokens, eot, &found, err) != 0) return -1;
+        for (size_t part = 0; part < PARTS && *estimated; part++) {  // those that begin in this shard
+            const size_t at = l->info.tokens / PARTS * part;
+            if (at < before || at - before >= s->tokens) continue;
+            const size_t begin = at - before, end = s->tokens - begin < PART ? s->tokens : begin + PART;
+            if (count_tokens(s, begin, end, eot, &found, err) != 0) return -1;
+            read += end - begin;
+        }
+        before += s->tokens;
+    }
+    if (!l->info.is_text)
+        *documents = *estimated ? (size_t)((double)found * (double)l->info.tokens / (double)read) : found;
+    return 0;
 }
 
 void loader_close(Loader *l) {
@@ -289,11 +362,11 @@ static int switch_to(Loader *l, size_t shard, char err[512]) {
     if (l->fd >= 0) {
         close(l->fd);
     }
-    l->fd = open(l->shards[shard].name, O_RDONLY | O_CLOEXEC);
+    char why[512];
+    l->fd = llmc_open(l->shards[shard].name, why, sizeof why);
     l->fd_shard = shard;
     if (l->fd < 0) {
-        return FAIL("%.200s: cannot open it any more (%s). Put it back and start again.", l->shards[shard].name,
-                    strerror(errno));
+        return FAIL("%.400s. It was there at the start: put it back and start again.", why);
     }
     return 0;
 }

@@ -4,11 +4,13 @@
 // micro-batch, in any order: batch j of a training run is the same for all of them. So a run can be resumed, on any
 // number of ranks, by arithmetic on j.
 //
-// Sources are found with a glob pattern and used in the order of their names:
+// Sources are found with a pattern (data/file_list.h) and used in the order of their names. Files too short for a
+// micro-batch are skipped:
 //
 // - llm.c's token shards (256 int32: 20240520, 1, number of tokens, 0...; then the tokens as uint16), of equal or
 //   different sizes;
-// - any other files without NUL bytes: plain text. A byte is a token; the vocabulary is 256.
+// - any other files without NUL bytes in their first, their last and 62 blocks between: plain text. A byte is a token;
+//   the vocabulary is 256. Compressed files, and text in UTF-16, are refused by name.
 //
 // Functions that can fail return 0, or -1 with a message in err that names the file and the remedy. Nothing is printed,
 // and nothing is kept outside the Loader. Several loaders may be open; one loader must not be used by two threads at
@@ -36,7 +38,8 @@ typedef struct {
 
 typedef struct {
     int is_text;     // 1: text, 0: token shards
-    size_t shards;   // files
+    size_t shards;   // files, without those skipped
+    size_t skipped;  // files that are too short for a micro-batch
     size_t tokens;   // in the parts used, all files together
     size_t samples;  // micro-batches in an epoch
     int max_token;   // the largest token id in the batches read so far; -1 before the first
@@ -44,8 +47,8 @@ typedef struct {
 
 typedef struct Loader Loader;
 
-// Finds the files and checks every one: readable, right kind, right version, not truncated, enough tokens for a
-// micro-batch.
+// Finds the files and checks every one: readable, right kind, right version, not truncated; and that one has enough
+// tokens for a micro-batch.
 int loader_open(Loader **loader, const LoaderConfig *config, char err[512]);
 
 // Micro-batches in an epoch: the sum over files of (tokens in its part - 1) / (B * T).
@@ -56,6 +59,10 @@ size_t loader_num_samples(const Loader *l);
 int loader_batch(Loader *l, size_t j, int *inputs, int *targets, char err[512]);
 
 LoaderInfo loader_info(const Loader *l);
+
+// Counts the documents: text files, or the end-of-text tokens (eot) in shards. More than 32 MiB of tokens are not read:
+// then *estimated is 1, and the number is what 64 parts of the files suggest. Returns 0, or -1 and a message.
+int loader_documents(const Loader *l, int eot, size_t *documents, int *estimated, char err[512]);
 
 // A hash of what is in the files (data/content_hash.h). Returns 0, or -1 and a message.
 int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]);

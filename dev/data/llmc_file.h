@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,6 +15,13 @@ extern "C" {
 
 #define LLMC_HEADER_WORDS 256
 #define LLMC_HEADER_BYTES 1024
+
+// Opens a regular file for reading. A pipe, a device or a directory is an error at once; a pipe would wait for ever.
+// Returns a descriptor, or -1 and a message that names the file.
+int llmc_open(const char *path, char *err, size_t err_bytes);
+
+// What a file that is not a regular one is: "a directory".
+const char *llmc_kind_of_file(mode_t mode);
 
 // Reads the header. Of a shorter file, reads what there is and sets the rest to 0. Returns the number of bytes read, or
 // -1 and errno.

@@ -98,8 +98,9 @@ int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]) {
     t->vocab = 256;
     t->eot = '\n';
     if (path) {
-        FILE *f = fopen(path, "rb");
-        int rc = f ? load(t, f, path, err) : FAIL("%.200s: cannot open it (%s)", path, strerror(errno));
+        const int fd = llmc_open(path, err, 512);
+        FILE *f = fd != -1 ? fdopen(fd, "rb") : NULL;
+        int rc = f ? load(t, f, path, err) : -1;
         if (f) {
             fclose(f);
         }

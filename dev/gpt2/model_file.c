@@ -109,11 +109,13 @@ static int open_path(ModelFile *f, const char *path, int flags, char *err, size_
         return FAIL("%.200s...: the name of the model is too long: choose a shorter one", path);
     }
     strcpy(f->path, path);
-    f->fd = open(path, flags | O_CLOEXEC);
+    f->fd = flags == O_RDONLY ? llmc_open(path, err, err_bytes) : open(path, flags | O_CLOEXEC);
+    if (f->fd == -1 && flags == O_RDONLY) {
+        return -1;
+    }
     if (f->fd == -1) {
-        return FAIL("%s: cannot be opened: %s: %s", path, strerror(errno),
-                    flags == O_RDONLY ? "choose another model with -e"
-                                      : "is the output directory (-o) the same on all hosts?");
+        return FAIL("%s: cannot be opened: %s: is the output directory (-o) the same on all hosts?", path,
+                    strerror(errno));
     }
     if (read_header(f, err, err_bytes) != 0 || check_length(f, err, err_bytes) != 0) {
         modelfile_close(f);
@@ -227,6 +229,12 @@ int modelfile_create(const char *temporary, const GPT2Config *c, int bf16, char 
 }
 
 int modelfile_publish(const char *temporary, const char *path, char *err, size_t err_bytes) {
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) {  // rename would replace a device
+        unlink(temporary);
+        return FAIL("%s: is %s: remove it, or choose another output directory with -o", path,
+                    llmc_kind_of_file(st.st_mode));
+    }
     if (rename(temporary, path) != 0) {
         int code = errno;
         unlink(temporary);

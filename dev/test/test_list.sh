@@ -13,6 +13,7 @@ run 0 60 "layout" $fp32/test_layout
 run 0 60 "pools of unit buffers" $fp32/test_pool
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
+run 0 60 "files" $fp32/test_files
 run 0 60 "options" $fp32/test_options
 run 0 60 "log, learning rate, model files" $fp32/test_output
 run 0 60 "content of files" $fp32/test_content_hash

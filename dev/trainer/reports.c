@@ -12,6 +12,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // The header.
 
+enum { GPT2_EOT = 50256 };  // ends a document in llm.c's shards
+
 #define RULE "+-----------------------+----------------------------------------------------+\n"
 
 __attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const char *name, const char *format, ...) {
@@ -101,6 +103,21 @@ static void print_machine(const Run *r) {
     print_same_bits(r);
 }
 
+// How much data there is: files, tokens and documents.
+static void print_files(const Run *r, const Loader *loader) {
+    const LoaderInfo i = loader_info(loader);
+    char documents[64] = "", err[512];
+    size_t n;
+    int estimated;
+    if (r->rank != 0) return;
+    if (!i.is_text && r->config.vocab_size > GPT2_EOT) {  // text: each file is one
+        if (loader_documents(loader, GPT2_EOT, &n, &estimated, err) != 0) die("%s", err);
+        snprintf(documents, sizeof documents, ", %s%zu document%s", estimated ? "about " : "", n, n == 1 ? "" : "s");
+    }
+    print_row(r, "", "%zu file%s, %zu %s%s", i.shards, i.shards == 1 ? "" : "s", i.tokens,
+              i.is_text ? "bytes" : "tokens", documents);
+}
+
 void print_header(const Run *r) {
     static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
     const Options *o = &r->options;
@@ -111,10 +128,11 @@ void print_header(const Run *r) {
     print_machine(r);
     print0(r, RULE);
     print_row(r, "train data pattern", "%s", o->train_files);
-    print_row(r, "", "%zu %s, %zu micro-batches%s", train.tokens, train.is_text ? "bytes" : "tokens", train.samples,
-              o->shuffle ? ", shuffled" : "");
+    print_files(r, r->train);
+    print_row(r, "", "%zu micro-batches%s", train.samples, o->shuffle ? ", shuffled" : "");
     print_row(r, "val data pattern", "%s%s", o->val_files,
               strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
+    if (r->val != NULL) print_files(r, r->val);
     print_row(r, "content of -e -i -j", "%08x %08x %08x", (unsigned)r->content[INPUT_MODEL],
               (unsigned)r->content[INPUT_TRAIN], (unsigned)r->content[INPUT_VAL]);
     print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");

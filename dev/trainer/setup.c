@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "data/content_hash.h"
+#include "data/file_list.h"
 #include "device/process.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
@@ -183,8 +184,20 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
 // Text has a token for each byte, and no tokenizer.
 static int has_tokenizer_file(const Run *r) { return !loader_info(r->train).is_text && exists(TOKENIZER); }
 
+// One line for all files that are too short.
+static void report_skipped(const Run *r, const char *flag, const Loader *loader) {
+    const size_t skipped = loader != NULL ? loader_info(loader).skipped : 0;
+    if (skipped > 0)
+        print0(r, "%s: %zu of %zu files are skipped: too short for a micro-batch of %zu x %zu tokens\n", flag, skipped,
+               skipped + loader_info(loader).shards, r->B, r->T);
+}
+
 void open_data(Run *r) {
-    const Options *o = &r->options;
+    Options *o = &r->options;
+    char err[512];
+    const int same = strcmp(o->train_files, o->val_files) == 0 ? 1 : file_lists_same(o->train_files, o->val_files, err);
+    if (same < 0) die("%s", err);
+    if (same) o->val_files = o->train_files;  // the same files by other names
     r->train = open_loader(r, o->train_files, 0);
     if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
     if (o->val_every == 0) {  // a wrong -j is an error even if it is not used
@@ -203,7 +216,8 @@ void open_data(Run *r) {
             o->train_files, loader_num_samples(r->train), r->M);
     }
 
-    char err[512];
+    report_skipped(r, "-i", r->train);
+    if (o->val_files != o->train_files) report_skipped(r, "-j", r->val);
     const int text = loader_info(r->train).is_text;
     if ((text || has_tokenizer_file(r)) && tokenizer_open(&r->tokenizer, text ? NULL : TOKENIZER, err) != 0)
         die("%s", err);

