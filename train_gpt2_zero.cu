@@ -27,6 +27,7 @@
 #define OMPI_SKIP_MPICXX 1  // only the C interface of Open MPI: the C++ one does not compile without warnings
 #include <mpi.h>
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -507,6 +508,7 @@ void gpt2_backward(GPT2 *m) {
 
 #include "data/random.h"          // sampling
 #include "device/process.h"       // the memory of the process
+#include "trainer/bad_numbers.h"  // losses, norms and parameters that are not finite
 #include "trainer/environment.h"  // what a launcher left there
 #include "trainer/reports.h"      // header, tables, plan, profile
 #include "trainer/run.h"          // Run; errors and agreement between ranks
@@ -749,6 +751,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
 
+    count_nonfinite(r, &s);
     if (skip_update(r, &s)) {
         must(r, zero_discard(r->z), "skipping an update");
     } else {
@@ -767,6 +770,11 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     return s;
 }
 
+// main.log is not worth a training: what is wrong with it is said, and the training goes on.
+static void warn(const char *message) {
+    if (message[0] != '\0') fprintf(stderr, "warning: %s\n", message);
+}
+
 // What is due before a step: validation, a sample, a model file.
 static void before_step(Run *r, size_t step) {
     const Options *o = &r->options;
@@ -776,7 +784,7 @@ static void before_step(Run *r, size_t step) {
         zero_comm_phase(r->comm, "validation", 0);
         const double loss = validate(r);
         print0(r, "val loss %f\n", loss);
-        if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) die("%s", err);
+        if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(err);
     }
     if (o->sample_every > 0 && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
         zero_comm_phase(r->comm, "sampling", 0);
@@ -784,6 +792,7 @@ static void before_step(Run *r, size_t step) {
     }
     if (o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last)) {
         zero_comm_phase(r->comm, "writing the model", 0);
+        check_parameters(r, step);
         write_model(r, step);
     }
 }
@@ -818,7 +827,7 @@ static void train(Run *r) {
         char line[512];
         step_line(line, sizeof line, &s);
         print0(r, "%s\n", line);
-        if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) die("%s", err);
+        if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) warn(err);
         if (o->gpu_info_every > 0 && (step + 1) % (size_t)o->gpu_info_every == 0) {
             size_t free_bytes, all_bytes;
             cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -914,6 +923,7 @@ int main(int argc, char **argv) {
     host_wait_passively(argv, environment_local_ranks());
     device_has_failed = ask_transport;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
     if (begin(r, argc, argv, &status)) {
         launch_end();
         return status;

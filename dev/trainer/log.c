@@ -13,8 +13,10 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/llmc_file.h"
 #include "trainer/log.h"
 
 #define WSD_DECAY_FROM 0.8  // of the run
@@ -44,14 +46,16 @@ double outlier_z(Outliers *o, double x) {
         return NAN;
     }
     double mean = 0;
+    int constant = 1;  // then the variance is 0 only up to rounding
     for (size_t i = 0; i < OUTLIER_WINDOW; i++) {
+        constant &= o->values[i] == x;
         mean += o->values[i] / OUTLIER_WINDOW;
     }
     double variance = 0;
     for (size_t i = 0; i < OUTLIER_WINDOW; i++) {
         variance += (o->values[i] - mean) * (o->values[i] - mean) / OUTLIER_WINDOW;
     }
-    return variance > 0 ? (x - mean) / sqrt(variance) : 0;
+    return variance > 0 && !constant ? (x - mean) / sqrt(variance) : 0;
 }
 
 // NVIDIA's data sheets, dense (half of the figure "with sparsity"), bf16 with fp32 accumulation. The first match
@@ -136,7 +140,13 @@ int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
         snprintf(err, err_bytes, "-o %.200s...: the name is too long: choose a shorter output directory", dir);
         return -1;
     }
-    // A lock that ends with the process. A file system without locks has no such protection; /dev/null has no length.
+    struct stat st;
+    if (stat(l->path, &st) == 0 && !S_ISREG(st.st_mode)) {  // a pipe without a reader would wait for ever
+        snprintf(err, err_bytes, "%s: is %s: remove it, or choose another output directory with -o", l->path,
+                 llmc_kind_of_file(st.st_mode));
+        return -1;
+    }
+    // A lock that ends with the process. A file system without locks has no such protection.
     const int fd = open(l->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         snprintf(err, err_bytes,
@@ -145,7 +155,7 @@ int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
         close(fd);
         return -1;
     }
-    const int emptied = fd >= 0 && (ftruncate(fd, 0) == 0 || errno == EINVAL);
+    const int emptied = fd >= 0 && ftruncate(fd, 0) == 0;
     l->file = emptied ? fdopen(fd, "w") : NULL;
     if (l->file == NULL) {
         if (fd >= 0) close(fd);
@@ -161,15 +171,27 @@ static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *form
         return 0;
     }
     va_list args;
+    char line[256];
     va_start(args, format);
-    int n = vfprintf(l->file, format, args);
+    const ssize_t bytes = vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    if (n < 0 || fflush(l->file) != 0) {
-        snprintf(err, err_bytes, "%s: writing failed: %s: make room, or choose another output directory with -o",
-                 l->path, strerror(errno));
-        return -1;
+    const int fd = fileno(l->file);
+    const off_t end = lseek(fd, 0, SEEK_END);
+    ssize_t written = 0;
+    for (ssize_t n; written < bytes && (n = write(fd, line + written, (size_t)(bytes - written))) > 0;) written += n;
+    const int code = errno;
+    if (written == bytes) {
+        l->failing = 0;
+        return 0;
     }
-    return 0;
+    if (written > 0 && ftruncate(fd, end) != 0) l->failing = 0;  // half a line stays: say it again
+    err[0] = '\0';
+    if (!l->failing)
+        snprintf(err, err_bytes,
+                 "%s: cannot be written: %s: lines are left out until it can: make room; the training goes on", l->path,
+                 strerror(code));
+    l->failing = 1;
+    return -1;
 }
 
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes) {

@@ -53,13 +53,15 @@ int step_line(char *out, size_t bytes, const StepLine *s);
 
 // main.log
 typedef struct {
-    FILE *file;  // NULL: no log
+    FILE *file;   // NULL: no log
+    int failing;  // the last line could not be written
     char path[4096];
 } TrainLog;
 
 // Begins an empty dir/main.log. dir NULL: no log. 0, or -1 and a message in err.
 int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes);
-// One line each, flushed. 0, or -1 and a message in err.
+// One line each. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left out,
+// and the next one is tried again. err is empty if the line before was left out, too.
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes);
 int trainlog_train(TrainLog *l, size_t step, double loss, double lr, double norm, char *err, size_t err_bytes);
 void trainlog_close(TrainLog *l);

@@ -83,6 +83,8 @@ static const Flag FLAGS[] = {
       .help = "skip updates whose loss has a z-score above Z; 0: off" },
     { "sg", "skip-norm-z", DECIDES, REAL, AT(skip_norm_z), "Z", "0", 0, 1e6,
       .help = "the same for the gradient's norm" },
+    { "nonfinite-limit", "nonfinite-limit", KEEPS, INTEGER, AT(nonfinite_limit), "STEPS", "100", 0, MANY,
+      .help = "end the run after so many steps in a row whose loss or norm is not finite; 0: never" },
     { "v", "val-every", KEEPS, INTEGER, AT(val_every), "STEPS", "20", 0, MANY,
       .help = "validate every STEPS steps and at the end; 0: never" },
     { "m", "val-batches", KEEPS, INTEGER, AT(val_batches), "M", "20", -1, MANY,

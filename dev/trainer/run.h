@@ -80,6 +80,8 @@ typedef struct Run {
     float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
     double *losses, *all_losses;  // their means: of this rank, of all
     Outliers loss_outliers, norm_outliers;
+    size_t nonfinite_steps;    // in a row, until now
+    StepLine first_nonfinite;  // of them
     TrainLog log;
     zero_row wire[MAX_ROWS];  // of the last step that was taken
     size_t wire_rows;

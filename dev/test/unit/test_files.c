@@ -91,10 +91,10 @@ static void test_directory_is_left_out(void) {
     CHECK(chmod(dir, 0755) == 0 && chmod(locked, 0) == 0);
     const uid_t user = geteuid();
     CHECK(user != 0 || seteuid(65534) == 0);
-    must_refuse(config(path("part_*/*.bin"), 1, 4), word, "readable");
-    must_refuse(config(path("part_*/x.bin"), 1, 4), "part_2/x.bin: Permission denied", "readable");
+    must_refuse(config(path("part_?/?.bin"), 1, 4), word, "readable");
+    must_refuse(config(path("part_?/x.bin"), 1, 4), "part_2/x.bin: Permission denied", "readable");
     CHECK(seteuid(user) == 0 && chmod(locked, 0755) == 0);
-    Loader *l = must_open(config(path("part_*/*.bin"), 1, 4));
+    Loader *l = must_open(config(path("part_?/?.bin"), 1, 4));
     CHECK_EQ(loader_info(l).shards, 2);
     loader_close(l);
 }

@@ -61,6 +61,15 @@ static void test_z_scores_are_of_the_last_128_values(void) {
         outlier_z(&o, 3);
     }
     near(outlier_z(&o, 3), 0);
+    // Rounding gave a constant a variance, and a z-score of 1 or -1.
+    const double constants[] = { 0.1, 5.507409, 1e-300, 1e300, -7.3, 0 };
+    for (size_t c = 0; c < sizeof constants / sizeof *constants; c++) {
+        Outliers q = { 0 };
+        for (int i = 0; i < OUTLIER_WINDOW; i++) {
+            outlier_z(&q, constants[c]);
+        }
+        CHECK(outlier_z(&q, constants[c]) == 0, "%g: %g", constants[c], outlier_z(&q, constants[c]));
+    }
     // One x among 127 zeros in all: the z-score does not depend on x.
     Outliers p = { 0 };
     for (int i = 0; i < OUTLIER_WINDOW; i++) {

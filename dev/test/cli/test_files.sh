@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# The trainer with files that are no files, disks that are full, and numbers that are not finite.
+#
+#     dev/test/cli/test_files.sh TRAINER [--case WORD]
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
+trainer=$(realpath "$1")
+NP=2
+. scripts/env.sh
+export OMP_NUM_THREADS=1
+start=()
+cd "$work" || exit 1
+good=(-e custom:l1,h2,c16,v256,t32 -i "$work/text.txt" -b 1 -t 32 -x 2 -v 0 -s 0 --timeout 20)
+head -c 20000 "$OLDPWD/dev/data/text/default.txt" > text.txt
+
+# ended STATUS WORDS ARGUMENTS...: a run ends with this status (0, or "failed"), and prints these words
+ended() {
+    timeout -k 5 30 "${start[@]}" "$trainer" "${good[@]}" "${@:3}" > log 2>&1 < /dev/null
+    local status=$?
+    cat log
+    [ $status -lt 124 ] && [ "$([ $status = 0 ] || echo failed)" = "${1/#0/}" ] && grep -qF -- "$2" log
+}
+once() { [ "$(grep -c -- "$1" log)" = 1 ]; }
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is no file: each of these hung, or was read or replaced
+
+mkfifo pipe
+ln -s loop loop
+mkdir directory piped looped
+mkfifo piped/main.log
+ln -s main.log looped/main.log
+for what in "./pipe a pipe" "/dev/zero a device" "./directory a directory" "./loop symbolic links"; do
+    for flag in -e -i -j; do
+        check "$flag ${what%% *}" ended failed "${what#* }" $flag "${what%% *}"
+    done
+done
+check "-o of a pipe" ended failed "pipe" -o pipe
+check "main.log is a pipe" ended failed "piped/main.log: is a pipe" -o piped
+check "main.log is a loop of links" ended failed "looped/main.log: cannot be written: Too many" -o looped
+mkdir models
+mkfifo models/model_00000002.bin
+check "a model would replace a pipe" ended failed "model_00000002.bin: is a pipe" -n 2 -o models
+report "the pipe is still there" "$([ -p models/model_00000002.bin ] || echo "it is gone")"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which files
+
+cp text.txt 'a[1].txt'
+head -c 10000 text.txt > a1.txt
+ln -s text.txt other.txt
+printf short > b1.txt
+printf shorter > b2.txt
+head -c 3000 text.txt > b3.txt
+header() { grep -E '^\| (train|val) data pattern' -A1 log | tr -s ' |' ' ' | grep -qxF -- " $1 "; }
+check "a literal name comes before a pattern" ended 0 "20000 bytes" -i 'a[1].txt' -j text.txt -v 1
+HOME=$work check "~ is the home directory" ended 0 "9000 bytes" -i '~/a1.txt'
+check "the same file by another name" ended 0 "text.txt (the last tenth)" -j other.txt -v 1
+report "training leaves that tenth out" "$(header "1 file, 18000 bytes" || echo "it does not")" log
+check "the same file in an overlapping pattern" ended failed "are the same file" -i '[at]*.txt' -j other.txt -v 1
+check "short files are skipped" ended 0 "-i: 2 of 3 files are skipped" -i 'b?.txt'
+report "short files are skipped with one line" "$(once skipped || echo "there are more")" log
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Full disks: a limit of the size of files stands for one. Its signal ended the process without a word.
+
+# limited KB WHAT...: runs in which no file may become larger
+limited() {
+    local start=("${MPIRUN:-mpirun}" -np 1 bash -c "ulimit -f $1"' && exec "$@"' -)
+    "${@:2}"
+}
+check "main.log on a full disk: the training goes on" limited 1 ended 0 "full/main.log: cannot be written: File too large" \
+    -x 60 -o full
+report "main.log on a full disk: it is said once" "$(once 'cannot be written' || echo "it is not")" log
+report "main.log on a full disk: whole lines only" "$(grep -vE '^s:[0-9]+ trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+$' \
+    full/main.log)" full/main.log
+large=(-e custom:l1,h2,c128,v2048,t32 -n 1 -o models.full)
+check "a model on a full disk" limited 1024 ended failed "model_00000001.bin" "${large[@]}"
+report "no part of a model is left" "$(find models.full -name 'model_*')"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers that are not finite
+
+ended 0 "wrote" -x 0 -n 1 -o nan > /dev/null
+model=nan/model_00000000.bin
+# NaN in the embedding of the blank
+printf '\0\0\300\177' | dd of="$model" bs=1 seek=$((1024 + 4 * 16 * 32)) conv=notrunc status=none
+check "steps in a row that are not finite end the run" ended failed "in 3 steps in a row, from step 1 on" \
+    -e "$model" -x 10 --nonfinite-limit 3
+report "after the third of them" "$([ "$(grep -c '^step .*|' log)" = 2 ] || echo "not so")" log
+check "--nonfinite-limit 0 goes on" ended 0 "step   10/10" -e "$model" -x 10 --nonfinite-limit 0
+check "a model that is not finite is not written" ended failed "(wte, element 512): it is not written" -e "$model" \
+    -n 1 -o bad
+report "there is none" "$(find bad -name 'model*')"
+
+summary
