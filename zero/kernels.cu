@@ -171,7 +171,7 @@ cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void
     if (num_chunks < 1 || num_chunks > SUM_MAX_CHUNKS || after >> ZERO_MAX_PARTIAL_SUMS) return cudaErrorInvalidValue;
     const int digit = 63 - __builtin_clzll(leaves ^ after);  // the highest that changes, from 0 to 1
     const unsigned top = 1u << digit, low = (unsigned)leaves & (top - 1);
-    const int kept = zero_partial_sums_live(leaves >> digit);
+    const int kept = zero_partial_sums_kept(leaves, after);
     zero_partial_sums older = {}, out = {};
     older.count = zero_partial_sums_live(leaves) - kept;
     out.count = zero_partial_sums_live(after) - kept;

@@ -42,6 +42,12 @@ cudaError_t zero_kernel_push(zero_partial_sums sums, uint64_t leaves, const void
                              enum zero_dtype dtype, size_t n, cudaStream_t stream);
 static inline int zero_partial_sums_live(uint64_t leaves) { return __builtin_popcountll(leaves); }
 
+// How many of them, the oldest, stay as they are when the counter goes from `leaves` to `after`, which is more: those
+// above the highest binary digit that changes.
+static inline int zero_partial_sums_kept(uint64_t leaves, uint64_t after) {
+    return zero_partial_sums_live(leaves >> (63 - __builtin_clzll(leaves ^ after)));
+}
+
 // What a shard group passes on to the others (cost.h: zero_group_sums): the sums of `leaves` chunks each, a power of
 // two that divides num_chunks, as balanced trees; fp32, or the chunks as they are if leaves = 1. K = num_chunks /
 // leaves of them, each of n elements, cut into parts: element i of the k-th is

@@ -60,6 +60,11 @@ done
 for ranks in 5 6 7; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero
 done
+run 9 180 "sharded = unsharded fp32, 9 ranks" $fp32/test_gpt2_zero --case "M = 9"
+for ranks in 5 6; do
+    run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero --case ": M = "
+done
+run 9 120 "bytes of 9 ranks" $fp32/test_engine --case "bytes equal"
 for breakage in order bit replica; do
     must_fail 2 180 "sharded = unsharded notices: $breakage" FAIL $fp32/test_gpt2_zero --break $breakage
 done

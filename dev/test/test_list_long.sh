@@ -1,7 +1,7 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,train_gpt2_zero}
+    build cpu FP32 $fp32/{fuzz,test_engine,train_gpt2_zero}
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -11,6 +11,9 @@ if [ -z "$suffix" ]; then
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
+    for ranks in 1 2 3 4 5 6 7 8 9; do
+        run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
+    done
 fi
 
 # The CPU's build under sanitizers: programs that start ranks, and those that read files and flags.

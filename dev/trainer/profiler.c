@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "zero/cost.h"
+#include "zero/kernels.h"
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Formulas. R = B T rows, b = bytes of an element. What is left out is small and depends on the data or on the cut into
 // blocks: statistics of rows in cache, and the rows of dwte that the tokens of a batch happen to name.
@@ -51,22 +54,38 @@ size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master) {
     return master == ZERO_MASTER_SPLIT ? grad_m_v + 2 * (2 + 2) : grad_m_v + 2 * 4 + 2;
 }
 
-// The engine (zero/). The gradients of a micro-batch are zeroed, sent by all-to-all, and added in fp32; a partial sum
-// of earlier micro-batches is merged once for each micro-batch but one. Then follow the norm, the update, and the new
-// parameters.
+// The ordered sums of a step (zero/gradients.c). Each micro-step reads the N chunks of a shard, reads the partial sums
+// that it changes, and writes those that are new. Several shard groups write and read their sums on the way.
+static double reduce_bytes(const ProfileRun *r) {
+    const double chunks = (double)r->numel * (double)zero_dtype_bytes(r->settings.dtype);  // of all N
+    const size_t R = r->replicas > 1 ? r->replicas : 1;
+    const zero_group_sums group = zero_cost_group_sums(r->ranks, r->settings.dtype);
+    const uint64_t pushed = R > 1 ? R * group.count : r->ranks;
+    const double shard = (double)r->numel / (double)r->ranks;
+    double bytes = (double)r->G * chunks;
+    if (R > 1) bytes += (double)r->G * 2 * shard * (double)(group.count * zero_dtype_bytes(group.dtype));
+    for (uint64_t g = 0; g < r->G; g++) {
+        const uint64_t before = g * pushed, after = before + pushed;
+        bytes += 4 * shard / (double)R *
+                 (zero_partial_sums_live(before) + zero_partial_sums_live(after) -
+                  2 * zero_partial_sums_kept(before, after));
+    }
+    return bytes;
+}
+
+// The engine (zero/). The gradients of a micro-batch are zeroed, sent by all-to-all, and added in fp32. Then follow the
+// norm, the update, and the new parameters.
 static void add_engine(const ProfileRun *r, Rows *rows) {
     const size_t L = r->config.num_layers, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
     ProfileWork *w;
     const double numel = (double)r->numel, shard = numel / (double)r->ranks;
     const double R = r->replicas > 1 ? (double)r->replicas : 1;
     const size_t units = L + 1;
-    const double merges = (double)(G - 1);
     const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
     add(rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
     w = add(rows, library ? "reduce" : "all-to-all", G * units, 0);
     w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
-    if (!library)
-        add(rows, "reduce", G * units, 0)->bytes = (double)G * (numel * (double)b + 4 * shard) + merges * 4 * shard;
+    if (!library) add(rows, "reduce", G * units, 0)->bytes = reduce_bytes(r);
     add(rows, "norm", 1, 4 * shard / R);
     if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);

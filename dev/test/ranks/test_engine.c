@@ -264,6 +264,43 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
     other_transport = 0;
 }
 
+// Engines that take one step, of 1 to 9 micro-batches a rank: the partial sums that were needed, and all else.
+static void rows_equal_formulas(zero_comm *c, zero_comm *replicas) {
+    static const int of_stages[] = { 0, 1, 2, 4 };  // variants
+    for (kind = F32; kind <= BF16; kind++)
+        for (int stage = replicas ? 1 : 0; stage < 4; stage++)
+            for (size_t G = 1; G <= 9; G++) {
+                double norm = -1;
+                memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
+                zero *z = make(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
+                CHECK(one_step(z, 0, G, &norm) == ZERO_OK, "step: %s", zero_error(z));
+                reports_agree(z, "after a step of G micro-batches");
+                zero_destroy(z);
+            }
+    kind = F32;
+}
+
+// All ranks shard, or groups of every size.
+static void every_group_needs_its_formula(void) {
+    for (int shard = 1; shard <= ranks; shard++) {
+        if (ranks % shard) continue;
+        zero_mesh mesh;
+        zero_mesh_comms comms;
+        char err[512] = "";
+        memset(&memory, 0, sizeof memory);
+        int e = zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err);
+        if (!e)
+            e = zero_mesh_comms_create(&comms, &mesh, zero_transport_find("mpi"), boot,
+                                       &(zero_comm_config){ .timeout_s = 60 }, &memory, err, sizeof err);
+        REQUIRE(e == ZERO_OK, "groups of %d: %s", shard, err);
+        const zero_comm_shape shape = zero_comm_get_shape(comms.data);
+        other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+        rows_equal_formulas(comms.shard, comms.replicate);
+        zero_mesh_comms_destroy(&comms);
+        other_transport = 0;
+    }
+}
+
 static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     for (size_t i = 0; i < count; i++) out[i] = initial(((const zero_tensor *)ctx)[tensor].logical + begin + i);
     return 0;
@@ -553,6 +590,7 @@ int main(int argc, char **argv) {
     cases_of_one_transport(&ways[0]);
     for (size_t w = 0; w < num_ways; w++)
         CASE("any order of acquires, empty units: %s", ways[w].name) every_order_of_acquires_works(&ways[w]);
+    CASE("bytes equal the formulas, 1 to 9 micro-batches, groups of every size") every_group_needs_its_formula();
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int nccl = 0; nccl <= nccl_runs_here(); nccl++)
         CASE("data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them: %s", data,

@@ -143,8 +143,24 @@ template <class T> static void check_counter(size_t N, size_t M, size_t n) {
     }
     sums.count = zero_partial_sums_live(M);
     if (sums.count > 1) must(zero_kernel_sum(sums.sum[0], NULL, 0, ZERO_F32, sums, n, 0));
-    CHECK_BITS(read_device(sums.sum[0], n), want(0, M), "N = %zu, M = %zu: the sum is not the tree", N, M);
+    const Values got = read_device(sums.sum[0], n);
+    CHECK_BITS(got, want(0, M), "N = %zu, M = %zu: the sum is not the tree", N, M);
     CHECK_EQ(most, (int)device_sums.size());
+    if (!(N & (N - 1))) CHECK((size_t)1 << most <= M / N + 1, "N = %zu, M = %zu: %d partial sums", N, M, most);
+    int depth = 0;  // additions that a leaf goes through
+    for (size_t width = 1; width < M; width *= 2) depth++;
+    double worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        double exact = 0, absolute = 0;
+        for (const Values &x : leaf) {
+            exact += x[i];
+            absolute += fabs(x[i]);
+        }
+        worst = fmax(worst, fabs(got[i] - exact) / (absolute * 0x1p-24));
+    }
+    char where[80];
+    snprintf(where, sizeof where, "N = %zu, M = %zu", N, M);
+    CHECK_ERROR(worst / fmax(depth, 1), 1, "step, in half ulps for each addition that a leaf goes through", where);
     for (auto *d : device_leaf) delete d;
     for (auto *d : device_sums) delete d;
     must(cudaFree(device_pointers));
@@ -158,7 +174,8 @@ static void shape_of_the_sum_depends_on_the_number_of_ranks(void) {
                 if (M % 4 == 0 || N == M) check_counter<bf16>(N, M, 64 * 3);
             }
     for (size_t N : { 5, 7, 13, 24, 33, 56, 100, 131 }) check_counter<bf16>(N, 5 * N, 64);  // subtrees above 8
-    check_counter<float>(3, 33, 64 * 37);                                                   // several blocks
+    for (size_t N : { 2, 3, 4, 5, 7, 8, 12, 16 }) check_counter<float>(N, 35 * N, 64);
+    check_counter<float>(3, 33, 64 * 37);  // several blocks
     check_counter<bf16>(48, 96, 64 * 37);
 }
 

@@ -1,5 +1,6 @@
 // Compares the formulas of --profile with numbers from other sources, and tests its clock. That a run does what the
 // formulas predict is tested by test_profile.sh.
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -92,6 +93,34 @@ static void test_adamw_moves_28_30_28_24_bytes(void) {
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416 / 8);
     run.settings.stage = 0;
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124476416);
+}
+
+// The ordered sum, counted by hand from the partial sums that a micro-step reads and writes (gradients.c has them).
+static void test_the_sum_moves_what_its_partial_sums_say(void) {
+    ProfileRun run = gpt2();
+    const double numel = run.numel = 64 * 24 * 1000, b = 2;
+    const struct {
+        size_t N, R, G;
+        double chunks, sums;  // of an element of the shard: bytes of chunks, partial sums read and written
+    } by_hand[] = {
+        { 1, 1, 4, 4 * b, 3 + 4 },                // 1: 1; 2: 1 + leaf; 3: 2, 1; 4: both + leaf
+        { 2, 1, 4, 4 * 2 * b, 3 + 4 },            // the same of pairs
+        { 8, 1, 1, 8 * b, 1 },                    //
+        { 3, 1, 2, 2 * 3 * b, 2 + 4 },            // 3 = 11b: 2 written; 6 = 110b: 2 read, 2 written
+        { 6, 1, 2, 2 * 6 * b, 2 + 4 },            // the same of pairs
+        { 5, 1, 3, 3 * 5 * b, 2 + 4 + 4 },        // 101b, 1010b, 1111b: 2; 2 read, 2 written; 1 kept, 1 read, 3 written
+        { 2, 3, 1, 2 * b + 4 + 4, 2. / 3 },       // 3 sums of fp32: 11b, of a third of the shard
+        { 3, 2, 2, 2 * (3 + 3 + 3) * b, 6. / 2 }  // 3 leaves from each of 2 groups: as 6
+    };
+    for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
+        run.ranks = by_hand[i].N;
+        run.replicas = by_hand[i].R;
+        run.G = by_hand[i].G;
+        const double want = numel / (double)run.ranks * (by_hand[i].chunks + 4 * by_hand[i].sums),
+                     have = find(&run, "reduce")->bytes;
+        CHECK(fabs(have - want) < 1e-9 * want, "N = %zu, R = %zu, G = %zu: %.0f bytes, by hand %.0f", run.ranks,
+              run.replicas, run.G, have, want);
+    }
 }
 
 static void test_flags_move_work_from_kernel_to_kernel(void) {
@@ -197,6 +226,7 @@ int main(int argc, char **argv) {
     RUN(test_attention_is_half_of_a_square);
     RUN(test_the_step_is_about_what_mfu_counts);
     RUN(test_adamw_moves_28_30_28_24_bytes);
+    RUN(test_the_sum_moves_what_its_partial_sums_say);
     RUN(test_flags_move_work_from_kernel_to_kernel);
     RUN(test_the_floor_is_the_slowest_of_three);
     RUN(test_the_clock_adds_up_by_name_and_step);
