@@ -199,3 +199,25 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
     add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm", norm);
     return t.n;
 }
+
+// Bytes of gradients and parameters in a step: from the ranks of the own shard group, and from others (*replicas).
+static uint64_t received(const zero_cost *p, const zero_layout *l, uint64_t *replicas) {
+    zero_row rows[ZERO_WIRE_KINDS];
+    uint64_t own = 0;
+    *replicas = 0;
+    for (size_t i = 0, n = zero_cost_wire(p, l, rows, ZERO_WIRE_KINDS); i < n; i++) {
+        if (rows[i].kind == ZERO_WIRE_REPLICAS && p->replicas > 1)
+            *replicas = rows[i].expected - (p->replicas - 1) * ZERO_NORM_WORDS * sizeof(uint64_t);
+        else if (rows[i].kind != ZERO_WIRE_SCALARS)
+            own += rows[i].expected;
+    }
+    return own;
+}
+
+int zero_cost_one_level(const zero_cost *groups, const zero_layout *groups_layout, const zero_cost *one,
+                        const zero_layout *one_layout) {
+    uint64_t between, none;
+    const uint64_t inside = received(groups, groups_layout, &between), all = received(one, one_layout, &none);
+    const size_t N = one_layout->ranks, S = groups_layout->ranks;
+    return N > S && all / (N - 1) * (N - S) <= between && all < inside + between;
+}

@@ -49,6 +49,14 @@ typedef struct zero_group_sums {
 } zero_group_sums;
 zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype);
 
+// Whether shard groups cost more wire than one shard group of all ranks does: no fewer bytes from other groups in a step,
+// and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With N ranks in groups
+// of S, F gathers of the parameters, and b bytes of a parameter, groups receive
+//     G count bytes(dtype) + 4      of what one group receives from the same ranks: S b (G + F)
+// (count and dtype of zero_group_sums). So it is groups of 1 or 2 ranks in bf16, in stages 1 and 2, and few others.
+int zero_cost_one_level(const zero_cost *groups, const zero_layout *groups_layout, const zero_cost *one,
+                        const zero_layout *one_layout);
+
 // The most partial sums at a time in a step of G micro-steps that push `leaves` leaves each: the maximum over g = 1 ..
 // G of the ones in the binary number g * leaves.
 size_t zero_cost_partial_sums(size_t leaves, size_t G);

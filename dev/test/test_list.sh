@@ -77,7 +77,7 @@ for precision in fp32 bf16; do
     same 60 "trainer $precision: the same state on any ranks" "state hash: .*" \
         build/cpu-$precision$suffix/train_gpt2_zero \
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" \
-        "8 -z 3 --shard-group 2 $tiny" "4 -z 1 --shard-group 2 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
+        "8 -z 3 --shard-group 2 $tiny" "8 -z 1 --shard-group 4 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
 done
 tiny3=${tiny/-d 1024/-d 768}
 # --inject-delays 2: staged through the host, as on a GPU.

@@ -54,14 +54,8 @@ static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remot
     return zero_transport_shape(in->transport, &in->comm_config, ranks, remote);
 }
 
-// Groups of neighbours shard; rank r of one and rank r of the others hold the same.
-static size_t group_size(const PlanInput *in, size_t ranks) {
-    return in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
-}
-
-static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
+static zero_cost plan_of_groups(const PlanInput *in, int stage, size_t ranks, size_t group) {
     size_t micro_steps = micro_steps_of(in, ranks);
-    size_t group = group_size(in, ranks);
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
     zero_settings settings = in->settings;
     settings.stage = stage;
@@ -75,6 +69,35 @@ static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
         .max_micro_batches = micro_steps,
         .micro_batches = micro_steps,
     };
+}
+
+// Groups of neighbours shard; rank r of one and rank r of the others hold the same. All ranks are one group where groups
+// would cost more wire.
+static size_t group_size(const PlanInput *in, int stage, size_t ranks) {
+    const size_t group = in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
+    zero_layout of_group, of_all;
+    const char *why;
+    if (stage == 0 || group >= ranks || ranks % group != 0 || micro_steps_of(in, ranks) == 0 ||
+        zero_layout_create(&of_group, in->tensors, in->num_tensors, group, &why) != 0) {
+        return group;
+    }
+    int one_level = 0;
+    if (zero_layout_create(&of_all, in->tensors, in->num_tensors, ranks, &why) == 0) {
+        const zero_cost groups = plan_of_groups(in, stage, ranks, group), one = plan_of_groups(in, stage, ranks, ranks);
+        one_level = zero_cost_one_level(&groups, &of_group, &one, &of_all);
+        zero_layout_destroy(&of_all);
+    }
+    zero_layout_destroy(&of_group);
+    return one_level ? ranks : group;
+}
+
+int plan_one_level(const PlanInput *in, int stage) {
+    const size_t group = in->settings.shard_group;
+    return group > 0 && group != in->ranks && group_size(in, stage, in->ranks) == in->ranks;
+}
+
+static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
+    return plan_of_groups(in, stage, ranks, group_size(in, stage, ranks));
 }
 
 // All rows of memory; returns their number, and their sum in *total.
@@ -97,14 +120,14 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
 }
 
 static int bytes_fit(const PlanInput *in, int stage, size_t ranks, uint64_t bytes) {
-    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group_size(in, ranks));
+    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group_size(in, stage, ranks));
 }
 
 static int fits(const PlanInput *in, int stage, size_t ranks) {
     zero_layout l;
     const char *why;
-    if (micro_steps_of(in, ranks) == 0 || ranks % group_size(in, ranks) != 0 ||
-        zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, ranks), &why) != 0) {
+    if (micro_steps_of(in, ranks) == 0 || ranks % group_size(in, stage, ranks) != 0 ||
+        zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, stage, ranks), &why) != 0) {
         return 0;
     }
     zero_cost plan = plan_of(in, stage, ranks);
@@ -183,7 +206,7 @@ int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_byte
     zero_layout l;
     zero_row rows[PLAN_ROWS];
     const char *why;
-    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->settings.stage, in->ranks), &why)) {
         snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
         return -1;
     }
@@ -204,20 +227,21 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
                  in->total_tokens, in->ranks, in->B, in->T);
         return -1;
     }
-    if (in->ranks % group_size(in, in->ranks) != 0) {
+    if (in->settings.shard_group > 0 && in->ranks % in->settings.shard_group != 0) {
         snprintf(err, err_bytes, "--shard-group %zu: does not divide the %zu ranks", in->settings.shard_group,
                  in->ranks);
         return -1;
     }
-    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->ranks), &why) != 0) {
-        snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
-        return -1;
-    }
-    p->numel = l.numel;
-    p->numel_padded = l.numel_padded;
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         PlanStage *s = &p->stage[stage];
+        if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, stage, in->ranks), &why) != 0) {
+            snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
+            return -1;
+        }
+        p->numel = l.numel;
+        p->numel_padded = stage == 0 ? l.numel_padded : p->numel_padded;
         make_stage(in, &l, stage, s);
+        zero_layout_destroy(&l);
         if (p->lowest_stage < 0 && s->fits) {
             p->lowest_stage = stage;
         }
@@ -225,7 +249,6 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
             p->best_stage = stage;
         }
     }
-    zero_layout_destroy(&l);
     return 0;
 }
 
@@ -364,6 +387,10 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     if (in->settings.shard_group > 0) {
         fprintf(out, " in groups of %zu", in->settings.shard_group);
     }
+    for
+        ACROSS(stage) {
+            if (plan_one_level(in, stage)) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
+        }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
@@ -448,6 +475,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             const PlanStage *s = &p->stage[stage];
             fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
                     s->fits ? "true" : "false");
+            json_ranks(out, "shard_group", group_size(in, stage, in->ranks));
             json_ranks(out, "smallest_ranks", s->smallest);
             json_ranks(out, "smallest_power_of_two", s->smallest_power);
             fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);

@@ -95,6 +95,7 @@ static void print_machine(const Run *r) {
         print_row(r, "", "each passes on %zu sum%s of %zu micro-batch%s", group.count, group.count > 1 ? "s" : "",
                   group.leaves, group.leaves > 1 ? "es" : "");
     }
+    if (r->groups_asked_for) print_row(r, "", "one shard group: groups of %zu cost more wire", r->groups_asked_for);
     print_cores(r);
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);

@@ -13,6 +13,7 @@
 #include "data/content_hash.h"
 #include "data/file_list.h"
 #include "device/process.h"
+#include "trainer/planner.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/host_memory.h"
@@ -298,9 +299,23 @@ static const zero_transport *choose_transport(Run *r, zero_bootstrap *boot) {
     return otherwise;
 }
 
+// Shard groups that cost more wire than one group of all ranks: takes that.
+static void choose_groups(Run *r) {
+    PlanInput in;
+    describe_run(r, &in);
+    if (r->ranks % (int)(in.settings.shard_group ? in.settings.shard_group : 1) == 0 &&
+        plan_one_level(&in, in.settings.stage)) {
+        r->groups_asked_for = in.settings.shard_group;
+        r->options.settings.shard_group = 0;
+    }
+    free((void *)in.tensors);
+    free((void *)in.order);
+}
+
 void create_transport(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";
+    choose_groups(r);
     if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err,
                          sizeof err) != ZERO_OK ||
         zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {

@@ -58,6 +58,14 @@ printed_once_for_the_ranks_of_mpirun() {
     mpirun -np 3 "$1" --plan > "$work/plan" && [ "$(grep -c '^plan: .* ranks N = 3$' "$work/plan")" = 1 ]
 }
 
+# groups_cost_more TRAINER GROUP STAGE: the plan and the header of a run of 4 ranks say so
+groups_cost_more() {
+    "$1" --plan --ranks 4 --shard-group "$2" > "$work/plan" &&
+        mpirun -np 4 "$1" -b 1 -t 64 -x 0 -v 0 -s 0 -z "$3" --shard-group "$2" > "$work/run" || return 1
+    grep -q "(stage $3: one group, groups cost more wire)" "$work/plan" &&
+        grep -q "| one shard group: groups of $2 cost more wire " "$work/run"
+}
+
 for trainer in "$@"; do
     for ranks in 2 4; do
         for stage in 0 1 2 3; do
@@ -78,6 +86,8 @@ for trainer in "$@"; do
     for kind in 0 2; do     # of master weights
         [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"
     done
+    [[ $trainer != *bf16* ]] ||
+        check "$trainer, groups that cost more wire are not formed" groups_cost_more "$trainer" 2 1
     check "$trainer, JSON" json_is_well_formed "$trainer"
     check "$trainer, a plan under mpirun" printed_once_for_the_ranks_of_mpirun "$trainer"
 done

@@ -172,6 +172,43 @@ static void test_groups_shard_as_if_they_were_alone(void) {
     CHECK(strstr(err, "--shard-group 4") != NULL);
 }
 
+// Groups that receive as much from each other as one group of all ranks would, and more in all. By hand, in bytes of an
+// element of Psi/N for each rank of the other groups: G count bytes + 4, of S b (G + 1) in stages 1 and 2.
+static void test_groups_that_cost_more_wire_are_not_formed(void) {
+    static const struct {
+        enum zero_dtype dtype;
+        size_t ranks, group, micro_steps;
+        int stage, one_level;
+    } cases[] = {
+        { ZERO_BF16, 8, 1, 1, 1, 1 },   // 2 + 4 of 4
+        { ZERO_BF16, 8, 1, 9, 2, 1 },   // 18 + 4 of 20
+        { ZERO_BF16, 8, 2, 1, 2, 1 },   // 4 + 4 of 8
+        { ZERO_BF16, 6, 2, 5, 1, 1 },   // 20 + 4 of 24
+        { ZERO_BF16, 6, 3, 5, 1, 0 },   // 30 + 4 of 36
+        { ZERO_BF16, 9, 3, 1, 2, 0 },   // 6 + 4 of 12
+        { ZERO_BF16, 8, 4, 1, 1, 0 },   // 4 + 4 of 16
+        { ZERO_BF16, 12, 6, 4, 2, 0 },  // 48 + 4 of 60
+        { ZERO_BF16, 8, 2, 4, 3, 0 },   // 16 + 4 of 4 (4 + F), F > 1
+        { ZERO_F32, 8, 1, 3, 1, 0 },    // 12 + 4 of 16, and no more in all
+        { ZERO_F32, 8, 2, 1, 2, 0 },    // 4 + 4 of 16
+        { ZERO_BF16, 8, 2, 1, 0, 0 },   // stage 0 has no groups
+        { ZERO_BF16, 8, 8, 1, 2, 0 },   // one group was asked for
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        PlanInput in = model(24, 50001, cases[i].ranks), all;
+        Plan p, q;
+        in.settings.dtype = cases[i].dtype;
+        in.total_tokens = cases[i].ranks * cases[i].micro_steps;
+        all = in;
+        in.settings.shard_group = cases[i].group;
+        CHECK(plan_one_level(&in, cases[i].stage) == cases[i].one_level, "case %zu", i);
+        CHECK(plan_make(&p, &in, err, sizeof err) == 0 && plan_make(&q, &all, err, sizeof err) == 0, "%s", err);
+        const PlanStage *have = &p.stage[cases[i].stage], *one = &q.stage[cases[i].stage];
+        if (cases[i].one_level) CHECK_EQ(have->wire_total, one->wire_total);
+        if (cases[i].one_level) CHECK_EQ(have->memory_total, one->memory_total);
+    }
+}
+
 static void test_tokens_that_cannot_be_divided_are_refused(void) {
     PlanInput in = model(2, 1000, 3);
     Plan p;
@@ -214,6 +251,7 @@ int main(int argc, char **argv) {
     RUN(test_7b_on_8_data_parallel_ranks);
     RUN(test_the_smallest_number_of_ranks_is_that);
     RUN(test_groups_shard_as_if_they_were_alone);
+    RUN(test_groups_that_cost_more_wire_are_not_formed);
     RUN(test_tokens_that_cannot_be_divided_are_refused);
     RUN(test_time_is_work_by_rate);
     RUN(test_175b_on_65536_ranks);
