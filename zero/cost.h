@@ -49,11 +49,12 @@ typedef struct zero_group_sums {
 } zero_group_sums;
 zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype);
 
-// Whether shard groups cost more wire than one shard group of all ranks does: no fewer bytes from other groups in a step,
-// and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With N ranks in groups
-// of S, F gathers of the parameters, and b bytes of a parameter, groups receive
-//     G count bytes(dtype) + 4      of what one group receives from the same ranks: S b (G + F)
-// (count and dtype of zero_group_sums). So it is groups of 1 or 2 ranks in bf16, in stages 1 and 2, and few others.
+// Whether shard groups cost more wire than one shard group of all ranks: no fewer bytes from other groups in a step,
+// and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With groups of S
+// ranks, parameters of b bytes and F gathers of them, a rank receives from each other group, for an element of Psi/N,
+//     G count bytes(dtype) + 4 bytes      with groups (zero_group_sums), and without
+//     S b (G + F)
+// So groups do not pay if they have 1 or 2 ranks, in bf16, in stages 1 and 2.
 int zero_cost_one_level(const zero_cost *groups, const zero_layout *groups_layout, const zero_cost *one,
                         const zero_layout *one_layout);
 

@@ -11,7 +11,6 @@
 # STEPS=100   EVERY=1: of the configurations of each kind, each EVERY-th
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-. scripts/env.sh
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 device=${1:-cpu}
 steps=${STEPS:-100}

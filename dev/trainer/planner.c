@@ -71,8 +71,8 @@ static zero_cost plan_of_groups(const PlanInput *in, int stage, size_t ranks, si
     };
 }
 
-// Groups of neighbours shard; rank r of one and rank r of the others hold the same. All ranks are one group where groups
-// would cost more wire.
+// Groups of neighbours shard; rank r of one and rank r of the others hold the same. All ranks are one group where
+// groups would cost more wire.
 static size_t group_size(const PlanInput *in, int stage, size_t ranks) {
     const size_t group = in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
     zero_layout of_group, of_all;

@@ -60,8 +60,8 @@ typedef struct {
 // Memory of a rank in stage in->settings.stage, as plan_make says it. Returns 0, or -1 and a message.
 int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_bytes);
 
-// Whether all ranks of this plan are one shard group in this stage because the groups of settings.shard_group would cost
-// more wire (zero_cost_one_level).
+// Whether all ranks of this plan are one shard group in this stage, because the groups of settings.shard_group would
+// cost more wire (zero_cost_one_level).
 int plan_one_level(const PlanInput *in, int stage);
 
 // Bytes of model states per rank as in the ZeRO paper (Rajbhandari et al. 2020, figure 1) for bf16: 16, 4 + 12/N, 2 +

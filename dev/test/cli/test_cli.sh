@@ -384,6 +384,19 @@ lose() {
     report "$name" "${wrong#, }" "$log"
 }
 
+# Flags that decide the bits: the header has them from options.c.
+readme_names_what_decides() {
+    local flag flags
+    flags=$(job 1 "${good[@]}" -x 0 | sed -n '/^| bits are decided by/,/^+/p' | grep -oE -- ' --?[a-z][-a-z0-9]*')
+    [ "$(wc -w <<< "$flags")" -gt 20 ] || return 1
+    for flag in $flags; do
+        sed -n '/^| decides the bits/,/^$/p' README.md | cut -d'|' -f2 | grep -qE -- "\`$flag[\` ]" && continue
+        echo "$flag is not in the table of README.md"
+        return 1
+    done
+}
+check "README.md names all flags that decide the bits" readme_names_what_decides
+
 lose "a rank is killed" 2 KILL 1 "rank 1"
 lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
 lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
