@@ -29,9 +29,10 @@ for host in ${HOSTS//,/ }; do
     [ "$ranks" != "$host" ] || { echo "HOSTS: $host has no number of ranks; write $host:8" >&2; exit 1; }
     np=$((np + ranks))
     if [ "$name" != "$here" ] && [ "$name" != localhost ]; then
-        ssh "$name" "mkdir -p '$(dirname "$program")'"
-        scp -q "$program" "$name:$program.new"
-        ssh "$name" "mv '$program.new' '$program'"
+        # The shell of the other machine reads the command again: names are quoted for it.
+        # shellcheck disable=SC2029
+        ssh "$name" "mkdir -p $(printf %q "$(dirname "$program")") && cat > $(printf %q "$program.new") &&
+            chmod +x $(printf %q "$program.new") && mv $(printf %q "$program.new") $(printf %q "$program")" < "$program"
     fi
 done
 

@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,6 +271,27 @@ static void planted_files_are_not_believed(void) {
         CHECK_ALL_OK(&j);
         CHECK(files(1) == 0, "files are left");
     }
+}
+
+// Files that are old and have our prefix: one of a user, and one that a run of ours has left.
+static void only_files_of_runs_are_removed(void) {
+    Job j;
+    char user[200], ours[200];
+    static const char left[24] = "zero-f1", text[24] = "a text of a user";
+    const struct timespec old[2] = { { .tv_sec = 1000000000 }, { .tv_sec = 1000000000 } };
+    snprintf(user, sizeof user, "%s/zero-meet-x", directory);
+    snprintf(ours, sizeof ours, "%s/zero-meet-y", directory);
+    for (int i = 0; i < 2; i++) {
+        FILE *f = fopen(i ? ours : user, "w");
+        fwrite(i ? left : text, 1, sizeof left, f);
+        fclose(f);
+        CHECK(utimensat(AT_FDCWD, i ? ours : user, old, 0) == 0, "the time cannot be set");
+    }
+    start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 2, 0, 20, -1, -1, 0 });
+    CHECK_ALL_OK(&j);
+    CHECK(access(user, F_OK) == 0, "a user's file was removed");
+    CHECK(access(ours, F_OK) != 0, "an old file of a run is left");
+    unlink(user);
 }
 
 static void missing_ranks_are_named(const char *way) {
@@ -564,6 +586,7 @@ int main(int argc, char **argv) {
         cases_of_tcp();
     } else {
         CASE("fs: empty files and files of nonsense are not believed") planted_files_are_not_believed();
+        CASE("fs: only files of runs are removed") only_files_of_runs_are_removed();
         CASE("fs: the trainer's start: local ranks by host and by -pg, a meeting with and without all")
             trainers_start_without_mpi();
     }

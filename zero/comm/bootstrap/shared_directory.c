@@ -198,6 +198,16 @@ static int write_answer(bootstrap_fs *t, enum verdict verdict, uint64_t version,
     return write_file(t, t->last, &a, sizeof a, nonces, (size_t)t->base.ranks * sizeof *nonces);
 }
 
+// Whether a run of ours wrote this file: it begins as ours do.
+static int is_ours(int directory, const char *name) {
+    struct head head;
+    const int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    const int ours = fd >= 0 && read(fd, &head, sizeof head) == (ssize_t)sizeof head &&
+                     !memcmp(head.magic, MAGIC, sizeof head.magic);
+    if (fd >= 0) close(fd);
+    return ours;
+}
+
 // Removes files of runs that ended long ago, by the clock of the file server.
 static void remove_old_files(const bootstrap_fs *t) {
     char path[MAX_PATH];
@@ -208,7 +218,7 @@ static void remove_old_files(const bootstrap_fs *t) {
     for (struct dirent *f; (f = readdir(d));) {
         if (strncmp(f->d_name, PREFIX, strlen(PREFIX))) continue;
         if (!fstatat(dirfd(d), f->d_name, &st, AT_SYMLINK_NOFOLLOW) && S_ISREG(st.st_mode) &&
-            st.st_mtime < mine.st_mtime - A_DAY)
+            st.st_mtime < mine.st_mtime - A_DAY && is_ours(dirfd(d), f->d_name))
             unlinkat(dirfd(d), f->d_name, 0);
     }
     closedir(d);
