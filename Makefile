@@ -210,6 +210,14 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
+# The trainer with faults that dev/test/cli/test_failures.sh plants at the calls of these functions.
+FAULTY = MPI_Init MPI_Finalize zero_comm_phase zero_step loader_content_hash zero_mesh_comms_create
+$(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/check_cpu.o \
+                         $(BUILD)/libzero.a $(BUILD)/libdev.a
+	@echo "  link    $@"
+	$(Q)$(LINK) $(FAULTY:%=-Wl,--wrap=%) $(filter %.o,$^) -o $@ \
+	    -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)
+
 # cuDNN makes plans only with a driver, though without a GPU: test_cudnn_plan gets a stand-in. Functions that it lacks
 # fail as in the toolkit's own empty libcuda.so.
 PRETEND = $(BUILD)/pretend/libcuda.so.1
@@ -252,7 +260,7 @@ $(if $(filter run,$(MAKECMDGOALS)),$(if $(shell [ "$(NP)" -ge 1 ] 2> /dev/null &
     $(error make run NP=$(NP): NP is the number of ranks, use a number from 1)))
 run: train_gpt2_zero
 	@mkdir -p "$(RUN_DIR)"
-	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o "$(RUN_DIR)" $(ARGS)
+	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o "$(RUN_DIR)" --overwrite 1 $(ARGS)
 
 test: setup $(TEXT)
 	+@bash dev/test/run_tests.sh "$(TEST)" "$(CASE)"

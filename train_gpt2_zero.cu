@@ -509,10 +509,12 @@ void gpt2_backward(GPT2 *m) {
 #include "data/random.h"          // sampling
 #include "device/process.h"       // the memory of the process
 #include "trainer/bad_numbers.h"  // losses, norms and parameters that are not finite
+#include "trainer/directory.h"    // the lock of the output directory
 #include "trainer/environment.h"  // what a launcher left there
 #include "trainer/reports.h"      // header, tables, plan, profile
 #include "trainer/run.h"          // Run; errors and agreement between ranks
 #include "trainer/setup.h"        // device, model, data, transport
+#include "trainer/signals.h"      // whether the run was asked to stop
 #include "trainer/weights.h"      // initial weights, model files
 #include "zero/clock.h"
 #include "zero/zero.h"  // the engine
@@ -607,7 +609,7 @@ static void read_batch(const Run *r, Loader *loader, size_t j) {
 }
 
 // The mean of losses that the ranks computed in `rounds` rounds: the loss of micro-batch j = g * N + r is all[r *
-// rounds + g]. Adds in the order of j, so that the number of ranks does not matter.
+// rounds + g]; rounds may be larger. Adds in the order of j, so that the number of ranks does not matter.
 static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t count) {
     double sum = 0;
     for (size_t j = 0; j < count; j++) sum += all[j % ranks * rounds + j / ranks];
@@ -661,7 +663,7 @@ static int choose_token(const float *logits, size_t V, double coin) {
     return (int)V - 1;
 }
 
-// Generates a text, token by token. All ranks take part and choose the same tokens; rank 0 prints. Collective.
+// Generates a text, token by token. All ranks take part and go on with rank 0's tokens; rank 0 prints. Collective.
 static void sample(Run *r) {
     const size_t V = r->config.vocab_size;
     const size_t tokens = (size_t)r->options.sample_tokens;
@@ -669,6 +671,7 @@ static void sample(Run *r) {
     int *text = (int *)allocate((tokens + 1) * sizeof *text);
     floatX *row = (floatX *)allocate(V * sizeof *row);
     float *logits = (float *)allocate(V * sizeof *logits);
+    int *all = (int *)allocate((size_t)r->ranks * sizeof *all);
     uint64_t random = SAMPLING_SEED;
     text[0] = eot;
     print0(r, "generating:\n---\n");
@@ -685,7 +688,9 @@ static void sample(Run *r) {
         cudaCheck(cudaMemcpyAsync(row, from, V * sizeof *row, cudaMemcpyDeviceToHost, r->stream));
         cudaCheck(cudaStreamSynchronize(r->stream));
         for (size_t i = 0; i < V; i++) logits[i] = to_float(row[i]);
-        text[n] = choose_token(logits, V, xorshift_f32(&random));
+        const int mine = choose_token(logits, V, xorshift_f32(&random));
+        gather(r, &mine, sizeof mine, all);  // a rank that has stopped is noticed here, whatever the stage
+        text[n] = all[0];
         if (r->tokenizer != NULL)
             print0(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
         else
@@ -696,6 +701,7 @@ static void sample(Run *r) {
     free(text);
     free(row);
     free(logits);
+    free(all);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -743,10 +749,11 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     StepLine s = {};
     must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // here the host waits for the first time in a step
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
-    gather(r, r->losses, r->G * sizeof *r->losses, r->all_losses);
+    r->losses[r->G] = signals_stop() != NULL;
+    gather(r, r->losses, (r->G + 1) * sizeof *r->losses, r->all_losses);
     s.step = step;
     s.steps = r->steps;
-    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, r->G, r->M);
+    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, r->G + 1, r->M);
     s.lr = schedule_lr(schedule, step);
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
@@ -775,23 +782,31 @@ static void warn(const char *message) {
     if (message[0] != '\0') fprintf(stderr, "warning: %s\n", message);
 }
 
-// What is due before a step: validation, a sample, a model file.
-static void before_step(Run *r, size_t step) {
+// Returns the first rank that had been asked to stop when it gathered the losses of the last step; -1: none.
+static int asked_to_stop(const Run *r) {
+    for (int i = 0; i < r->ranks; i++)
+        if (r->all_losses[(size_t)i * (r->G + 1) + r->G] != 0) return i;
+    return -1;
+}
+
+// What is due before a step: validation, a sample, a model file. stop: the run ends here, before its last step.
+static void before_step(Run *r, size_t step, int stop) {
     const Options *o = &r->options;
     const int last = step == r->steps;
     char err[ERR_BYTES];
-    if (r->val != NULL && (step % (size_t)o->val_every == 0 || last)) {
-        zero_comm_phase(r->comm, "validation", 0);
+    if (r->val != NULL && !stop && (step % (size_t)o->val_every == 0 || last)) {
+        run_phase(r, "validation", step);
         const double loss = validate(r);
         print0(r, "val loss %f\n", loss);
         if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(err);
     }
-    if (o->sample_every > 0 && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
-        zero_comm_phase(r->comm, "sampling", 0);
+    if (o->sample_every > 0 && !stop && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
+        run_phase(r, "sampling", step);
         sample(r);
     }
-    if (o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last)) {
-        zero_comm_phase(r->comm, "writing the model", 0);
+    const int due = o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last);
+    if (due || (stop && o->output_dir != NULL)) {
+        run_phase(r, "writing the model", step);
         check_parameters(r, step);
         write_model(r, step);
     }
@@ -809,10 +824,15 @@ static void train(Run *r) {
     char err[ERR_BYTES];
 
     for (size_t step = 0; step <= r->steps; step++) {
-        before_step(r, step);
-        if (step == r->steps) break;
+        const int stop = asked_to_stop(r);
+        before_step(r, step, stop >= 0);
+        if (stop >= 0) {
+            print0(r, "rank %d was asked to stop by a signal: the run ends after step %zu%s\n", stop, step,
+                   o->output_dir == NULL ? "; nothing is saved, for there is no -o" : "");
+        }
+        if (step == r->steps || stop >= 0) break;
 
-        zero_comm_phase(r->comm, "training", 0);
+        run_phase(r, "training", step + 1);
         const double begin = zero_clock();
         if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule);
@@ -869,12 +889,13 @@ static void allocate_batch(Run *r) {
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
     r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
     if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
-    r->losses = (double *)allocate(r->G * sizeof(double));
-    r->all_losses = (double *)allocate(r->M * sizeof(double));
+    r->losses = (double *)allocate((r->G + 1) * sizeof(double));
+    r->all_losses = (double *)allocate((r->M + (size_t)r->ranks) * sizeof(double));
 }
 
 static void destroy(Run *r) {
     trainlog_close(&r->log);
+    directory_close();
     gpt2_destroy(r->model);
     zero_destroy(r->z);
     profile_destroy(r->profile);
@@ -921,6 +942,7 @@ int main(int argc, char **argv) {
     char err[ERR_BYTES];
     int status = EXIT_SUCCESS;
     host_wait_passively(argv, environment_local_ranks());
+    run_begin(r);
     device_has_failed = ask_transport;
     setvbuf(stdout, NULL, _IOLBF, 0);
     signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
@@ -950,11 +972,13 @@ int main(int argc, char **argv) {
     check_memory(r);
     create_engine(r);
     create_model(r, &model);
-    open_log(r);
+    open_output(r);
     if (r->choice[0] != '\0') print0(r, "%s\n", r->choice);
     print_header(r);
+    run_phase(r, "reading the weights", 0);
     set_parameters(r);
     train(r);
+    run_phase(r, "the end of the run", r->steps);
     print_reports(r);
     if (r->profile != NULL) print_profile(r);
     if (o->hash) {
@@ -965,6 +989,8 @@ int main(int argc, char **argv) {
     }
     if (r->rank == 0 && (fflush(stdout) != 0 || ferror(stdout)))
         die("standard output could not be written: %s", strerror(errno));
+    // The last look at who is there: what comes now may wait for others without a time-out.
+    if (!launch_together(o->timeout, err, sizeof err)) die("%s", err);
     destroy(r);
     launch_end();
     return EXIT_SUCCESS;

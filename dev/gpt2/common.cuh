@@ -26,7 +26,7 @@ DEV float ld_one(const floatX *p) { return *p; }
 __attribute__((format(printf, 3, 4), noreturn)) static void fatal(const char *file, int line, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fprintf(stderr, "%s:%d: ", file, line);
+    fprintf(stderr, "error: rank %d: %s:%d: ", launch()->rank, file, line);
     vfprintf(stderr, format, args);
     fprintf(stderr, "\n");
     va_end(args);

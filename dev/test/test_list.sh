@@ -1,6 +1,7 @@
 # test_list.sh: the tests of `make test`: calls of run, must_fail, same and agree (dev/test/harness/runner.sh).
 
 build cpu FP32 all
+[ -n "$suffix" ] || build cpu FP32 $fp32/faulty_trainer
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
     $asan/test_{emulator,kernels,model,gpt2_zero,comm,comm_failures,nccl,nccl_stand_in}
@@ -131,6 +132,7 @@ run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/trai
 run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
+run 0 60 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero

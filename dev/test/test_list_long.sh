@@ -1,7 +1,7 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,test_engine,train_gpt2_zero}
+    build cpu FP32 $fp32/{fuzz,test_engine,train_gpt2_zero,faulty_trainer}
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -9,6 +9,7 @@ if [ -z "$suffix" ]; then
         --seconds 150 --seed 2
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
+    run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
     for ranks in 1 2 3 4 5 6 7 8 9; do

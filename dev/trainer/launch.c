@@ -34,7 +34,11 @@ static int leaving;  // a collective has failed: the ranks are no longer in step
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
+#define NO_MEMORY "the host's memory is exhausted"
+
 const Launch *launch(void) { return &here; }
+
+static int bootstrap_failed(void) { return bootstrap == NULL || zero_bootstrap_error(bootstrap)[0] != '\0'; }
 
 // Of a command line that could not be parsed: is there MPI? The last -pi counts.
 static int wants_mpi(int argc, char **argv) {
@@ -52,15 +56,6 @@ static int wants_mpi(int argc, char **argv) {
     return mpi;
 }
 
-// Every rank passes `bytes`; all get those of all. Before there is a bootstrap, by MPI.
-static int all_gather(const void *mine, size_t bytes, void *all) {
-    if (bootstrap != NULL) {
-        return zero_bootstrap_allgather(bootstrap, mine, bytes, all);
-    }
-    MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
-    return ZERO_OK;
-}
-
 // Compares the command lines of all ranks: hashes first, then the values of the first flag that differs. What a rank
 // does next depends on its flags, so this comes first. Returns 0, or -1 and a message on all ranks. All ranks.
 static int compare_options(const Options *o, char *err, size_t err_bytes) {
@@ -72,8 +67,8 @@ static int compare_options(const Options *o, char *err, size_t err_bytes) {
     int status = 0;
     options_hash_values(o, mine);
     if (all == NULL || texts == NULL) {
-        status = FAIL("the host's memory is exhausted");
-    } else if (all_gather(mine, sizeof mine, all) != ZERO_OK) {
+        status = FAIL(NO_MEMORY);
+    } else if (zero_bootstrap_allgather(bootstrap, mine, sizeof mine, all) != ZERO_OK) {
         status = FAIL("%s", zero_bootstrap_error(bootstrap));
     }
     for (size_t i = 0; i < ranks * OPTIONS_MAX && status == 0; i++) {
@@ -82,7 +77,7 @@ static int compare_options(const Options *o, char *err, size_t err_bytes) {
             continue;
         }
         options_value_text(o, flag, text, sizeof text);
-        status = all_gather(text, sizeof text, texts) != ZERO_OK
+        status = zero_bootstrap_allgather(bootstrap, text, sizeof text, texts) != ZERO_OK
                      ? FAIL("%s", zero_bootstrap_error(bootstrap))
                      : FAIL("rank %zu has %s, rank 0 has %s: give all ranks the same flags", rank,
                             texts + rank * sizeof text, texts);
@@ -117,14 +112,24 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *er
     MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &here.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &here.ranks);
+    watchdog_end();
     const int wrong = parsed < 0 ||
                       (!alone && environment_check_ranks(here.ranks, library_name(), err, err_bytes) != 0);
-    int first = wrong ? here.rank : here.ranks;  // mpirun may give each rank another command line
-    MPI_Allreduce(MPI_IN_PLACE, &first, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (first == here.ranks && compare_options(o, err, err_bytes) != 0) {
-        first = 0;
+    int first = here.ranks, *all = malloc((size_t)here.ranks * sizeof *all);
+    if (zero_bootstrap_create_mpi(&bootstrap, MPI_COMM_WORLD, here.timeout_s) != ZERO_OK || all == NULL ||
+        zero_bootstrap_allgather(bootstrap, &wrong, sizeof wrong, all) != ZERO_OK) {
+        leaving = 1;
+        first = here.rank;
+        (void)FAIL("%s", bootstrap != NULL && all != NULL ? zero_bootstrap_error(bootstrap) : NO_MEMORY);
     }
-    watchdog_end();
+    for (int r = here.ranks - 1; r >= 0 && !leaving; r--) {  // mpirun may give each rank another command line
+        if (all[r]) first = r;
+    }
+    free(all);
+    if (first == here.ranks && compare_options(o, err, err_bytes) != 0) {
+        leaving = bootstrap_failed();
+        first = leaving ? here.rank : 0;
+    }
     return first;
 }
 
@@ -132,6 +137,11 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *er
 typedef struct {
     char name[256], boot[64];
 } Host;
+
+static struct {
+    Host host;
+    long process;
+} * places;  // of all ranks; NULL: not known yet
 
 static void find_host(Host *h) {
     memset(h, 0, sizeof *h);
@@ -153,36 +163,54 @@ uint64_t launch_host(void) {
     return XXH3_64bits(&h, sizeof h);
 }
 
+// Learns the host of each rank, and this one's place among those of its host.
 static int find_local_rank(char *err, size_t err_bytes) {
-    Host mine;
-    Host *all = calloc((size_t)here.ranks, sizeof *all);
-    find_host(&mine);
-    if (all == NULL || zero_bootstrap_allgather(bootstrap, &mine, sizeof mine, all) != ZERO_OK) {
-        free(all);
-        return FAIL("%s", all == NULL ? "the host's memory is exhausted" : zero_bootstrap_error(bootstrap));
+    const size_t bytes = sizeof *places;
+    places = calloc((size_t)here.ranks + 1, bytes);
+    if (places == NULL) return FAIL(NO_MEMORY);
+    find_host(&places[here.ranks].host);
+    places[here.ranks].process = (long)getpid();
+    if (zero_bootstrap_allgather(bootstrap, &places[here.ranks], bytes, places) != ZERO_OK) {
+        free(places);
+        places = NULL;
+        return FAIL("%s", zero_bootstrap_error(bootstrap));
     }
     here.local_rank = 0;
     here.local_ranks = 0;
     for (int r = 0; r < here.ranks; r++) {
-        const int same = memcmp(&all[r], &mine, sizeof mine) == 0;
+        const int same = memcmp(&places[r].host, &places[here.rank].host, sizeof(Host)) == 0;
         here.local_rank += same && r < here.rank;
         here.local_ranks += same;
     }
-    free(all);
     return 0;
 }
 
-int launch_connect(const Options *o, char *err, size_t err_bytes) {
-    if (here.mpi) {
-        MPI_Comm host;
-        watchdog_begin("MPI_Comm_split_type", here.rank, here.timeout_s);
-        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, here.rank, MPI_INFO_NULL, &host);
-        MPI_Comm_rank(host, &here.local_rank);
-        MPI_Comm_size(host, &here.local_ranks);
-        MPI_Comm_free(&host);
-        watchdog_end();
-        return 0;
+int launch_failed(const char *message) {
+    return bootstrap != NULL && bootstrap_failed() && strstr(message, zero_bootstrap_error(bootstrap)) != NULL;
+}
+
+void launch_name_hosts(char *message, size_t bytes) {
+    size_t length = strlen(message);
+    const char *const end = message + length;
+    long named[4] = { -1, -1, -1, -1 };
+    size_t n = 0;
+    for (const char *at = message; places != NULL && (at = strstr(at, "rank")) != NULL && at < end;) {
+        at += 4 + (at[4] == 's');
+        for (char *next; *at == ' ' && at < end; at = *next == ',' ? next + 1 : next) {
+            const long r = strtol(at, &next, 10);
+            if (next == at) break;
+            if (r < 0 || r >= here.ranks || r == here.rank || n == 4) continue;
+            if (r == named[0] || r == named[1] || r == named[2] || r == named[3]) continue;
+            named[n++] = r;
+            snprintf(message + length, bytes - length, "; rank %ld is process %ld on %s", r, places[r].process,
+                     places[r].host.name);
+            length += strlen(message + length);
+        }
     }
+}
+
+int launch_connect(const Options *o, char *err, size_t err_bytes) {
+    if (here.mpi) return find_local_rank(err, err_bytes);
     const char *job = getenv("SLURM_JOB_ID");
     const char *step = getenv("SLURM_STEP_ID");
     char name[256] = "";
@@ -196,27 +224,21 @@ int launch_connect(const Options *o, char *err, size_t err_bytes) {
                                                          : zero_bootstrap_create_fs(&bootstrap, o->shared_dir, &config);
     if (status != ZERO_OK) {
         return FAIL("-pi %s: %s", o->init_method == OPTION_INIT_TCP ? "tcp" : "fs",
-                    bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
+                    bootstrap != NULL ? zero_bootstrap_error(bootstrap) : NO_MEMORY);
     }
     if (compare_options(o, err, err_bytes) != 0) {
         return -1;
     }
-    if (o->gpus_per_node < 1) {
-        return find_local_rank(err, err_bytes);
-    }
+    if (find_local_rank(err, err_bytes) != 0) return -1;
+    if (o->gpus_per_node < 1) return 0;
     here.local_rank = here.rank % (int)o->gpus_per_node;
     const int left = here.ranks - (here.rank - here.local_rank);  // the last host may have fewer
     here.local_ranks = left < (int)o->gpus_per_node ? left : (int)o->gpus_per_node;
     return 0;
 }
 
-zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes) {
-    if (bootstrap == NULL && zero_bootstrap_create_mpi(&bootstrap, MPI_COMM_WORLD, timeout_s) != ZERO_OK) {
-        snprintf(err, err_bytes, "%s",
-                 bootstrap != NULL ? zero_bootstrap_error(bootstrap) : "the host's memory is exhausted");
-        return NULL;
-    }
-    zero_bootstrap_set_timeout(bootstrap, timeout_s);
+zero_bootstrap *launch_bootstrap(void) {
+    zero_bootstrap_set_timeout(bootstrap, here.timeout_s);
     return bootstrap;
 }
 
@@ -262,6 +284,7 @@ void launch_abort(void) {
 }
 
 void launch_end(void) {
+    if (leaving && here.mpi) launch_abort();  // MPI_Finalize would wait for ranks that do not come
     if (!leaving) {
         zero_bootstrap_destroy(bootstrap);
         bootstrap = NULL;

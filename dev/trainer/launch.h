@@ -38,9 +38,15 @@ int launch_connect(const Options *o, char *err, size_t err_bytes);
 // Returns a number that is the same on the ranks of one host, and on no other host's.
 uint64_t launch_host(void);
 
-// Returns the bootstrap by which a transport exchanges its ids: that of launch_connect, or with MPI a new one. This
-// module keeps ownership. NULL: a message in err. All ranks.
-zero_bootstrap *launch_bootstrap(double timeout_s, char *err, size_t err_bytes);
+// Returns the bootstrap by which a transport exchanges its ids. This module keeps ownership. After launch_connect.
+zero_bootstrap *launch_bootstrap(void);
+
+// Whether this message is about a rank that did not come to the bootstrap.
+int launch_failed(const char *message);
+
+// Appends where the ranks are that the message names, this one excluded: "; rank 1 is process 4711 on node7". At most
+// four.
+void launch_name_hosts(char *message, size_t bytes);
 
 // Called by a rank that has failed. Returns 1 if all ranks call it within so many seconds. Else 0, and missing names
 // the ranks that have not, where that is known (else "").
@@ -50,7 +56,7 @@ int launch_together(double seconds, char *missing, size_t missing_bytes);
 // them.
 __attribute__((noreturn)) void launch_abort(void);
 
-// Ends a successful run. All ranks.
+// Ends a run in good order. All ranks. With MPI, if a collective has failed: launch_abort.
 void launch_end(void);
 
 #ifdef __cplusplus

@@ -8,11 +8,9 @@
 //
 // Learning rates are a function of the step alone, so a resumed run has the rate that it would have had.
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -130,7 +128,7 @@ int step_line(char *out, size_t bytes, const StepLine *s) {
         s->step + 1, s->steps, s->loss, s->loss_z, s->norm, s->norm_z, s->lr, s->ms, mfu, s->tokens_per_second);
 }
 
-int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
+int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t err_bytes) {
     memset(l, 0, sizeof *l);
     if (dir == NULL) {
         return 0;
@@ -146,19 +144,8 @@ int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes) {
                  llmc_kind_of_file(st.st_mode));
         return -1;
     }
-    // A lock that ends with the process. A file system without locks has no such protection.
-    const int fd = open(l->path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        snprintf(err, err_bytes,
-                 "%s: another run is writing it: wait until that has ended, or choose another output directory with -o",
-                 l->path);
-        close(fd);
-        return -1;
-    }
-    const int emptied = fd >= 0 && ftruncate(fd, 0) == 0;
-    l->file = emptied ? fdopen(fd, "w") : NULL;
+    l->file = fopen(l->path, append ? "a" : "w");
     if (l->file == NULL) {
-        if (fd >= 0) close(fd);
         snprintf(err, err_bytes, "%s: cannot be written: %s: choose another output directory with -o", l->path,
                  strerror(errno));
         return -1;

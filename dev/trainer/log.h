@@ -58,8 +58,8 @@ typedef struct {
     char path[4096];
 } TrainLog;
 
-// Begins an empty dir/main.log. dir NULL: no log. 0, or -1 and a message in err.
-int trainlog_open(TrainLog *l, const char *dir, char *err, size_t err_bytes);
+// Begins dir/main.log, an empty one unless append is 1. dir NULL: no log. 0, or -1 and a message in err.
+int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t err_bytes);
 // One line each. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left out,
 // and the next one is tried again. err is empty if the line before was left out, too.
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes);

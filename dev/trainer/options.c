@@ -63,6 +63,8 @@ static const Flag FLAGS[] = {
     { "y", "resume", KEEPS, INTEGER, AT(resume), "0|1", "0", 0, 1,
       .help = "continue the run in DIR (not implemented yet)", .allowed = 0,
       .missing = "resuming is not implemented yet: start from a model file with -e DIR/model_STEP.bin" },
+    { "overwrite", "overwrite", KEEPS, INTEGER, AT(overwrite), "0|1", "0", 0, 1,
+      .help = "1: move the log and the models of another run in DIR to DIR/replaced.N" },
     { "b", "batch-size", DECIDES, INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch" },
     { "t", "seq-len", DECIDES, INTEGER, AT(seq_len), "T", "1024", 1, 1 << 24, .help = "tokens of a row" },
     { "d", "total-batch-tokens", DECIDES, INTEGER, AT(total_batch_tokens), "TOKENS", "-1", -1, MANY,

@@ -32,7 +32,7 @@ typedef struct {
     zero_settings settings;  // of the engine. dtype: this build's, or with --plan what --precision says
     Schedule schedule;       // steps is set later
     const char *train_files, *val_files, *model, *output_dir;
-    int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume;
+    int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume, overwrite;
     int64_t batch_size, seq_len, total_batch_tokens, micro_batches, max_steps;
     double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
     int64_t nonfinite_limit, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;

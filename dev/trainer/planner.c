@@ -27,8 +27,9 @@ void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks)
     for (size_t i = 0; i < n; i++) {
         if (rows[i].kind == ZERO_WIRE_SCALARS) {
             size_t length = strlen(rows[i].formula);
-            rows[i].expected += micro_steps * sizeof(double) * (ranks - 1);
-            snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu G (N-1) losses", sizeof(double));
+            rows[i].expected += (micro_steps + 1) * sizeof(double) * (ranks - 1);
+            snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu (G+1) (N-1) losses",
+                     sizeof(double));
         }
     }
 }

@@ -1,34 +1,103 @@
 #include "trainer/run.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "trainer/directory.h"
+#include "trainer/environment.h"
+#include "trainer/signals.h"
+
+static Run *current;  // NULL: not yet
+
+// For signals.c: this process has to end now.
+static void end_at_once(int signal) {
+    const Run *r = current;
+    directory_close();
+    const int rank = environment_rank();  // before MPI_Init only the launcher knows
+    fprintf(stderr, "rank %d was ended by %s, in %s, step %zu\n", rank >= 0 ? rank : r->rank,
+            signal == SIGTERM ? "SIGTERM" : "a signal", r->phase != NULL ? r->phase : "start-up", r->phase_step);
+    _exit(EXIT_FAILURE);
+}
+
+void run_begin(Run *r) {
+    current = r;
+    signals_begin(end_at_once);
+}
+
+void run_phase(Run *r, const char *phase, size_t step) {
+    r->phase = phase;
+    r->phase_step = step;
+    if (r->comm != NULL) zero_comm_phase(r->comm, phase, 0);
+}
+
+// The communicator whose error this message is; NULL: it is a fault of this rank, or of all.
+static const zero_comm *failed_comm(const Run *r, const char *message) {
+    const zero_comm *comms[] = { r->comm, r->shard_comm, r->replica_comm };
+    for (size_t i = 0; i < sizeof comms / sizeof *comms; i++) {
+        const char *error = comms[i] != NULL ? zero_comm_error(comms[i]) : "";
+        if (error[0] != '\0' && strstr(message, error) != NULL) return comms[i];
+    }
+    return NULL;
+}
+
+// Appends to text[bytes], as far as there is room.
+__attribute__((format(printf, 3, 4))) static void append(char *text, size_t bytes, const char *format, ...) {
+    const size_t length = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + length, bytes - length, format, args);
+    va_end(args);
+}
+
+// Writes the flight recorder of this rank next to main.log.
+static void write_records(const Run *r, const zero_comm *failed, char *text, size_t bytes) {
+    const zero_comm *c = failed != NULL ? failed : r->shard_comm;
+    char path[4096 + 64];
+    if (c == NULL || r->nonce == 0 || r->phase == NULL) return;
+    snprintf(path, sizeof path, "%.4000s/flight_recorder_%05d.txt", r->options.output_dir, r->rank);
+    if (zero_comm_write_records(c, path) == ZERO_OK && failed != NULL)
+        append(text, bytes, "; the last collectives of each rank: %.1000s/flight_recorder_*.txt",
+               r->options.output_dir);
+}
+
 // Does every rank have this fault, or only some? All ranks that fail meet in launch_together, for about a second. If
 // all come, rank 0 prints the message, once, and the job ends in good order. Otherwise some rank is healthy, dead or
 // stopped: each rank that is here prints its message and aborts the others, the lowest rank first, so that the others
-// are gone before they repeat it.
+// are gone before they repeat it. Only if the fault is the transport's does it matter who has not come.
 void die(const char *format, ...) {
+    const Run *r = current;
     const int rank = launch()->rank;
-    char message[ERR_BYTES];
+    char message[2 * ERR_BYTES];
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
     fflush(stdout);
 
+    const zero_comm *failed = failed_comm(r, message);
+    const int others = failed != NULL || r->transport_failed ||
+                       launch_failed(message);  // the fault may be another rank's
     char missing[1200];  // a better answer than NCCL's, which does not know which rank it waits for
+    char records[1200] = "";
+    write_records(r, failed, records, sizeof records);
     const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
-    const char *asked = missing[0] != '\0' ? "; asked who is left: " : "";
-    if (rank == 0)
-        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
-    else if (!together && strncmp(message, "rank ", 5) == 0)
-        fprintf(stderr, "error: %s%s%s\n", message, asked, missing);
+    if (others && missing[0] != '\0' && strstr(message, " has not come within") == NULL)
+        append(message, sizeof message, "; asked who is left: %s", missing);
+    if (others) launch_name_hosts(message, sizeof message);
+    if (r->phase != NULL) append(message, sizeof message, "; this was in %s, step %zu", r->phase, r->phase_step);
+    append(message, sizeof message, "%s", records);
+    // One write, on a line of its own: a sample leaves lines open.
+    const char *line = r->phase != NULL && strcmp(r->phase, "sampling") == 0 ? "\n" : "";
+    if (rank == 0 || (!together && strncmp(message, "rank ", 5) == 0))
+        fprintf(stderr, "%serror: %s\n", line, message);
     else if (!together)
-        fprintf(stderr, "error: rank %d: %s%s%s\n", rank, message, asked, missing);
+        fprintf(stderr, "%serror: rank %d: %s\n", line, rank, message);
     fflush(stderr);
+    directory_close();
     if (!together) launch_abort();
     launch_end();
     fflush(NULL);
@@ -40,18 +109,15 @@ void must(const Run *r, int status, const char *doing) {
 }
 
 void gather(const Run *r, const void *mine, size_t bytes, void *all) {
-    zero_comm_phase(r->comm, "gathering numbers", 0);
+    zero_comm_phase(r->comm, r->phase != NULL ? r->phase : "start-up", 0);
     if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("%s", zero_comm_error(r->comm));
 }
 
-void agree(const Run *r, const char *err, const char *remove) {
+void agree(const Run *r, const char *err) {
     char *all = allocate((size_t)r->ranks * ERR_BYTES);
     gather(r, err, ERR_BYTES, all);
-    for (int i = 0; i < r->ranks; i++) {
-        if (all[(size_t)i * ERR_BYTES] == '\0') continue;
-        if (remove != NULL && r->rank == 0) modelfile_discard(remove);
-        die("%s", all + (size_t)i * ERR_BYTES);
-    }
+    for (int i = 0; i < r->ranks; i++)
+        if (all[(size_t)i * ERR_BYTES] != '\0') die("%s", all + (size_t)i * ERR_BYTES);
     free(all);
 }
 

@@ -4,6 +4,7 @@
 //     options.c    command line -> Options            setup.c      device, model, data, transport -> Run
 //     launch.c     who this rank is                   weights.c    weights: from a seed, from a file, to a file
 //     run.c        errors, agreement between ranks    reports.c    what is printed: header, tables, plan, profile
+//     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
 //
 // The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
 // gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0
@@ -63,6 +64,11 @@ typedef struct Run {
     ModelFile file;    // with the initial weights; fd -1: they are random
     char choice[512];  // which defaults were chosen, and why
 
+    const char *phase;  // for messages: what the ranks are doing, and in which step (from 1; 0: before the first)
+    size_t phase_step;
+    int transport_failed;  // it could not be created, perhaps because of another rank
+    uint64_t nonce;        // of this run, in the names of its temporary files; 0: no -o
+
     zero_mesh mesh;
     zero_accounting memory;
     size_t groups_asked_for;  // --shard-group that costs more wire than one group of all ranks, which is taken; else 0
@@ -79,7 +85,7 @@ typedef struct Run {
     size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
     int *inputs, *targets;        // B * T each
     float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
-    double *losses, *all_losses;  // their means: of this rank, of all
+    double *losses, *all_losses;  // their means, G of a rank, then 1 if it was asked to stop: of this rank, of all
     Outliers loss_outliers, norm_outliers;
     size_t nonfinite_steps;    // in a row, until now
     StepLine first_nonfinite;  // of them
@@ -88,7 +94,14 @@ typedef struct Run {
     size_t wire_rows;
 } Run;
 
-// Ends the job on all ranks with this message.
+// Makes this the process's run, whose phase and transport die() asks.
+void run_begin(Run *r);
+
+// Notes what the ranks are doing from now on: a literal, such as "validation". Not collective.
+void run_phase(Run *r, const char *phase, size_t step);
+
+// Ends the job on all ranks with this message, which is extended by what is known about the failure: phase and step,
+// the hosts of ranks that are missing, the files of the flight recorder.
 __attribute__((format(printf, 1, 2), noreturn)) void die(const char *format, ...);
 
 // Dies with the engine's message if status is not ZERO_OK.
@@ -97,9 +110,8 @@ void must(const Run *r, int status, const char *doing);
 // Every rank passes the same number of bytes; all ranks get those of all. Collective.
 void gather(const Run *r, const void *mine, size_t bytes, void *all);
 
-// If any rank passes a message in err[ERR_BYTES], all ranks die with it; "" means success. remove: a temporary file to
-// delete then, or NULL. Collective.
-void agree(const Run *r, const char *err, const char *remove);
+// If any rank passes a message in err[ERR_BYTES], all ranks die with it; "" means success. Collective.
+void agree(const Run *r, const char *err);
 
 // calloc that dies when host memory is exhausted.
 void *allocate(size_t bytes);

@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "data/content_hash.h"
 #include "data/file_list.h"
 #include "device/process.h"
+#include "trainer/directory.h"
 #include "trainer/planner.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
@@ -28,9 +28,7 @@ static void must_cuda(cudaError_t e, const char *call) {
 // Counts the GPUs of all ranks, and the ranks that share this one's. GPUs are told apart by their ids, not by their
 // numbers: a scheduler may show each rank one GPU only, number 0.
 static void count_gpus(Run *r) {
-    char err[ERR_BYTES];
-    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
-    if (boot == NULL) die("%s", err);
+    zero_bootstrap *boot = launch_bootstrap();
     cudaUUID_t *all = allocate((size_t)r->ranks * sizeof *all);
     if (zero_bootstrap_allgather(boot, &r->device.uuid, sizeof *all, all) != ZERO_OK)
         die("%s", zero_bootstrap_error(boot));
@@ -47,8 +45,7 @@ static void count_gpus(Run *r) {
 static void share_cores(Run *r) {
     char err[ERR_BYTES];
     HostCores mine, *all = allocate((size_t)r->ranks * sizeof *all);
-    zero_bootstrap *boot = launch_bootstrap(r->options.timeout, err, sizeof err);
-    if (boot == NULL) die("%s", err);
+    zero_bootstrap *boot = launch_bootstrap();
     host_cores(&mine, launch_host(), "");
     if (zero_bootstrap_allgather(boot, &mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     r->cores = host_share_cores(all, r->ranks, r->rank);
@@ -237,7 +234,7 @@ void check_same_inputs(Run *r) {
     if (loader_content_hash(r->train, &r->content[INPUT_TRAIN], data_err) != 0 ||
         (r->val != NULL && loader_content_hash(r->val, &r->content[INPUT_VAL], data_err) != 0))
         snprintf(err, sizeof err, "%s", data_err);
-    agree(r, err, NULL);
+    agree(r, err);
     uint64_t *all = allocate((size_t)r->ranks * sizeof r->content);
     gather(r, r->content, sizeof r->content, all);
     for (int i = 0; i < r->ranks * NUM_INPUTS; i++) {
@@ -321,8 +318,7 @@ void create_transport(Run *r) {
         zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
         die("--tp %d --pp %d --shard-group %d: %s", (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err);
     }
-    zero_bootstrap *boot = launch_bootstrap(o->timeout, err, sizeof err);
-    if (boot == NULL) die("%s", err);
+    zero_bootstrap *boot = launch_bootstrap();
     const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves MPI's bytes another way
     const zero_comm_config config = { .timeout_s = o->timeout,
                                       .register_buffers = (int)o->nccl_register,
@@ -332,6 +328,7 @@ void create_transport(Run *r) {
     zero_mesh_comms comms;
     const int e = zero_mesh_comms_create(&comms, &r->mesh, choose_transport(r, boot), boot, &config, &r->memory, err,
                                          sizeof err);
+    r->transport_failed = e == ZERO_ERR_COMM;
     if (e != ZERO_OK) die("transport: %s", err);
     r->comm = comms.data;
     r->shard_comm = comms.shard;
@@ -370,20 +367,26 @@ void check_memory(const Run *r) {
     }
     free((void *)in.tensors);
     free((void *)in.order);
-    agree(r, err, NULL);
+    agree(r, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Output.
 
-void open_log(Run *r) {
-    const char *dir = r->options.output_dir;
+void open_output(Run *r) {
+    const Options *o = &r->options;
     char err[ERR_BYTES] = "";
-    if (r->rank == 0 && dir != NULL && mkdir(dir, 0777) != 0 && errno != EEXIST) {
-        snprintf(err, sizeof err, "-o %s: cannot be made: %s: %s", dir, strerror(errno),
-                 errno == ENOENT ? "make the directory above it first" : "choose another output directory");
-    } else if (r->rank == 0) {
-        trainlog_open(&r->log, dir, err, sizeof err);
+    uint64_t *all = allocate((size_t)r->ranks * sizeof *all);
+    if (r->rank == 0 && o->output_dir != NULL) {
+        r->nonce = directory_open(o->output_dir,
+                                  o->resume      ? DIRECTORY_CONTINUE
+                                  : o->overwrite ? DIRECTORY_OVERWRITE
+                                                 : DIRECTORY_NEW,
+                                  o->timeout, err, sizeof err);
+        if (r->nonce != 0) trainlog_open(&r->log, o->output_dir, o->resume != 0, err, sizeof err);
     }
-    agree(r, err, NULL);
+    agree(r, err);
+    gather(r, &r->nonce, sizeof r->nonce, all);
+    r->nonce = all[0];
+    free(all);
 }

@@ -27,8 +27,8 @@ void check_same_inputs(Run *r);
 // on). Nothing of the model is allocated yet.
 void check_memory(const Run *r);
 
-// Makes the output directory and begins main.log.
-void open_log(Run *r);
+// Makes and locks the output directory, and begins main.log.
+void open_output(Run *r);
 
 #ifdef __cplusplus
 }

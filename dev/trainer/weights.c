@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "gpt2/initial_weights.h"
+#include "trainer/directory.h"
 
 typedef struct FileAccess {
     const Run *run;
@@ -63,15 +64,15 @@ static void delete_old_model(const Run *r, size_t step) {
 void write_model(const Run *r, size_t step) {
     const Options *o = &r->options;
     char path[4096];
-    char temporary[4096 + 8];
+    char temporary[4096 + 32];
     snprintf(path, sizeof path, "%s/model_%08zu.bin", o->output_dir, step);
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    snprintf(temporary, sizeof temporary, "%s.%016llx.tmp", path, (unsigned long long)r->nonce);
     ModelFile file;
     FileAccess access = { .run = r, .file = &file };
     if (r->rank == 0) {
         modelfile_create(temporary, &r->config, r->kernels.dtype == ZERO_BF16, access.err, sizeof access.err);
     }
-    agree(r, access.err, NULL);
+    agree(r, access.err);
     if (modelfile_begin(&file, temporary, access.err, sizeof access.err) == 0) {
         const int status = zero_visit(r->z, ZERO_STATE_PARAMS, file_visit, &access);
         if (status != ZERO_OK && access.err[0] == '\0')
@@ -79,9 +80,10 @@ void write_model(const Run *r, size_t step) {
         if (access.err[0] == '\0') modelfile_finish(&file, access.err, sizeof access.err);
         modelfile_close(&file);
     }
-    agree(r, access.err, temporary);
-    if (r->rank == 0) modelfile_publish(temporary, path, access.err, sizeof access.err);
-    agree(r, access.err, NULL);
+    agree(r, access.err);
+    if (r->rank == 0 && directory_check(access.err, sizeof access.err) == 0)
+        modelfile_publish(temporary, path, access.err, sizeof access.err);
+    agree(r, access.err);
     print0(r, "wrote %s\n", path);
     delete_old_model(r, step);
 }

@@ -331,7 +331,8 @@ rank_process() {
     done
 }
 
-# A second run emptied main.log under the first, and both went on.
+# A second run emptied main.log under the first, and both went on. A killed run's lock and temporary files must not
+# stay.
 second_run() {
     local mpirun status i
     selected "$1" || return
@@ -343,13 +344,26 @@ second_run() {
     done
     job 2 "${good[@]}" -o "$work/twice" > "$work/second" 2>&1
     echo $? > "$work/second.status"
-    judge "$1" "twice/main.log: another run is writing it" "$work/second"
+    judge "$1" "another run is writing into it" "$work/second"
     wanted "$1: the first one's main.log stays" has 1 '^s:9 ' "$work/twice/main.log"
     kill $mpirun
     wait $mpirun
 }
 second_run "a second run into the same -o"
-ran 1 "a run after the first has ended" "${good[@]}" -o "$work/twice"
+: > "$work/twice/model_00000001.bin.0123456789abcdef.tmp"
+job 1 "${good[@]}" -o "$work/twice" > "$work/third" 2>&1
+echo $? > "$work/third.status"
+judge "a run into the files of another one" "holds the main.log of another run" "$work/third"
+ran 1 "--overwrite 1, after the first was ended" "${good[@]}" -o "$work/twice" --overwrite 1
+wanted "--overwrite 1: the first one's main.log is kept" has 1 '^s:9 ' "$work/twice/replaced.1/main.log"
+wanted "nothing of the first one stays" [ "$(ls "$work/twice" | xargs)" = "main.log replaced.1" ]
+{ echo nonce 1234; echo host elsewhere 5678; echo process 1 1; echo timeout 1; } > "$work/twice/run.lock"
+touch -d '-1 minute' "$work/twice/run.lock"
+ran 1 "the lock of a host that is gone" "${good[@]}" -o "$work/twice" --overwrite 1
+echo > "$work/twice/run.lock"
+job 1 "${good[@]}" -o "$work/twice" --overwrite 1 > "$work/third" 2>&1
+echo $? > "$work/third.status"
+judge "a lock that is none" "not a lock of a run" "$work/third"
 
 # lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends,
 # non-zero, in 20 s, leaves no process behind, and prints WORD

@@ -56,6 +56,7 @@ script() {
 }
 
 sbatch=$repo/scripts/run_multi_node.sbatch
+export PAUSE=0 TRIES=1     # a failure is not tried again
 for file in scripts/*.* scripts/*/*.sh; do
     check "bash can read $file" bash -n "$file"
 done
@@ -65,7 +66,7 @@ script "run_multi_node_mpi.sh" 5 "-d 327680 " HOSTS=localhost:2,node2:3 scripts/
 script "run_multi_node.sbatch" 4 "-d 262144 " bash "$sbatch"
 check "srun starts ranks by PMIx" grep -q -e --mpi=pmix "$work/srun"
 script "run_multi_node.sbatch, INIT=mpirun" 4 "-n 1000\$" INIT=mpirun bash "$sbatch"
-script "run_multi_node.sbatch, INIT=fs" 4 "-pi fs -pf $repo/log_gpt2_124M_$job/meet -z 3 -pn 4 -pr %r\$" INIT=fs \
+script "run_multi_node.sbatch, INIT=fs" 4 "-z 3 -pi fs -pf $repo/log_gpt2_124M_$job/meet -pn 4 -pr %r\$" INIT=fs \
     bash "$sbatch" -z 3
 script "run_multi_node.sbatch, INIT=tcp" 4 "-pi tcp -ps localhost:$port -pn 4 -pr %r\$" INIT=tcp bash "$sbatch"
 
@@ -90,7 +91,7 @@ one=$(state_hash "$work/one")
 report "one rank, -pi fs" "$([ -n "$one" ] || echo "no hash")" "$work/one"
 for init in fs tcp; do
     script "run_multi_node.sbatch trains, INIT=$init" 4 "-pr %r\$" REAL=1 INIT=$init \
-        bash "$sbatch" -o "$work/repo" "${tiny[@]}"
+        bash "$sbatch" -o "$work/repo" --overwrite 1 "${tiny[@]}"
     report "the same state as on one rank, INIT=$init" \
         "$([ "$(state_hash "$work/log")" = "$one" ] || echo "not \"$one\"")" "$work/log"
 done
@@ -131,5 +132,56 @@ faulty "a fault of all ranks is reported once" 1 "no/such/text" -1 -1 all -i no/
 faulty "a rank is missing" + "rank 1 has not come" -1 1 none
 faulty "a rank has other settings" + "rank 2 has --seed 7, rank 0 has --seed 42" -1 -1 2 --seed 7
 faulty "a rank is killed" + "asked who is left: .*rank 1 " 1 -1 none
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A run that is started again. flaky stands for mpirun; what it starts is asked for its plan only.
+
+stand_in "$work/bin/flaky" << END
+#!/bin/bash
+echo "\$*" >> "$work/tries"
+n=\$(wc -l < "$work/tries")
+case \$MODE in
+advancing) touch "$work/again/model_0000000\$n.bin"; [ \$n = 5 ]; exit ;;
+failing) exit 7 ;;
+saving)
+    trap 'touch "$work/saved"; exit 0' USR1
+    trap 'exit 9' TERM INT
+    touch "$work/ready"
+    while :; do sleep 0.1; done
+    ;;
+deaf) trap '' USR1; touch "$work/ready"; while :; do sleep 0.1; done ;;
+esac
+END
+again=(scripts/run_resilient.sh "$trainer" -e custom:l1,h2,c16,v256,t32 -b 2 -t 32 -d 384 -n 5 -o "$work/again")
+export NP=4 TRIES=3 MPIRUN=$work/bin/flaky
+
+# again NAME STATUS TRIES MODE [SIGNALS]
+again() {
+    selected "$1" || return
+    local wrong='' process i
+    rm -rf "$work/again" "$work/tries" "$work/ready" "$work/saved"
+    mkdir "$work/again"
+    PATH="$work/bin:$PATH" MODE=$4 "${again[@]}" > "$work/log" 2>&1 < /dev/null &
+    process=$!
+    for i in ${5-}; do
+        for _ in {1..100}; do [ -e "$work/ready" ] && break; sleep 0.05; done
+        kill "-$i" $process
+        sleep 0.3
+    done
+    wait $process
+    i=$?
+    [ $i = "$2" ] || wrong=", exit status $i, not $2"
+    [ "$(wc -l < "$work/tries")" = "$3" ] || wrong="$wrong, $(wc -l < "$work/tries") tries, not $3"
+    cat "$work/tries" >> "$work/log"
+    report "$1" "${wrong#, }" "$work/log"
+}
+again "a run that fails and gets on is continued" 0 5 advancing
+check "it begins on NP ranks" grep -q '^-np 4 .*/again$' "$work/tries"
+check "it goes on, on as many ranks as divide M" [ "$(grep -c '^-np 3 .* -y 1$' "$work/tries")" = 4 ]
+again "a run that does not get on is given up" 7 3 failing
+check "one that has saved nothing begins again" grep -q '^-np 3 .* --overwrite 1$' "$work/tries"
+again "SIGTERM: the run saves and ends" 0 1 saving TERM
+check "it was asked by SIGUSR1" [ -e "$work/saved" ]
+again "a second SIGTERM ends it at once" 143 1 deaf "TERM TERM"
 
 summary

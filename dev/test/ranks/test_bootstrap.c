@@ -479,7 +479,7 @@ static const char *be_launched(const Rank *r, int per_host, int late) {
     if (launch_begin(&o, 0, NULL, NULL, err, sizeof err) != r->ranks || launch_connect(&o, err, sizeof err))
         return strcpy(words, err);
     const Launch *l = launch();
-    if (l->mpi || launch_bootstrap(20, err, sizeof err) == NULL) return "there is MPI, or no bootstrap";
+    if (l->mpi || launch_bootstrap() == NULL) return "there is MPI, or no bootstrap";
     int together = -1;
     if (r->rank != late)
         together = launch_together(late < 0 ? 20 : 0.3, err, sizeof err);

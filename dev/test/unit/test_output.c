@@ -143,7 +143,7 @@ static void remove_dir(void) {
 static void test_main_log(void) {
     TrainLog l;
     for (int run = 0; run < 2; run++) {  // the second starts from nothing
-        CHECK_EQ(trainlog_open(&l, dir, err, sizeof err), 0);
+        CHECK_EQ(trainlog_open(&l, dir, 0, err, sizeof err), 0);
         CHECK_EQ(trainlog_val(&l, 0, 5.30214, err, sizeof err), 0);
         CHECK_EQ(trainlog_train(&l, 0, 5.27001, 3e-4, 2.345, err, sizeof err), 0);
         trainlog_close(&l);
@@ -154,10 +154,10 @@ static void test_main_log(void) {
     fclose(f);
     CHECK_STR(text, "s:0 tel:5.3021\ns:0 trl:5.2700 lr:0.000300 norm:2.35\n");
 
-    CHECK_EQ(trainlog_open(&l, NULL, err, sizeof err), 0);
+    CHECK_EQ(trainlog_open(&l, NULL, 0, err, sizeof err), 0);
     CHECK_EQ(trainlog_val(&l, 0, 1, err, sizeof err), 0);
     trainlog_close(&l);
-    CHECK_EQ(trainlog_open(&l, in_dir("nowhere"), err, sizeof err), -1);
+    CHECK_EQ(trainlog_open(&l, in_dir("nowhere"), 0, err, sizeof err), -1);
     CHECK(strstr(err, "nowhere/main.log") != NULL);
     CHECK(strstr(err, "-o") != NULL);
 }
