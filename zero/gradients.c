@@ -160,7 +160,8 @@ int zero_grads_merge(zero *z) {
                               zero_kernel_sum(z->partial_sums[0], NULL, 0, ZERO_F32, partial_sums(z, 0, waiting, 0),
                                               sum_total(z), z->config.stream),
                               "sum of micro-batches");
-    return e ? e : clear_padding(z);
+    if (!e) e = clear_padding(z);
+    return e ? e : zero_clear_frozen(z);
 }
 
 // ---- reduce-scatter -------------------------------------------------------------------------------------------------

@@ -90,9 +90,12 @@ struct zero {
     zero_ticket last_unshard;            // of the window
 
     // optimizer.c
-    uint64_t updates;     // since the fill
-    zero_step_info step;  // the last one
-    void *master;         // fp32, 16-bit low halves, or NULL: master_bytes per element
+    uint64_t updates;                             // since the fill
+    zero_step_info step;                          // the last one
+    zero_tensor_options *options;                 // [num_tensors]
+    zero_tensor_args *tensor_args, *device_args;  // [num_tensors]: on the host, on the device
+    int has_options;                              // some tensor's options are not those of all
+    void *master;                                 // fp32, 16-bit low halves, or NULL: master_bytes per element
     float *state[ZERO_MAX_OPTIMIZER_STATES];
     zero_optimizer_chunk *chunks;  // device
     size_t *first_chunk;           // [num_units + 1]
@@ -149,6 +152,7 @@ enum zero_call {
     CALL_FINISH,
     CALL_SET_WEIGHT,
     CALL_SET_UPDATES,
+    CALL_SET_OPTIONS,
     CALL_STEP
 };
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
@@ -180,6 +184,9 @@ int zero_params_update_written(zero *z, size_t u);
 int zero_params_update_end(zero *z);
 
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
+
+// Of the gradient sums that were merged, those of frozen tensors become zero: they are not part of a norm.
+int zero_clear_frozen(zero *z);
 
 int zero_optimizer_create(zero *z, int e);
 void zero_optimizer_destroy(zero *z);

@@ -39,6 +39,17 @@ static int create_chunks(zero *z) {
     return e;
 }
 
+static int create_options(zero *z) {
+    const size_t n = z->layout.num_tensors;
+    z->options = malloc(n * sizeof *z->options);
+    z->tensor_args = malloc(n * sizeof *z->tensor_args);
+    if (!z->options || !z->tensor_args) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t t = 0; t < n; t++)
+        z->options[t] = (zero_tensor_options){ .lr_factor = 1,
+                                               .decay_factor = z->layout.tensors[t].decay ? 1.0f : 0.0f };
+    return zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *z->device_args, &z->device_args);
+}
+
 int zero_optimizer_create(zero *z, int e) {
     if (sums_comm(z))
         e = zero_alloc_symmetric(z, e, sums_comm(z), ZERO_MEM_UNIT_BUFFERS,
@@ -50,7 +61,8 @@ int zero_optimizer_create(zero *z, int e) {
     for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
         e = zero_alloc(z, ZERO_MEM_STATE + s, state_total(z) * sizeof(float), &z->state[s]);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARES_BYTES, &z->squares);
-    return e ? e : create_chunks(z);
+    if (!e) e = create_chunks(z);
+    return e ? e : create_options(z);
 }
 
 void zero_optimizer_destroy(zero *z) {
@@ -63,7 +75,88 @@ void zero_optimizer_destroy(zero *z) {
     if (z->first_chunk)
         zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
                              z->first_chunk[z->layout.num_units] * sizeof *z->chunks);
+    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_args,
+                         z->layout.num_tensors * sizeof *z->device_args);
     free(z->first_chunk);
+    free(z->options);
+    free(z->tensor_args);
+}
+
+// ---- options of tensors ---------------------------------------------------------------------------------------------
+
+// Clears elements of tensor t in an array of `elements` [begin, end) of its unit, the first of them at `array`.
+static int clear_tensor(zero *z, size_t t, size_t begin, size_t end, float *array) {
+    size_t cursor = 0;
+    zero_segment s;
+    int e = ZERO_OK;
+    while (!e && zero_layout_next_segment(&z->layout, z->layout.tensors[t].unit, begin, end, &cursor, &s))
+        if (s.tensor == t)
+            e = zero_device_check(
+                z, cudaMemsetAsync(array + s.unit_begin - begin, 0, s.count * sizeof(float), z->config.stream),
+                "clearing a tensor");
+    return e;
+}
+
+int zero_clear_frozen(zero *z) {
+    int e = ZERO_OK;
+    for (size_t t = 0; t < z->layout.num_tensors && z->has_options && !e; t++) {
+        const size_t u = z->layout.tensors[t].unit;
+        if (z->options[t].frozen)
+            e = clear_tensor(z, t, sum_begin(z, u), sum_end(z, u), z->partial_sums[0] + sum_offset(z, u));
+    }
+    return e;
+}
+
+zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor) { return z->options[tensor]; }
+
+int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *options) {
+    if (zero_between_micro_batches(z)) return z->failed;
+    if (t >= z->layout.num_tensors) return zero_fail(z, ZERO_ERR_ARG, "there is no tensor %zu", t);
+    const char *name = z->layout.tensors[t].name;
+    if (z->micro_batches)
+        return zero_fail(z, ZERO_ERR_ARG, "options of %s are set between steps: call zero_step or zero_discard first",
+                         name);
+    if (!(options->lr_factor >= 0 && options->lr_factor <= FLT_MAX && options->decay_factor >= 0 &&
+          options->decay_factor <= FLT_MAX))
+        return zero_fail(z, ZERO_ERR_ARG, "the factors of %s are %g and %g: use numbers from 0", name,
+                         (double)options->lr_factor, (double)options->decay_factor);
+    if (options->first_update > z->updates)
+        return zero_fail(z, ZERO_ERR_ARG, "first_update of %s is %llu, after %llu updates: call zero_set_updates first",
+                         name, (unsigned long long)options->first_update, (unsigned long long)z->updates);
+    const int thaws = z->options[t].frozen && !options->frozen;
+    const size_t u = z->layout.tensors[t].unit, begin = state_begin(z, u), end = begin + state_numel(z, u);
+    const uint64_t record[] = { t, options->frozen != 0, options->first_update };
+    const float factors[] = { options->lr_factor, options->decay_factor };
+    zero_record_call(z, CALL_SET_OPTIONS, record, sizeof record);
+    zero_record_call(z, CALL_SET_OPTIONS, factors, sizeof factors);
+    z->options[t] = *options;
+    z->has_options = 1;
+    if (!thaws) return ZERO_OK;
+    z->options[t].first_update = z->updates;
+    int e = ZERO_OK;
+    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
+        e = clear_tensor(z, t, begin, end, z->state[s] + state_offset(z, u));
+    return e;
+}
+
+// Writes the table of the kernel, if any tensor has options, and points args to it.
+static int write_tensor_args(zero *z, const zero_hyperparameters *h, zero_optimizer_args *args) {
+    if (!z->has_options) return ZERO_OK;
+    for (size_t t = 0; t < z->layout.num_tensors; t++) {
+        const zero_tensor_options *o = &z->options[t];
+        const zero_optimizer_args own = zero_optimizer_prepare(h, 1, 0, args->t - o->first_update);
+        z->tensor_args[t] = (zero_tensor_args){ .lr = h->lr * o->lr_factor,
+                                                .decay = h->weight_decay * o->decay_factor,
+                                                .correction1 = own.correction1,
+                                                .correction2 = own.correction2,
+                                                .frozen = o->frozen != 0 };
+    }
+    args->tensors = z->device_args;
+    return zero_device_check(z,
+                             cudaMemcpyAsync(z->device_args, z->tensor_args,
+                                             z->layout.num_tensors * sizeof *z->device_args, cudaMemcpyHostToDevice,
+                                             z->config.stream),
+                             "copying the options of tensors");
 }
 
 // ---- step -----------------------------------------------------------------------------------------------------------
@@ -153,7 +246,9 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
     z->step.scale = h->max_norm > 0 && z->step.norm > h->max_norm ? (float)(h->max_norm / z->step.norm) : 1.0f;
     if (!z->step.skipped) {
         const float scale = z->step.scale * (1.0f / (float)zero_total_weight(z));
-        e = update(z, zero_optimizer_prepare(h, scale, z->config.settings.seed, z->updates + 1));
+        zero_optimizer_args args = zero_optimizer_prepare(h, scale, z->config.settings.seed, z->updates + 1);
+        e = write_tensor_args(z, h, &args);
+        if (!e) e = update(z, args);
         z->updates += !e;
     }
     return e ? e : zero_grads_reset(z);

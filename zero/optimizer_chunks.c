@@ -31,7 +31,8 @@ size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_
             // stage 0 gathers the sums of one unit at a time; a single rank's shard has all of them already
             .grad = stage == 0 && l->ranks > 1 ? from : in_shards + from - begin,
             .logical = l->tensors[t].logical + from - l->tensor_offset[t],
-            .decay = l->tensors[t].decay,
+            .decay = l->tensors[t].decay != 0,
+            .tensor = (uint32_t)t,
         };
         n += cut(first, to - from, out ? out + n : NULL);
     }

@@ -27,7 +27,7 @@ enum zero_master {
     ZERO_MASTER_NONE       // nothing: updates are rounded stochastically
 };
 
-enum zero_optimizer_kind { ZERO_ADAMW = 0, ZERO_NUM_OPTIMIZERS };
+enum zero_optimizer_kind { ZERO_ADAMW = 0, ZERO_SGD, ZERO_LION, ZERO_NUM_OPTIMIZERS };
 
 enum zero_dtype { ZERO_F32 = 0, ZERO_BF16 = 1 };
 static inline size_t zero_dtype_bytes(enum zero_dtype t) { return t == ZERO_F32 ? 4 : 2; }

@@ -131,6 +131,19 @@ int zero_tensor_norms(zero *z, double *norms);
 // changed and the step is skipped; that is no error. Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
 
+// How a tensor is updated, where that differs from the others. May change between steps.
+typedef struct zero_tensor_options {
+    float lr_factor, decay_factor;  // on h->lr and h->weight_decay. Initially 1, and 1 or 0 by zero_tensor.decay
+    int frozen;                     // 1: it is not updated, and its gradient is not part of the norm
+    uint64_t first_update;          // zero_get_updates when it was last unfrozen, else 0: AdamW's bias correction
+                                    // counts from there
+} zero_tensor_options;
+
+// Setting is collective, between steps. A tensor that was frozen and no longer is gets optimizer states of zero, and
+// first_update is set to the present number of updates. Getting is not collective.
+int zero_set_tensor_options(zero *z, size_t tensor, const zero_tensor_options *options);
+zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor);
+
 // What the last zero_step did. Not collective.
 typedef struct zero_step_info {
     double norm;  // of the mean gradient, before clipping

@@ -45,10 +45,15 @@ int main(int argc, char **argv) {
     zero_optimizer_chunk *host = (zero_optimizer_chunk *)malloc(num_chunks * sizeof *host),
                          *chunks = (zero_optimizer_chunk *)array(num_chunks * sizeof *host);
     for (size_t t = 0; t < num_chunks; t++)
-        host[t] = zero_optimizer_chunk{ t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK, t * ZERO_OPTIMIZER_CHUNK,
-                                        t * ZERO_OPTIMIZER_CHUNK, ZERO_OPTIMIZER_CHUNK,     1 };
+        host[t] = zero_optimizer_chunk{ t * ZERO_OPTIMIZER_CHUNK,
+                                        t * ZERO_OPTIMIZER_CHUNK,
+                                        t * ZERO_OPTIMIZER_CHUNK,
+                                        t * ZERO_OPTIMIZER_CHUNK,
+                                        ZERO_OPTIMIZER_CHUNK,
+                                        1,
+                                        0 };
     if (cudaMemcpy(chunks, host, num_chunks * sizeof *host, cudaMemcpyHostToDevice) != cudaSuccess) return EXIT_FAILURE;
-    const zero_optimizer_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1 };
+    const zero_optimizer_args a = { 1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0.5f, 1.0f, 42, 1, NULL };
     for (int round = -1; round < ROUNDS; round++)
         for (int k = 0; k < CANDIDATES; k++) {
             const double begin = zero_clock();

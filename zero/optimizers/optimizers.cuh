@@ -8,6 +8,8 @@
 #include "zero/optimizers/optimizers.h"
 #include "zero/master_weights.h"
 #include "zero/optimizers/adamw.cuh"
+#include "zero/optimizers/lion.cuh"
+#include "zero/optimizers/sgd.cuh"
 
 // ---- weights, in every form they are kept ---------------------------------------------------------------------------
 
@@ -51,7 +53,13 @@ template <class O, class P, enum zero_master MODE>
 __global__ void __launch_bounds__(256)
     optimizer_kernel(zero_optimizer_arrays arrays, const zero_optimizer_chunk *chunks, zero_optimizer_args a) {
     const zero_optimizer_chunk c = chunks[blockIdx.x];
-    const float decay = c.decay ? a.weight_decay : 0.0f;
+    float decay = c.decay ? a.weight_decay : 0.0f;
+    if (a.tensors) {
+        const zero_tensor_args t = a.tensors[c.tensor];
+        if (t.frozen) return;
+        a.lr = t.lr, a.correction1 = t.correction1, a.correction2 = t.correction2;
+        decay = t.decay;
+    }
     P *p = static_cast<P *>(arrays.params) + c.param;
     const float *gradients = arrays.grads + c.grad;
     for (size_t i = threadIdx.x * PACK; i < c.count; i += (size_t)blockDim.x * PACK) {
@@ -90,6 +98,8 @@ const zero_optimizer *zero_optimizer_get(enum zero_optimizer_kind kind) {
     // in the order of enum zero_optimizer_kind
     static const zero_optimizer table[] = {
         { "AdamW", adamw::STATES, { "AdamW m", "AdamW v" }, launch_optimizer<adamw> },
+        { "SGD", sgd::STATES, { "SGD m" }, launch_optimizer<sgd> },
+        { "Lion", lion::STATES, { "Lion m" }, launch_optimizer<lion> },
     };
     static_assert(sizeof table / sizeof *table == ZERO_NUM_OPTIMIZERS, "an optimizer is missing in the table");
     return (unsigned)kind < ZERO_NUM_OPTIMIZERS ? &table[kind] : NULL;

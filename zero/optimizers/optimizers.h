@@ -31,6 +31,7 @@ typedef struct zero_optimizer_chunk {
     size_t logical;             // its first element's logical index
     uint32_t count;             // a multiple of 8
     int32_t decay;              // 1: weight decay applies
+    uint32_t tensor;
 } zero_optimizer_chunk;
 
 // The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit. Returns
@@ -38,12 +39,19 @@ typedef struct zero_optimizer_chunk {
 // it. Not collective.
 size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out);
 
+// What a tensor has instead of the hyperparameters of all.
+typedef struct zero_tensor_args {
+    float lr, decay, correction1, correction2;
+    uint32_t frozen;  // it is not updated
+} zero_tensor_args;
+
 // The hyperparameters as a kernel takes them.
 typedef struct zero_optimizer_args {
     float lr, beta1, beta2, eps, weight_decay;
-    float correction1, correction2;  // 1 - beta1^t, 1 - beta2^t
-    float scale;                     // factor on the sum of gradients
-    uint64_t seed, t;                // of stochastic rounding; t: the update, counted from 1
+    float correction1, correction2;   // 1 - beta1^t, 1 - beta2^t
+    float scale;                      // factor on the sum of gradients
+    uint64_t seed, t;                 // of stochastic rounding; t: the update, counted from 1
+    const zero_tensor_args *tensors;  // device, by tensor; NULL: all are alike
 } zero_optimizer_args;
 
 // scale: the factor on the sum of gradients. t: the update, counted from 1.

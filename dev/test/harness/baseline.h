@@ -32,7 +32,8 @@ void baseline_sum(baseline *b, const void *const *micro, enum zero_dtype dtype, 
 // sqrt of the sum of the squares of g, over the number of micro-batches.
 double baseline_norm(const baseline *b, size_t micro_batches);
 
-// The optimizer's step, the step-th from 1, with clipping; then the parameters as a model of that dtype stores them, into params[numel].
+// The optimizer's step, the step-th from 1, with clipping; then the parameters as a model of that dtype stores them,
+// into params[numel].
 void baseline_adamw(baseline *b, const zero_hyperparameters *a, size_t micro_batches, uint64_t step);
 void baseline_store(const baseline *b, void *params, enum zero_dtype dtype);
 

@@ -27,8 +27,8 @@ static zero_comm *join(const struct way *way) {
     return c;
 }
 
-static zero *make(zero_comm *c, int stage) {
-    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .seed = 42 },
+static zero *make_with(zero_comm *c, int stage, enum zero_optimizer_kind optimizer) {
+    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .seed = 42, .optimizer = optimizer },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,
                                  .shard_comm = c,
@@ -37,6 +37,8 @@ static zero *make(zero_comm *c, int stage) {
     CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "create: %s", zero_error(z));
     return z;
 }
+
+static zero *make(zero_comm *c, int stage) { return make_with(c, stage, ZERO_ADAMW); }
 
 static const zero_hyperparameters adamw = {
     .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
@@ -157,6 +159,132 @@ static void a_step_skips_what_is_not_finite(zero_comm *c, int stage) {
     zero_destroy(b);
 }
 
+// ---- optimizers and options of tensors, beside double precision -----------------------------------------------------
+
+enum { NUMEL = 8641, ALL_STEPS = 5, THAW = 2 };  // elements of the model; before this step a tensor is unfrozen
+static double weight[NUMEL], state[2][NUMEL];
+static size_t unsure;  // elements whose Lion step may have either sign
+
+static void reference_element(enum zero_optimizer_kind kind, size_t k, double g, double lr, double decay, double t) {
+    const zero_hyperparameters *h = &adamw;
+    double *w = &weight[k], *m = &state[0][k], *v = &state[1][k], c;
+    switch (kind) {
+    case ZERO_SGD:
+        *m = h->beta1 * *m + g + decay * *w;
+        *w -= lr * *m;
+        break;
+    case ZERO_LION:
+        c = h->beta1 * *m + (1 - (double)h->beta1) * g;
+        *m = h->beta2 * *m + (1 - (double)h->beta2) * g;
+        *w -= lr * ((c > 0) - (c < 0) + decay * *w);
+        if (c != 0 && fabs(c) < 1e-7) *w = NAN, unsure++;
+        break;
+    default:
+        *m = h->beta1 * *m + (1 - (double)h->beta1) * g;
+        *v = h->beta2 * *v + (1 - (double)h->beta2) * g * g;
+        *w -= lr * (*m / (1 - pow(h->beta1, t)) / (sqrt(*v / (1 - pow(h->beta2, t))) + h->eps) + decay * *w);
+    }
+}
+
+// The norm of the step's gradients, and the update. options: of each tensor.
+static double reference_step(enum zero_optimizer_kind kind, size_t s, const zero_tensor_options *options) {
+    double squares = 0;
+    for (size_t t = 0; t < TENSORS; t++)
+        for (size_t i = 0; i < tensors[t].numel && !options[t].frozen; i++) {
+            double g = 0;
+            for (size_t j = 0; j < (size_t)ranks; j++) g += gradient(tensors[t].logical + i, j, s) / ranks;
+            squares += g * g;
+            reference_element(kind, tensors[t].logical + i, g, adamw.lr * (double)options[t].lr_factor,
+                              adamw.weight_decay * (double)options[t].decay_factor,
+                              (double)(s + 1 - options[t].first_update));
+        }
+    return sqrt(squares);
+}
+
+static double worst;
+static int compare(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    (void)ctx;
+    for (size_t i = 0; i < count; i++) {
+        const double want = weight[tensors[tensor].logical + begin + i], off = fabs(values[i] - want);
+        if (off > worst) worst = off;  // not for a NaN
+    }
+    return 0;
+}
+
+// In every stage the same bits, near those of double precision; with options: one tensor is frozen at first, another
+// has factors of its own.
+static void optimizers_are_right(zero_comm *c, enum zero_optimizer_kind kind, int with_options) {
+    uint64_t hash[2], first[2] = { 0 };
+    for (int stage = 0; stage <= 3; stage++) {
+        zero *z = make_with(c, stage, kind);
+        zero_tensor_options options[TENSORS];
+        for (size_t t = 0; t < TENSORS; t++) {
+            options[t] = zero_get_tensor_options(z, t);
+            CHECK(options[t].lr_factor == 1 && options[t].decay_factor == (float)tensors[t].decay &&
+                  !options[t].frozen);
+            for (size_t i = 0; i < tensors[t].numel; i++)
+                weight[tensors[t].logical + i] = initial(tensors[t].logical + i);
+        }
+        memset(state, 0, sizeof state);
+        unsure = 0;
+        worst = 0;
+        if (with_options) {
+            options[0].frozen = 1;  // the embedding, whose shard some ranks have, and others not
+            options[2].lr_factor = 0.25f, options[2].decay_factor = 3;
+            CHECK(zero_set_tensor_options(z, 0, &options[0]) == ZERO_OK &&
+                      zero_set_tensor_options(z, 2, &options[2]) == ZERO_OK,
+                  "%s", zero_error(z));
+        }
+        for (size_t s = 0; s < ALL_STEPS; s++) {
+            if (with_options && s == THAW) {
+                options[0].frozen = 0;
+                CHECK(zero_set_tensor_options(z, 0, &options[0]) == ZERO_OK, "%s", zero_error(z));
+                options[0] = zero_get_tensor_options(z, 0);
+                CHECK(options[0].first_update == THAW);
+            }
+            for (size_t u = UNITS; u-- > 0;) backward_unit(z, u, 0, s, 1);
+            CHECK(zero_finish_backward(z) == ZERO_OK && zero_step(z, &adamw) == ZERO_OK, "%s", zero_error(z));
+            const double norm = reference_step(kind, s, options);
+            CHECK(fabs(zero_last_step(z).norm - norm) <= 1e-6 * norm, "norm %.9g, not %.9g", zero_last_step(z).norm,
+                  norm);
+            CHECK(zero_visit(z, ZERO_STATE_MASTER, compare, NULL) == ZERO_OK, "%s", zero_error(z));
+        }
+        CHECK(worst < 1e-5 && unsure < NUMEL / 50, "stage %d: off by %g, %zu elements unsure", stage, worst, unsure);
+        CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "%s", zero_error(z));
+        if (stage == 0) memcpy(first, hash, sizeof hash);
+        CHECK_BYTES(hash, first, sizeof hash);
+        zero_destroy(z);
+    }
+}
+
+static void options_are_checked(zero_comm *c) {
+    zero *z = make(c, 1);
+    zero_tensor_options o = zero_get_tensor_options(z, 1);
+    CHECK(zero_set_tensor_options(z, TENSORS, &o) == ZERO_ERR_ARG && strstr(zero_error(z), "no tensor 11"));
+    CHECK(zero_discard(z) == ZERO_OK);
+    o.lr_factor = -1;
+    CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_ERR_ARG && strstr(zero_error(z), "factors of bias are -1 and 0"));
+    CHECK(zero_discard(z) == ZERO_OK);
+    o.lr_factor = 1, o.first_update = 1;
+    CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_ERR_ARG && strstr(zero_error(z), "after 0 updates"));
+    CHECK(zero_discard(z) == ZERO_OK);
+    o.first_update = 0;
+    backward(z, 0, NULL);
+    CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_ERR_ARG && strstr(zero_error(z), "between steps"));
+    zero_destroy(z);
+}
+
+static void cases_of_optimizers(zero_comm *c, const char *way) {
+    static const char *const names[ZERO_NUM_OPTIMIZERS] = { "AdamW", "SGD", "Lion" };
+    for (int kind = 0; kind < ZERO_NUM_OPTIMIZERS; kind++) {
+        CASE("%s: bits of all stages, and double precision, %s", names[kind], way)
+            optimizers_are_right(c, (enum zero_optimizer_kind)kind, 0);
+        CASE("%s with options of tensors: bits of all stages, and double precision, %s", names[kind], way)
+            optimizers_are_right(c, (enum zero_optimizer_kind)kind, 1);
+    }
+    CASE("options of tensors are checked, %s", way) options_are_checked(c);
+}
+
 static void cases_of_a_stage(zero_comm *c, int stage, const char *way) {
     CASE("units may come one by one: stage %d, %s", stage, way) units_may_come_one_by_one(c, stage);
     CASE("weights divide the sum: stage %d, %s", stage, way) weights_divide_the_sum(c, stage);
@@ -173,6 +301,7 @@ int main(int argc, char **argv) {
     for (size_t w = 0; w < sizeof ways / sizeof *ways - !nccl_runs_here(); w++) {
         zero_comm *c = join(&ways[w]);
         for (int stage = 0; stage <= 3; stage++) cases_of_a_stage(c, stage, ways[w].name);
+        cases_of_optimizers(c, ways[w].name);
         zero_comm_destroy(c);
     }
     zero_bootstrap_destroy(boot);

@@ -343,7 +343,7 @@ template <class T> static void check_adamw(int t, float scale) {
     std::vector<zero_optimizer_chunk> chunks;
     size_t n = gap;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        chunks.push_back(zero_optimizer_chunk{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2) });
+        chunks.push_back(zero_optimizer_chunk{ n, n + 64, n + 128, 0, (uint32_t)counts[i], (int32_t)(i % 2), 0 });
         n += (counts[i] + 63) / 64 * 64 + gap;
     }
     n += 128;
@@ -358,7 +358,7 @@ template <class T> static void check_adamw(int t, float scale) {
     must(cudaMalloc((void **)&device_chunks, chunks.size() * sizeof *device_chunks));
     must(cudaMemcpy(device_chunks, chunks.data(), chunks.size() * sizeof *device_chunks, cudaMemcpyHostToDevice));
     const zero_optimizer_args a = {
-        6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale, 0, 0
+        6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 - powf(0.9f, (float)t), 1 - powf(0.95f, (float)t), scale, 0, 0, NULL
     };
     update({ dp.p, own_master ? dw.p : NULL, { dm.p, dv.p }, dg.p }, dtype, ZERO_MASTER_FP32, device_chunks,
            chunks.size(), a);
@@ -399,8 +399,8 @@ static void adamw_is_another_formula(void) {
 }
 
 static void adamw_moves_padding(void) {
-    const zero_optimizer_chunk chunk = { 0, 0, 0, 0, 64, 1 };
-    const zero_optimizer_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0 };
+    const zero_optimizer_chunk chunk = { 0, 0, 0, 0, 64, 1, 0 };
+    const zero_optimizer_args a = { 1, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 1, 0, 0, NULL };
     const Values zero(64, 0);
     const Device<float> w(zero), m(zero), v(zero), g(zero);
     zero_optimizer_chunk *device_chunk;
@@ -437,9 +437,8 @@ template <class T> struct OnDevice {  // a host array on the device, and read ba
     float *floats() const { return reinterpret_cast<float *>(p); }
 };
 
-static const zero_optimizer_args ARGS = {
-    3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull, 0
-};
+static const zero_optimizer_args ARGS = { 3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.1f, 0.05f, 0.125f, 0x123456789abcdefull,
+                                          0,     NULL };
 
 static void train(Weights &w, enum zero_master mode, uint64_t first_step, int steps, zero_optimizer_args a = ARGS) {
     OnDevice<zero_optimizer_chunk> chunks(w.chunks);
@@ -462,7 +461,7 @@ static Weights some_weights(void) {
     for (auto *words : { &w.master, &w.m, &w.v, &w.g }) words->assign(n, 0xffffffff);
     for (size_t count : counts) {
         w.chunks.push_back(zero_optimizer_chunk{ at + 64, at, at, ((uint64_t)5 << 32) + 3 * at + 1, (uint32_t)count,
-                                                 (int32_t)(at / 64 % 2) });
+                                                 (int32_t)(at / 64 % 2), 0 });
         for (size_t i = at; i < at + count; i++) {
             uint32_t master = word_of((float)uniform());
             if (i % 7 == 0) master = (master & 0xffff0000) | (0x7fff + i % 3);  // a tie, and its neighbours
@@ -532,13 +531,13 @@ static void stochastic_rounding_has_a_bias(void) {
     const size_t n = ZERO_OPTIMIZER_CHUNK, steps = 16;
     for (double value : { 0.99999, 0.99, 1.0 / 3, 1e-3, -1.0 / 3 }) {
         double sum = 0;
-        zero_optimizer_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0 };  // w = 2 value - value m / sqrt(v)
+        zero_optimizer_args a = { 1, 0, 0, 1e-30f, 0, 1, 1, 1, 42, 0, NULL };  // w = 2 value - value m / sqrt(v)
         a.lr = (float)value;
         const uint32_t start = zero_master_round(word_of(2 * a.lr));
         const float before = float_of(start << 16), exact = before - a.lr * 1.0f;
         for (size_t step = 1; step <= steps; step++) {
             Weights w;
-            w.chunks.push_back(zero_optimizer_chunk{ 0, 0, 0, 1000, (uint32_t)n, 0 });
+            w.chunks.push_back(zero_optimizer_chunk{ 0, 0, 0, 1000, (uint32_t)n, 0, 0 });
             w.params.assign(n, (uint16_t)start);
             w.low.assign(n, 0);
             for (auto *words : { &w.master, &w.m, &w.v }) words->assign(n, 0);
