@@ -137,7 +137,9 @@ static int compare(zero *z, zero_comm *comm, const struct card *mine) {
     return z->failed;
 }
 
-int zero_agree_on_config(zero *z) {
+// Group by group, and in each first the failures: a rank that has no replicate_comm, where others have one, is told to its
+// shard group before these wait for it in the replicate group.
+int zero_agree_on_config(zero *z, int e) {
     const zero_config *c = &z->config;
     struct card mine = { .settings = c->settings, .replicas = z->replicas, .num_tensors = c->num_tensors };
     for (size_t t = 0; t < c->num_tensors; t++) {
@@ -146,7 +148,8 @@ int zero_agree_on_config(zero *z) {
         mine.tensors = XXH3_64bits_withSeed(tensor, sizeof tensor, mine.tensors);
     }
     if (c->order_length) mine.order = XXH3_64bits(c->order, c->order_length * sizeof *c->order);
-    int e = compare(z, c->shard_comm, &mine);
+    if (e != ZERO_ERR_COMM) e = agree(z, c->shard_comm, e);
+    if (!e) e = compare(z, c->shard_comm, &mine);
     if (z->replicas > 1 && e != ZERO_ERR_COMM) e = agree(z, c->replicate_comm, e);  // of a group that differs in itself
     if (z->replicas > 1 && !e) e = compare(z, c->replicate_comm, &mine);
     z->agreed = e != ZERO_OK;

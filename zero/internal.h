@@ -140,7 +140,7 @@ int zero_poison(zero *z, void *p, size_t bytes);
 // Collective: returns e, or the failure of another rank, on all ranks the same. The configurations of all ranks are
 // equal.
 int zero_agree(zero *z, int e);
-int zero_agree_on_config(zero *z);
+int zero_agree_on_config(zero *z, int e);  // and e
 
 // Records a call that all ranks must make, with its unit or another argument. The record (z->calls) is compared with
 // the other ranks' when a norm or a hash is returned.

@@ -202,7 +202,7 @@ static int create_host_buffers(zero *z) {
 static int create(zero *z) {
     int e = check_config(z);
     if (!e) e = create_layout(z);
-    if ((e = zero_agree(z, e)) || (e = zero_agree_on_config(z))) return e;
+    if ((e = zero_agree_on_config(z, e))) return e;
     e = create_host_buffers(z);
     if (!e) e = check_build(z);
     if ((e = zero_agree(z, e))) return e;
@@ -228,6 +228,14 @@ int zero_create(zero **out, const zero_config *config) {
     const int e = create(z);
     z->created = !e;
     return e;
+}
+
+zero *zero_new(const zero_config *config, char *err, size_t err_bytes) {
+    zero *z;
+    if (zero_create(&z, config) == ZERO_OK) return z;
+    snprintf(err, err_bytes, "%s", z ? zero_error(z) : "out of host memory");
+    zero_destroy(z);
+    return NULL;
 }
 
 void zero_destroy(zero *z) {

@@ -76,6 +76,8 @@ typedef struct zero_config {
 // Creates an engine; parameters are zero until zero_fill. Collective. After a failure *out is set too (unless host
 // memory is exhausted), for zero_error(); destroy it.
 int zero_create(zero **out, const zero_config *config);
+// The same, without a handle to destroy: after a failure it returns NULL, and err has the message.
+zero *zero_new(const zero_config *config, char *err, size_t err_bytes);
 void zero_destroy(zero *z);  // collective; NULL is fine
 const char *zero_error(const zero *z);
 const zero_layout *zero_get_layout(const zero *z);

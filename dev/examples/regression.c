@@ -18,7 +18,6 @@
 #include <string.h>
 
 #include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
 #include "zero/zero.h"
 
 enum { IN = 4, HIDDEN = 24, OUT = 2, BATCH = 16, MICRO_BATCHES = 8, STEPS = 200 };
@@ -157,27 +156,22 @@ int main(int argc, char **argv) {
     const int stage = argc > 1 ? atoi(argv[1]) : 2;
 
     // [2] The ranks, the memory accounting, the engine; and the initial weights.
-    zero *z = NULL;
     zero_comm *comm = NULL;
     zero_accounting accounting = { 0 };
     const zero_comm_config transport = { .timeout_s = 60 };
-    zero_bootstrap *boot = NULL;
     char err[640] = "";
     cudaStream_t stream;
     check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
-    check(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "zero_bootstrap_create_mpi", "MPI failed");
-    const zero_transport *mpi = zero_transport_find("mpi");
-    check(zero_comm_create(&comm, mpi, boot, &transport, &accounting, err, sizeof err) == ZERO_OK, "zero_comm_create",
-          err);
-    zero_bootstrap_destroy(boot);
+    check(!zero_comm_create_mpi(&comm, MPI_COMM_WORLD, "mpi", &transport, &accounting, err, sizeof err),
+          "zero_comm_create_mpi", err);
     const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,
                                  .shard_comm = comm,
                                  .accounting = &accounting,
                                  .stream = stream };
-    const int created = zero_create(&z, &config);
-    check(created == ZERO_OK, "zero_create", z ? zero_error(z) : "out of memory");
+    zero *z = zero_new(&config, err, sizeof err);
+    check(z != NULL, "zero_new", err);
     CHECK(zero_fill(z, fill, NULL));
     create_host_copies(z);
 

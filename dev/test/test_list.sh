@@ -51,8 +51,11 @@ for ranks in 1 2 3 4; do
     run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_engine_contract
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
     run $ranks 60 "units of other sizes share buffers, $ranks ranks" $fp32/test_engine_pools
+done
+for ranks in 1 2; do    # each case waits for a time-out; 3 and 4 ranks are in test_list_long.sh
     run $ranks 240 "failures, $ranks ranks" $fp32/test_engine_failure
 done
+run 4 120 "failures, shard groups, 4 ranks" $fp32/test_engine_failure --case group
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"
 for ranks in 1 2 3 4 8; do
     run $ranks 180 "sharded = unsharded fp32, $ranks ranks" $fp32/test_gpt2_zero

@@ -1,7 +1,8 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,test_engine,train_gpt2_zero,faulty_trainer}
+    build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures} \
+        $fp32/{train_gpt2_zero,faulty_trainer}
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -10,6 +11,9 @@ if [ -z "$suffix" ]; then
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
+    for ranks in 3 4; do
+        run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
+    done
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
     for ranks in 1 2 3 4 5 6 7 8 9; do

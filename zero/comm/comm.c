@@ -59,7 +59,7 @@ void zero_comm_inject_delay(zero_comm *c) {
 
 // ---- agreement ------------------------------------------------------------------------------------------------------
 
-static const char *call_name(uint64_t kind) {
+const char *zero_comm_call_name(uint64_t kind) {
     static const char *const names[] = { "nothing",         "an all-to-all",
                                          "an all-gather",   "an all-gather of scalars",
                                          "a window gather", "a reduce-scatter" };
@@ -73,7 +73,7 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
             c, ZERO_ERR_COMM,
             "the ranks disagree: this rank's collective %llu is %s of unit %llu, rank %d is in another "
             "collective: all ranks must make the same calls in the same order",
-            (unsigned long long)mine->number, call_name(mine->kind), (unsigned long long)mine->unit,
+            (unsigned long long)mine->number, zero_comm_call_name(mine->kind), (unsigned long long)mine->unit,
             zero_comm_world_rank(c, peer));
     struct zero_comm_call but_history = *theirs;
     but_history.history = mine->history;
@@ -89,9 +89,9 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
         "rank "
         "%d's, its collective %llu, is %s of unit %llu (buffer %llu, offset %llu, %llu bytes): all ranks must make the "
         "same calls in the same order",
-        (unsigned long long)mine->number, call_name(mine->kind), (unsigned long long)mine->unit,
+        (unsigned long long)mine->number, zero_comm_call_name(mine->kind), (unsigned long long)mine->unit,
         (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes,
-        zero_comm_world_rank(c, peer), (unsigned long long)theirs->number, call_name(theirs->kind),
+        zero_comm_world_rank(c, peer), (unsigned long long)theirs->number, zero_comm_call_name(theirs->kind),
         (unsigned long long)theirs->unit, (unsigned long long)theirs->buffer, (unsigned long long)theirs->offset,
         (unsigned long long)theirs->bytes);
 }
@@ -129,7 +129,7 @@ int zero_comm_write_records(const zero_comm *c, const char *path) {
     for (uint64_t n = c->calls >= ZERO_COMM_RECORDS ? c->calls - ZERO_COMM_RECORDS + 1 : 1; n <= c->calls; n++) {
         const struct zero_comm_record *r = &c->records[n % ZERO_COMM_RECORDS];
         fprintf(f, "%llu %s, unit %llu, %llu bytes, in %s: begun %.6f s ago, ", (unsigned long long)n,
-                call_name(r->call.kind), (unsigned long long)r->call.unit, (unsigned long long)r->call.bytes,
+                zero_comm_call_name(r->call.kind), (unsigned long long)r->call.unit, (unsigned long long)r->call.bytes,
                 r->phase ? r->phase : "start-up", now - r->begun);
         if (r->finished > 0)
             fprintf(f, "took %.6f s\n", r->finished - r->begun);
@@ -209,7 +209,9 @@ static int begin_on_buffer(zero_comm *c, enum zero_comm_call_kind kind, const vo
     zero_comm_inject_delay(c);
     if (c->failed) return c->failed;
     const int b = zero_comm_find_buffer(c, buf, chunk_bytes * (size_t)c->size);
-    if (b < 0) return zero_comm_fail(c, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc", call_name(kind));
+    if (b < 0)
+        return zero_comm_fail(c, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc",
+                              zero_comm_call_name(kind));
     *call = note_call(c, kind, (uint64_t)b, (uint64_t)((const char *)buf - c->buffers[b].ptr), chunk_bytes);
     return ZERO_OK;
 }

@@ -129,6 +129,8 @@ void zero_comm_free_all(zero_comm *c);  // frees all buffers that are left
 // The number of a rank of this communicator among all ranks of the job, for messages.
 int zero_comm_world_rank(const zero_comm *c, int rank);
 
+const char *zero_comm_call_name(uint64_t kind);  // "an all-to-all", for messages
+
 // ZERO_OK if a peer has made the same call, and the same ones before it; else fails.
 int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer, const struct zero_comm_call *theirs);
 

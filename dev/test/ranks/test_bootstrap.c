@@ -313,6 +313,19 @@ static void missing_ranks_are_named(const char *way) {
     files(1);
 }
 
+// Two ranks wait for the third, and are stopped for longer than the time-out: that time does not count.
+static void suspended_time_does_not_count(const char *way) {
+    Job j = { .count = 0 };
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, 2, -1, -1, 0 };
+    for (int i = 0; i < 2; i++) r.rank = i, start(&j, r);
+    sleep_ms(200);
+    for (int i = 0; i < 2; i++) kill(j.pid[i], SIGSTOP);
+    sleep_ms(2500);
+    for (int i = 0; i < 2; i++) kill(j.pid[i], SIGCONT);
+    r.rank = 2, start(&j, r);
+    CHECK_ALL_OK(&j);
+}
+
 static void second_ranks_are_refused(const char *way) {
     Job j = { .count = 0 };
     Rank r = { way, new_server(way), NULL, 0, 3, 0, 20, -1, -1, 0 };
@@ -578,6 +591,7 @@ int main(int argc, char **argv) {
     CASE("%s: 100 runs, one after the other, at one place", way) restarts_do_not_mix(way);
     CASE("%s: killed runs leave nothing that confuses", way) killed_runs_leave_nothing_that_confuses(way);
     CASE("%s: who does not come is named, on all ranks, in time", way) missing_ranks_are_named(way);
+    CASE("%s: time in which a rank was suspended does not count", way) suspended_time_does_not_count(way);
     CASE("%s: a second rank 1 is refused", way) second_ranks_are_refused(way);
     CASE("%s: a wrong rank or number of ranks is told", way) wrong_numbers_are_told(way);
     CASE("%s: ranks that disagree are told", way) other_paths_are_told(way);

@@ -65,6 +65,32 @@ static void leave(zero *z, zero_comm *c) {
     CHECK(accounting.total_live == 0, "%zu bytes are still accounted", accounting.total_live);
 }
 
+// ---- creating ---------------------------------------------------------------------------------------------------------
+
+// One call to join, one to create; what fails leaves a message and nothing to free.
+static void constructors_report_failures_as_text(void) {
+    char err[640] = "";
+    zero_comm *c = NULL;
+    memset(&accounting, 0, sizeof accounting);
+    const zero_comm_config transport = { .timeout_s = 60 };
+    CHECK(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "pigeon", &transport, &accounting, err, sizeof err) ==
+                  ZERO_ERR_ARG &&
+              !c && strstr(err, "no transport \"pigeon\""),
+          "%s", err);
+    REQUIRE(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "mpi", &transport, &accounting, err, sizeof err) == ZERO_OK, "%s",
+            err);
+    const size_t before = accounting.total_live;
+    zero_config config = config_of(c, 2);
+    config.settings.prefetch = 3;
+    CHECK(!zero_new(&config, err, sizeof err) && strstr(err, "settings.prefetch is 3"), "%s", err);
+    CHECK_EQ(accounting.total_live, before);
+    zero *z = zero_new((config.settings.prefetch = 1, &config), err, sizeof err);
+    CHECK(z && zero_fill(z, fill, NULL) == ZERO_OK, "%s", err);
+    zero_destroy(z);
+    zero_comm_destroy(c);
+    CHECK_EQ(accounting.total_live, 0);
+}
+
 // ---- a rank that stalls ---------------------------------------------------------------------------------------------
 
 enum stall { IN_FORWARD, IN_BACKWARD, BEFORE_NORM, BEFORE_STEP, STALLS };
@@ -218,6 +244,24 @@ static void a_group_that_differs_is_reported(void) {
     zero_mesh_comms_destroy(&comms);
 }
 
+// Rank 0 has no replicate group, where the others have one: its shard group is told at once, and tells the other one.
+// Only rank 2, which waits for rank 0 in the replicate group, has to time out.
+static void a_rank_without_a_replicate_group_is_told(void) {
+    zero_mesh_comms comms = join_groups(2, SHORT);
+    zero_config config = config_of(comms.shard, 2);
+    config.replicate_comm = rank == 0 ? NULL : comms.replicate;
+    zero *z;
+    const int e = zero_create(&z, &config);
+    if (rank == 2)
+        CHECK(e == ZERO_ERR_COMM, "create returns %d: %s", e, zero_error(z));
+    else
+        CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), "the size of replicate_comm"), "create returns %d: %s", e,
+              zero_error(z));
+    MPI_Barrier(MPI_COMM_WORLD);
+    zero_destroy(z);
+    zero_mesh_comms_destroy(&comms);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
@@ -237,11 +281,14 @@ int main(int argc, char **argv) {
                 CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, ways[w].name)
                     a_stalled_rank_is_noticed(&ways[w], stage, (enum stall)stall);
         }
+    CASE("constructors report failures as text") constructors_report_failures_as_text();
     if (ranks > 1)
         CASE("a failure of the replicate group has a message of the shard group")
             the_transport_that_failed_is_reported();
     if (ranks == 4)
         CASE("groups wait for a shard group whose ranks differ") a_group_that_differs_is_reported();
+    if (ranks == 4)
+        CASE("a rank without a replicate group is waited for") a_rank_without_a_replicate_group_is_told();
     zero_bootstrap_destroy(boot);
     return test_finish();
 }

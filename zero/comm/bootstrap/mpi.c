@@ -124,3 +124,21 @@ int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeou
             (*out)->timeout_s);
     return ZERO_OK;
 }
+
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const char *transport, const zero_comm_config *config,
+                         zero_accounting *accounting, char *err, size_t err_bytes) {
+    zero_bootstrap *boot = NULL;
+    const zero_transport *t = zero_transport_find(transport);
+    *out = NULL;
+    if (!t) {
+        snprintf(err, err_bytes, "there is no transport \"%.40s\"", transport);
+        return ZERO_ERR_ARG;
+    }
+    int e = zero_bootstrap_create_mpi(&boot, comm, config->timeout_s);
+    if (e)
+        snprintf(err, err_bytes, "%s", boot ? zero_bootstrap_error(boot) : "out of host memory");
+    else
+        e = zero_comm_create(out, t, boot, config, accounting, err, err_bytes);
+    zero_bootstrap_destroy(boot);
+    return e;
+}

@@ -3,6 +3,7 @@
 #define ZERO_BOOTSTRAP_MPI_H
 #include <mpi.h>
 #include "zero/comm/bootstrap/bootstrap.h"
+#include "zero/comm/transport_registry.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -10,6 +11,11 @@ extern "C" {
 // Collective over comm (duplicated, so the caller may go on using it; destroy before MPI_Finalize). timeout_s: 0 is 300
 // s.
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s);
+
+// The ranks of comm meet, and get a communicator, in one call: zero_bootstrap_create_mpi, zero_comm_create. transport: a
+// name (zero_transport_find). Collective; fails on all ranks. On failure *out is NULL and err has the message.
+int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const char *transport, const zero_comm_config *config,
+                         zero_accounting *accounting, char *err, size_t err_bytes);
 
 // The communicator of a bootstrap whose ranks met by MPI; MPI_COMM_NULL if they met in another way.
 MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b);

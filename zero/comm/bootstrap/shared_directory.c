@@ -226,7 +226,7 @@ static void remove_old_files(const bootstrap_fs *t) {
 
 static int start_as_0(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s;
+    zero_stopwatch waited = { 0 };
     unsigned char *here = calloc((size_t)b->ranks, 1);
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), version = 0;
     char wrong[128] = "";
@@ -258,7 +258,7 @@ static int start_as_0(bootstrap_fs *t) {
             e = write_answer(t, SEEN, ++version, nonces, "");
             pause = FIRST_PAUSE;
         }
-        if (!e && zero_clock() > deadline) {
+        if (!e && zero_stopwatch_read(&waited) > b->timeout_s) {
             char who[256], message[ZERO_BOOTSTRAP_MESSAGE_BYTES];
             zero_bootstrap_missing(b, here, who, sizeof who);
             snprintf(message, sizeof message,
@@ -277,7 +277,8 @@ static int start_as_0(bootstrap_fs *t) {
 
 static int start_as_other(bootstrap_fs *t) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
+    const double seconds = b->timeout_s + zero_bootstrap_grace(b);
+    zero_stopwatch waited = { 0 };
     uint64_t *nonces = calloc((size_t)b->ranks, sizeof *nonces), session = 0, version = 0;
     char path[MAX_PATH], wrong[128] = "";
     PATH(path, "answer");
@@ -302,7 +303,7 @@ static int start_as_other(bootstrap_fs *t) {
             else if (a.session != session || a.version != version)
                 e = write_hello(t, session = a.session, version = a.version), pause = FIRST_PAUSE;
         }
-        if (!e && zero_clock() > deadline)
+        if (!e && zero_stopwatch_read(&waited) > seconds)
             e = zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                     "rank 0 has not answered in %.250s within %.3g s: is it running, and does it see "
                                     "this directory (directory)? More time: zero_bootstrap_config.timeout_s%s%s",
@@ -314,12 +315,13 @@ static int start_as_other(bootstrap_fs *t) {
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
 
-// Reads the files of this round until all are here, or the deadline. Returns how many are missing; -1: failed, for the
+// Reads the files of this round until all are here, for so many seconds. Returns how many are missing; -1: failed, for the
 // reason in err.
-static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double deadline, char *err,
+static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double seconds, char *err,
                       size_t err_bytes) {
     zero_bootstrap *b = &t->base;
     int missing = b->ranks - 1;
+    zero_stopwatch waited = { 0 };
     for (double pause = FIRST_PAUSE; missing > 0; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         look_around(t);
         for (int r = 1; r < b->ranks; r++) {
@@ -342,7 +344,7 @@ static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *h
                 return -1;
             }
         }
-        if (missing && zero_clock() > deadline) break;
+        if (missing && zero_stopwatch_read(&waited) > seconds) break;
     }
     return missing;
 }
@@ -355,7 +357,7 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
     if (!here) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     here[0] = 1;
     memmove(all, mine, bytes);
-    const int missing = read_round(t, bytes, all, here, zero_clock() + b->timeout_s, message, sizeof message);
+    const int missing = read_round(t, bytes, all, here, b->timeout_s, message, sizeof message);
     if (missing > 0) {
         zero_bootstrap_missing(b, here, who, sizeof who);
         snprintf(message, sizeof message,
@@ -378,7 +380,8 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
 
 static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
+    const double seconds = b->timeout_s + zero_bootstrap_grace(b);
+    zero_stopwatch waited = { 0 };
     const struct letter l = { b->round, bytes };
     char path[MAX_PATH];
     round_path(t, path, b->rank);
@@ -392,7 +395,7 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
         // (it may have come after the line above, with 0 bytes in it)
         if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
-        if (zero_clock() > deadline)
+        if (zero_stopwatch_read(&waited) > seconds)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                        "rank 0 has kept this rank waiting for more than %.3g s: it died, stopped, or "
                                        "took another path; see its own output, "
@@ -420,7 +423,7 @@ static void destroy(zero_bootstrap *b) {
         write_file(t, path, &l, sizeof l, NULL, 0);
     } else if (!b->failed && here) {
         const double wait = b->timeout_s < LAST_WAIT ? b->timeout_s : LAST_WAIT;
-        read_round(t, 0, NULL, here, zero_clock() + wait, err, sizeof err);
+        read_round(t, 0, NULL, here, wait, err, sizeof err);
         for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
         unlink(t->last);
     }

@@ -74,48 +74,62 @@ static void hang_up(struct peer *p) {
     p->got = 0;
 }
 
-static int milliseconds_to(double deadline, double at_most) {
-    const double left = deadline - zero_clock();
-    return left <= 0 ? 0 : (int)(1000 * (left < at_most ? left : at_most)) + 1;
+// What is left of a time: only time in which this process runs counts (zero/clock.h).
+struct patience {
+    double seconds;
+    zero_stopwatch waited;
+};
+
+static double left(struct patience *p) { return p->seconds - zero_stopwatch_read(&p->waited); }
+
+// How long to poll, at most the half second in which a stopwatch wants to be read.
+static int milliseconds(struct patience *p) {
+    const double s = left(p);
+    return s <= 0 ? 0 : (int)(1000 * (s < 0.5 ? s : 0.5)) + 1;
 }
 
-// Waits until fd is ready for `events`. Returns 0 if it is not in time.
-static int ready(int fd, short events, double deadline) {
+// Waits until fd is ready for `events`, at most so many seconds. Returns 0 if it is not in time.
+static int ready_within(double seconds, int fd, short events, struct patience *patience) {
     struct pollfd p = { fd, events, 0 };
-    while (poll(&p, 1, milliseconds_to(deadline, 1)) <= 0)
-        if (zero_clock() > deadline) return 0;
+    const double end = left(patience) - seconds;
+    while (poll(&p, 1, milliseconds(patience)) <= 0)
+        if (left(patience) <= (end > 0 ? end : 0)) return 0;
     return 1;
 }
 
+static int ready(int fd, short events, struct patience *patience) {
+    return ready_within(patience->seconds, fd, events, patience);
+}
+
 // Both return NULL, or what went wrong.
-static const char *send_all(int fd, const void *data, size_t bytes, double deadline) {
+static const char *send_all(int fd, const void *data, size_t bytes, struct patience *patience) {
     const char *at = data;
     while (bytes > 0) {
         const ssize_t n = send(fd, at, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && errno != EAGAIN && errno != EINTR) return strerror(errno);
-        if (n < 0 && !ready(fd, POLLOUT, deadline)) return "it does not read";
+        if (n < 0 && !ready(fd, POLLOUT, patience)) return "it does not read";
         if (n > 0) at += n, bytes -= (size_t)n;
     }
     return NULL;
 }
 
-static const char *receive_all(int fd, void *data, size_t bytes, double deadline) {
+static const char *receive_all(int fd, void *data, size_t bytes, struct patience *patience) {
     char *at = data;
     while (bytes > 0) {
         const ssize_t n = recv(fd, at, bytes, MSG_DONTWAIT);
         if (n == 0) return "it closed the connection";
         if (n < 0 && errno != EAGAIN && errno != EINTR) return strerror(errno);
-        if (n < 0 && !ready(fd, POLLIN, deadline)) return "it does not answer";
+        if (n < 0 && !ready(fd, POLLIN, patience)) return "it does not answer";
         if (n > 0) at += n, bytes -= (size_t)n;
     }
     return NULL;
 }
 
 static const char *send_answer(int fd, enum verdict verdict, uint64_t round, uint64_t bytes, const char *message,
-                               double deadline) {
+                               struct patience *patience) {
     struct answer a = { MAGIC, verdict, round, bytes, "" };
     snprintf(a.message, sizeof a.message, "%s", message);
-    return send_all(fd, &a, sizeof a, deadline);
+    return send_all(fd, &a, sizeof a, patience);
 }
 
 // Rank 0 cannot go on: it tells the others why.
@@ -123,7 +137,7 @@ static int give_up(bootstrap_tcp *t, int code, const char *message) {
     zero_bootstrap *b = &t->base;
     for (int r = 1; r < b->ranks; r++)
         if (t->peers[r].fd >= 0) {
-            send_answer(t->peers[r].fd, REFUSED, b->round, 0, message, zero_clock());
+            send_answer(t->peers[r].fd, REFUSED, b->round, 0, message, &(struct patience){ .seconds = 0 });
             hang_up(&t->peers[r]);
         }
     return zero_bootstrap_fail(b, code, "%s", message);
@@ -233,7 +247,7 @@ static void answer_call(bootstrap_tcp *t) {
 static void refuse(bootstrap_tcp *t, struct peer *s, enum verdict verdict, const char *message) {
     snprintf(t->refused, sizeof t->refused, "; refused was rank %d of %d, from %s%s", s->hello.rank, s->hello.ranks,
              s->from, verdict == LATER ? ", of another job" : "");
-    send_answer(s->fd, verdict, 0, 0, message, zero_clock());
+    send_answer(s->fd, verdict, 0, 0, message, &(struct patience){ .seconds = 0 });
     hang_up(s);
 }
 
@@ -298,7 +312,7 @@ static int count_missing(bootstrap_tcp *t, unsigned char *here) {
     return missing;
 }
 
-static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
+static int wait_for_all(bootstrap_tcp *t, const char *server, struct patience *patience) {
     zero_bootstrap *b = &t->base;
     int e = ZERO_OK, missing = 0;
     unsigned char *here = calloc((size_t)b->ranks, 1);
@@ -306,11 +320,11 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
     if (!here || !polls) e = give_up(t, ZERO_ERR_MEMORY, "out of host memory");
     while (!e) {
         if (!(missing = count_missing(t, here))) break;
-        if (zero_clock() > deadline) break;
+        if (left(patience) <= 0) break;
         polls[0] = (struct pollfd){ t->listening, POLLIN, 0 };
         // poll leaves out negative ones
         for (int i = 0; i < MAX_STRANGERS; i++) polls[1 + i] = (struct pollfd){ t->strangers[i].fd, POLLIN, 0 };
-        const int some = poll(polls, 1 + MAX_STRANGERS, milliseconds_to(deadline, 0.5));
+        const int some = poll(polls, 1 + MAX_STRANGERS, milliseconds(patience));
         for (int i = 0; i < MAX_STRANGERS; i++) {
             struct peer *s = &t->strangers[i];
             if (s->fd >= 0 && some > 0 && polls[1 + i].revents)
@@ -333,7 +347,8 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
         e = give_up(t, ZERO_ERR_COMM, message);
     }
     // one that has died shows in the first all-gather
-    for (int r = 1; r < b->ranks && !e; r++) send_answer(t->peers[r].fd, GO, 0, 0, "", deadline + 1);
+    for (int r = 1; r < b->ranks && !e; r++)
+        send_answer(t->peers[r].fd, GO, 0, 0, "", &(struct patience){ .seconds = 1 });
     free(here);
     free(polls);
     return e;
@@ -341,7 +356,7 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, double deadline) {
 
 static int start_server(bootstrap_tcp *t, const char *server, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s;
+    struct patience patience = { .seconds = b->timeout_s };
     char why[256] = "";
     t->strangers = calloc(MAX_STRANGERS, sizeof *t->strangers);
     if (!t->strangers) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
@@ -349,10 +364,10 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
     // Another job may be about to leave the port.
     for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0;
          zero_bootstrap_pause(&pause, 0.5))
-        if (t->listening != -EADDRINUSE || zero_clock() > deadline)
+        if (t->listening != -EADDRINUSE || left(&patience) <= 0)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (server)", host,
                                        port, why);
-    const int e = wait_for_all(t, server, deadline);
+    const int e = wait_for_all(t, server, &patience);
     close(t->listening);
     t->listening = -1;
     return e;
@@ -361,13 +376,15 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
 // ---- the others -----------------------------------------------------------------------------------------------------
 
 // Returns a connection; -1: none, for the reason in *why; -2: there will never be one, since there is no such name.
-static int connect_to(const char *host, const char *port, double deadline, char *why, size_t why_bytes) {
+static int connect_to(const char *host, const char *port, struct patience *patience, char *why, size_t why_bytes) {
     int error, fd = -1;
+    const double begin = zero_clock();
     struct addrinfo *list = look_up(host, port, 0, &error);
+    patience->waited.read_at = zero_clock();  // a name server may keep this process waiting for long, and that counts
+    patience->waited.seconds += patience->waited.read_at - begin;
     if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
     if (!list && error == EAI_NONAME) return -2;
     for (struct addrinfo *a = list; a; a = a->ai_next) {
-        const double now = zero_clock(), limit = deadline < now + 5 ? deadline : now + 5;
         const int one = 1;
         int problem = 0;
         socklen_t length = sizeof problem;
@@ -376,7 +393,7 @@ static int connect_to(const char *host, const char *port, double deadline, char 
             problem = errno;
         else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS)
             problem = errno;
-        else if (!ready(fd, POLLOUT, limit))
+        else if (!ready_within(5, fd, POLLOUT, patience))
             problem = ETIMEDOUT;
         else
             getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
@@ -394,18 +411,20 @@ static int connect_to(const char *host, const char *port, double deadline, char 
 
 static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s;
+    struct patience patience = { .seconds = b->timeout_s };
     const struct hello hello = { MAGIC, b->rank, b->ranks, t->job };
     struct answer a = { .verdict = 0 };
     char why[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
-    for (double pause = 0.02; zero_clock() < deadline; zero_bootstrap_pause(&pause, 0.5)) {
-        const int fd = connect_to(host, port, deadline, why, sizeof why);
+    for (double pause = 0.02; left(&patience) > 0; zero_bootstrap_pause(&pause, 0.3)) {
+        const int fd = connect_to(host, port, &patience, why, sizeof why);
         if (fd == -2)
             return zero_bootstrap_fail(
                 b, ZERO_ERR_COMM, "%.200s: %s: give the name or the address of rank 0's machine (server)", host, why);
         if (fd < 0) continue;
-        const char *problem = send_all(fd, &hello, sizeof hello, deadline);
-        if (!problem) problem = receive_all(fd, &a, sizeof a, deadline + zero_bootstrap_grace(b));
+        const char *problem = send_all(fd, &hello, sizeof hello, &patience);
+        patience.seconds += zero_bootstrap_grace(b);
+        if (!problem) problem = receive_all(fd, &a, sizeof a, &patience);
+        patience.seconds -= zero_bootstrap_grace(b);
         if (!problem && memcmp(a.magic, MAGIC, sizeof a.magic)) problem = "what listens there is another program";
         if (!problem && a.verdict == GO) {
             t->peers[0].fd = fd;
@@ -457,7 +476,7 @@ static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char
 
 static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s;
+    struct patience patience = { .seconds = b->timeout_s };
     const size_t ranks = (size_t)b->ranks;
     unsigned char *here = calloc(ranks, 1);
     struct pollfd *polls = calloc(ranks, sizeof *polls);
@@ -467,7 +486,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     if (!e) memmove(all, mine, bytes), here[0] = 1;
     while (!e && missing) {
         for (int r = 0; r < b->ranks; r++) polls[r] = (struct pollfd){ here[r] ? -1 : t->peers[r].fd, POLLIN, 0 };
-        if (poll(polls, ranks, milliseconds_to(deadline, 1)) > 0)
+        if (poll(polls, ranks, milliseconds(&patience)) > 0)
             for (int r = 1; r < b->ranks && !e; r++) {
                 if (!polls[r].revents) continue;
                 const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, message, sizeof message);
@@ -476,7 +495,7 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
                 else if (done)
                     here[r] = 1, missing--;
             }
-        else if (zero_clock() > deadline)
+        else if (left(&patience) <= 0)
             break;
     }
     if (!e && missing) {
@@ -489,8 +508,9 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
         e = give_up(t, ZERO_ERR_COMM, message);
     }
     for (int r = 1; r < b->ranks && !e; r++) {
-        const char *problem = send_answer(t->peers[r].fd, GO, b->round, bytes, "", deadline + 1);
-        if (!problem) problem = send_all(t->peers[r].fd, all, ranks * bytes, deadline + 1);
+        struct patience to_send = { .seconds = 1 + (left(&patience) > 0 ? left(&patience) : 0) };
+        const char *problem = send_answer(t->peers[r].fd, GO, b->round, bytes, "", &to_send);
+        if (!problem) problem = send_all(t->peers[r].fd, all, ranks * bytes, &to_send);
         if (!problem) continue;
         snprintf(message, sizeof message, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r,
                  problem);
@@ -503,14 +523,14 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
 
 static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
     zero_bootstrap *b = &t->base;
-    const double deadline = zero_clock() + b->timeout_s + zero_bootstrap_grace(b);
+    struct patience patience = { .seconds = b->timeout_s + zero_bootstrap_grace(b) };
     const int fd = t->peers[0].fd;
     const struct letter letter = { MAGIC, b->round, bytes };
     struct answer a = { .verdict = 0 };
-    const char *problem = send_all(fd, &letter, sizeof letter, deadline);
-    if (!problem) problem = send_all(fd, mine, bytes, deadline);
+    const char *problem = send_all(fd, &letter, sizeof letter, &patience);
+    if (!problem) problem = send_all(fd, mine, bytes, &patience);
     // Rank 0 may have given up before it read that, and sent a message why.
-    const char *no_answer = receive_all(fd, &a, sizeof a, deadline);
+    const char *no_answer = receive_all(fd, &a, sizeof a, &patience);
     if (no_answer || memcmp(a.magic, MAGIC, sizeof a.magic))
         return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                    "rank 0 is gone (%s), or has kept this rank waiting for more than %.3g s: see its "
@@ -525,7 +545,7 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
         return zero_bootstrap_fail(
             b, ZERO_ERR_COMM, "rank 0 is at round %llu, with %llu bytes, this rank at round %llu, with %zu",
             (unsigned long long)a.round, (unsigned long long)a.bytes, (unsigned long long)b->round, bytes);
-    problem = receive_all(fd, all, (size_t)b->ranks * bytes, deadline);
+    problem = receive_all(fd, all, (size_t)b->ranks * bytes, &patience);
     return problem ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s): see its own output", problem)
                    : ZERO_OK;
 }

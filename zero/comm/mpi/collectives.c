@@ -11,6 +11,7 @@
 //
 // Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies
 // the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
+#include <stdio.h>
 #include <string.h>
 #include "zero/comm/mpi/mpi_internal.h"
 
@@ -38,10 +39,27 @@ int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket) {
     return e;
 }
 
+// The time-out's message: which rank is behind, and in which operations both are.
+static int rank_is_behind(comm_mpi *m, int peer, zero_ticket ticket, uint32_t seen) {
+    const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING],
+                                *last = &zero_mpi_control(m, peer)->ring[seen % RING];
+    char its[64] = "it has begun none";
+    if (seen)
+        snprintf(its, sizeof its, "its last one is %s of unit %llu", zero_comm_call_name(last->kind),
+                 (unsigned long long)last->unit);
+    return zero_comm_fail(
+        &m->base, ZERO_ERR_COMM,
+        "rank %d has not come within %.3g s to collective %llu, %s of unit %llu; %s: it died, stopped, "
+        "or took another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
+        zero_comm_world_rank(&m->base, peer), m->config.timeout_s, (unsigned long long)mine->number,
+        zero_comm_call_name(mine->kind), (unsigned long long)mine->unit, its);
+}
+
 // Waits until the peer has begun this ticket, and checks that it is the same call.
 static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket) {
-    const int e = zero_mpi_wait(m, peer, &zero_mpi_control(m, peer)->ready, ticket, "has begun collective");
-    if (e) return e;
+    uint32_t seen;
+    if (zero_shm_wait(&zero_mpi_control(m, peer)->ready, (uint32_t)ticket, m->spin, m->config.timeout_s, &seen))
+        return rank_is_behind(m, peer, ticket, seen);
     const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING],
                                 *theirs = &zero_mpi_control(m, peer)->ring[ticket % RING];
     return zero_comm_compare(&m->base, mine, peer, theirs);
