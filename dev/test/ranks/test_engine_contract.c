@@ -306,59 +306,6 @@ static void all_learn_of_memory_that_ran_out(void) {
 
 // ---- ranks that differ ----------------------------------------------------------------------------------------------
 
-static void differs(const zero_config *config, const char *field) {
-    zero *z;
-    const int e = zero_create(&z, config);
-    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), field), "%s: create returns %d: %s", field, e, zero_error(z));
-    zero_destroy(z);
-}
-
-static void other_configurations_are_told(zero_comm *c) {
-    const int last = rank == ranks - 1;
-    zero_tensor list[TENSORS];
-    static const size_t order[] = { 0, 1 };
-    memcpy(list, tensors, sizeof list);
-    zero_config config;
-#define DIFFERS(field, value) \
-    (config = config_of(c, 2), config.field = last ? (value) : config.field, differs(&config, #field))
-    DIFFERS(settings.stage, 1);
-    DIFFERS(settings.prefetch, 2);
-    DIFFERS(settings.seed, 43);
-    DIFFERS(settings.delay_seed, 1);
-    DIFFERS(settings.reduction, ZERO_REDUCE_LIBRARY);
-    DIFFERS(settings.shard_group, (size_t)ranks);
-    DIFFERS(num_tensors, TENSORS - 1);
-#undef DIFFERS
-    config = config_of(c, 2), config.tensors = list;
-    if (last) list[3].decay = 1;
-    differs(&config, "the hash of tensors");
-    config = config_of(c, 3);
-    if (last) config.order = order, config.order_length = 2;
-    differs(&config, "the hash of order");
-    list[3] = tensors[3];
-    list[5].logical = last ? 71 : list[5].logical;  // on one rank only: refused there, and reported to the others
-    config = config_of(c, 1), config.tensors = list;
-    differs(&config, "b.weight overlap");
-}
-
-static void tensors_are_copied(zero_comm *c) {
-    char name[16] = "embedding";
-    zero_tensor list[TENSORS];
-    memcpy(list, tensors, sizeof list);
-    list[0].name = name;
-    list[4].name = NULL;
-    zero_config config = config_of(c, 2);
-    config.tensors = list;
-    zero *z;
-    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
-    memset(name, 'x', sizeof name);
-    memset(list, 0xff, sizeof list);
-    CHECK(zero_fill(z, no_fill, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "tensor embedding"), "%s",
-          zero_error(z));
-    CHECK_STR(zero_get_layout(z)->tensors[4].name, "");
-    zero_destroy(z);
-}
-
 // The message of ranks > 1 that make different calls, at the latest with the norm.
 static void is_told(zero *z) {
     double norm;
@@ -638,11 +585,6 @@ int main(int argc, char **argv) {
     const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
     for (size_t w = 0; w < num_ways; w++)
         for (int stage = 0; stage < STAGES; stage++) cases_of_a_stage(&ways[w], stage);
-    zero_comm *c = join(&ways[0], 60);
-    CASE("tensors and their names are copied") tensors_are_copied(c);
-    if (ranks > 1)
-        CASE("ranks with other configurations are told") other_configurations_are_told(c);
-    zero_comm_destroy(c);
     CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
     zero_bootstrap_destroy(boot);
     return test_finish();

@@ -1,7 +1,7 @@
 // test_engine_failure.c: what is left after a rank stalls or an engine is destroyed halfway, in every stage and over
 // every transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
-// AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Misuse and ranks that
-// differ are test_engine_contract.c's. Run under mpirun.
+// AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Also: creating
+// engines that differ. Misuse and ranks that make other calls are test_engine_contract.c's. Run under mpirun.
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,7 +65,65 @@ static void leave(zero *z, zero_comm *c) {
     CHECK(accounting.total_live == 0, "%zu bytes are still accounted", accounting.total_live);
 }
 
-// ---- creating ---------------------------------------------------------------------------------------------------------
+// ---- creating --------------------------------------------------------------------------------------------------------
+
+static int no_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    (void)ctx, (void)tensor, (void)begin, (void)count, (void)out;
+    return 1;
+}
+
+static void differs(const zero_config *config, const char *field) {
+    zero *z;
+    const int e = zero_create(&z, config);
+    CHECK(e == ZERO_ERR_ARG && strstr(zero_error(z), field), "%s: create returns %d: %s", field, e, zero_error(z));
+    zero_destroy(z);
+}
+
+static void other_configurations_are_told(zero_comm *c) {
+    const int last = rank == ranks - 1;
+    zero_tensor list[TENSORS];
+    static const size_t order[] = { 0, 1 };
+    memcpy(list, tensors, sizeof list);
+    zero_config config;
+#define DIFFERS(field, value) \
+    (config = config_of(c, 2), config.field = last ? (value) : config.field, differs(&config, #field))
+    DIFFERS(settings.stage, 1);
+    DIFFERS(settings.prefetch, 2);
+    DIFFERS(settings.seed, 43);
+    DIFFERS(settings.delay_seed, 1);
+    DIFFERS(settings.reduction, ZERO_REDUCE_LIBRARY);
+    DIFFERS(settings.shard_group, (size_t)ranks);
+    DIFFERS(num_tensors, TENSORS - 1);
+#undef DIFFERS
+    config = config_of(c, 2), config.tensors = list;
+    if (last) list[3].decay = 1;
+    differs(&config, "the hash of tensors");
+    config = config_of(c, 3);
+    if (last) config.order = order, config.order_length = 2;
+    differs(&config, "the hash of order");
+    list[3] = tensors[3];
+    list[5].logical = last ? 71 : list[5].logical;  // on one rank only: refused there, and reported to the others
+    config = config_of(c, 1), config.tensors = list;
+    differs(&config, "b.weight overlap");
+}
+
+static void tensors_are_copied(zero_comm *c) {
+    char name[16] = "embedding";
+    zero_tensor list[TENSORS];
+    memcpy(list, tensors, sizeof list);
+    list[0].name = name;
+    list[4].name = NULL;
+    zero_config config = config_of(c, 2);
+    config.tensors = list;
+    zero *z;
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    memset(name, 'x', sizeof name);
+    memset(list, 0xff, sizeof list);
+    CHECK(zero_fill(z, no_fill, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), "tensor embedding"), "%s",
+          zero_error(z));
+    CHECK_STR(zero_get_layout(z)->tensors[4].name, "");
+    zero_destroy(z);
+}
 
 // One call to join, one to create; what fails leaves a message and nothing to free.
 static void constructors_report_failures_as_text(void) {
@@ -281,6 +339,11 @@ int main(int argc, char **argv) {
                 CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, ways[w].name)
                     a_stalled_rank_is_noticed(&ways[w], stage, (enum stall)stall);
         }
+    zero_comm *c = join(&ways[0], PATIENT);
+    CASE("tensors and their names are copied") tensors_are_copied(c);
+    if (ranks > 1)
+        CASE("ranks with other configurations are told") other_configurations_are_told(c);
+    zero_comm_destroy(c);
     CASE("constructors report failures as text") constructors_report_failures_as_text();
     if (ranks > 1)
         CASE("a failure of the replicate group has a message of the shard group")

@@ -12,8 +12,8 @@ extern "C" {
 // s.
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s);
 
-// The ranks of comm meet, and get a communicator, in one call: zero_bootstrap_create_mpi, zero_comm_create. transport: a
-// name (zero_transport_find). Collective; fails on all ranks. On failure *out is NULL and err has the message.
+// The ranks of comm meet, and get a communicator, in one call: zero_bootstrap_create_mpi, zero_comm_create. transport:
+// its name (zero_transport_find). Collective; fails on all ranks. On failure *out is NULL and err has the message.
 int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const char *transport, const zero_comm_config *config,
                          zero_accounting *accounting, char *err, size_t err_bytes);
 
