@@ -137,8 +137,8 @@ static int compare(zero *z, zero_comm *comm, const struct card *mine) {
     return z->failed;
 }
 
-// Group by group, and in each first the failures: of a rank that has no replicate_comm, where others have one, its shard
-// group learns before it waits in the replicate group.
+// Group by group, and in each first the failures: of a rank that has no replicate_comm, where others have one, its
+// shard group learns before it waits in the replicate group.
 int zero_agree_on_config(zero *z, int e) {
     const zero_config *c = &z->config;
     struct card mine = { .settings = c->settings, .replicas = z->replicas, .num_tensors = c->num_tensors };

@@ -65,7 +65,7 @@ static void leave(zero *z, zero_comm *c) {
     CHECK(accounting.total_live == 0, "%zu bytes are still accounted", accounting.total_live);
 }
 
-// ---- creating --------------------------------------------------------------------------------------------------------
+// ---- creating -------------------------------------------------------------------------------------------------------
 
 static int no_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     (void)ctx, (void)tensor, (void)begin, (void)count, (void)out;

@@ -315,8 +315,8 @@ static int start_as_other(bootstrap_fs *t) {
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
 
-// Reads the files of this round until all are here, for so many seconds. Returns how many are missing; -1: failed, for the
-// reason in err.
+// Reads the files of this round until all are here, for so many seconds. Returns how many are missing; -1: failed, for
+// the reason in err.
 static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *here, double seconds, char *err,
                       size_t err_bytes) {
     zero_bootstrap *b = &t->base;
