@@ -33,8 +33,8 @@ run 0 120 "ranks meet, by a directory" $fp32/test_bootstrap fs
 run 3 60 "ranks meet, by MPI" $fp32/test_bootstrap mpi
 for ranks in 1 2 3 4; do
     run $ranks 120 "transports, $ranks ranks" $fp32/test_comm
-    [ $ranks = 1 ] || run $ranks 180 "transports, failures, $ranks ranks" $fp32/test_comm_failures
 done
+run 2 180 "transports, failures, 2 ranks" $fp32/test_comm_failures     # 3 and 4 ranks: test_list_long.sh
 run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap
 run 3 60 "the stand-in does what NCCL does" $fp32/test_nccl_stand_in
@@ -47,14 +47,12 @@ done
 for ranks in 1 3 8; do
     run $ranks 300 "engine, $ranks ranks" $fp32/test_engine
 done
+run 2 240 "engine's contract, 2 ranks" $fp32/test_engine_contract         # 1, 3 and 4 ranks: test_list_long.sh
 for ranks in 1 2 3 4; do
-    run $ranks 240 "engine's contract, $ranks ranks" $fp32/test_engine_contract
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
     run $ranks 60 "units of other sizes share buffers, $ranks ranks" $fp32/test_engine_pools
 done
-for ranks in 1 2; do    # each case waits for a time-out; 3 and 4 ranks are in test_list_long.sh
-    run $ranks 240 "failures, $ranks ranks" $fp32/test_engine_failure
-done
+run 2 240 "failures, 2 ranks" $fp32/test_engine_failure                   # 1, 3 and 4 ranks: test_list_long.sh
 run 4 120 "failures, shard groups, 4 ranks" $fp32/test_engine_failure --case group
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"
 for ranks in 1 2 3 4 8; do

@@ -11,8 +11,10 @@ if [ -z "$suffix" ]; then
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
-    for ranks in 3 4; do
+    for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
+        run $ranks 600 "engine's contract, $ranks ranks" $fp32/test_engine_contract
+        [ $ranks = 1 ] || run $ranks 600 "transports, failures, $ranks ranks" $fp32/test_comm_failures
     done
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
