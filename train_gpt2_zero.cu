@@ -514,8 +514,8 @@ void gpt2_backward(GPT2 *m) {
 #include "trainer/reports.h"      // header, tables, plan, profile
 #include "trainer/run.h"          // Run; errors and agreement between ranks
 #include "trainer/setup.h"        // device, model, data, transport
+#include "trainer/checkpoint.h"   // initial weights, checkpoints
 #include "trainer/signals.h"      // whether the run was asked to stop
-#include "trainer/weights.h"      // initial weights, model files
 #include "zero/clock.h"
 #include "zero/zero.h"  // the engine
 
@@ -805,10 +805,11 @@ static void before_step(Run *r, size_t step, int stop) {
         sample(r);
     }
     const int due = o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last);
-    if (due || (stop && o->output_dir != NULL)) {
-        run_phase(r, "writing the model", step);
+    const int exists = step > 0 && step == r->first_step;  // it was resumed from
+    if ((due || (stop && o->output_dir != NULL)) && !exists) {
+        run_phase(r, "writing a checkpoint", step);
         check_parameters(r, step);
-        write_model(r, step);
+        write_checkpoint(r, step);
     }
 }
 
@@ -819,11 +820,12 @@ static void train(Run *r) {
     const size_t tokens = r->B * r->T * r->M;
     const double flops = gpt2_training_flops(&r->config, r->T, tokens);
     const double peak = gpu_peak_flops(r->device.name) * r->gpus;
+    const size_t first = r->first_step, taken = r->steps - first;
     double total_ms = 0;  // of all steps but the first
     double speed = 0;     // moving average of tokens per second, without the first step, which is slow
     char err[ERR_BYTES];
 
-    for (size_t step = 0; step <= r->steps; step++) {
+    for (size_t step = first; step <= r->steps; step++) {
         const int stop = asked_to_stop(r);
         before_step(r, step, stop >= 0);
         if (stop >= 0) {
@@ -834,14 +836,14 @@ static void train(Run *r) {
 
         run_phase(r, "training", step + 1);
         const double begin = zero_clock();
-        if (step >= 1 && step <= (size_t)o->profile) profile = r->profile;  // the first step is slow
+        if (step > first && step - first <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule);
         s.ms = 1000 * (zero_clock() - begin);
         if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
         profile = NULL;
-        if (step > 0) total_ms += s.ms;
+        if (step > first) total_ms += s.ms;
         const double tokens_per_second = (double)tokens / s.ms * 1000;
-        speed = step <= 1 ? tokens_per_second : 0.95 * speed + 0.05 * tokens_per_second;
+        speed = step <= first + 1 ? tokens_per_second : 0.95 * speed + 0.05 * tokens_per_second;
         s.tokens_per_second = speed;
         s.mfu = peak > 0 ? flops / (s.ms / 1000) / peak : -1;
         char line[512];
@@ -854,8 +856,7 @@ static void train(Run *r) {
             print0(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
         }
     }
-    if (r->steps > 0)
-        print0(r, "total average iteration time: %f ms\n", total_ms / (double)(r->steps > 1 ? r->steps - 1 : 1));
+    if (taken > 0) print0(r, "total average iteration time: %f ms\n", total_ms / (double)(taken > 1 ? taken - 1 : 1));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -956,6 +957,7 @@ int main(int argc, char **argv) {
     choose_model_and_data(r);
     r->B = (size_t)o->batch_size;
     r->T = (size_t)o->seq_len;
+    if (!o->plan) resume_micro_batches(r);
     if (options_check_batch(o, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
     r->M = r->G * (size_t)r->ranks;
     r->kernels = describe_kernels(r);
@@ -976,7 +978,7 @@ int main(int argc, char **argv) {
     if (r->choice[0] != '\0') print0(r, "%s\n", r->choice);
     print_header(r);
     run_phase(r, "reading the weights", 0);
-    set_parameters(r);
+    set_state(r);
     train(r);
     run_phase(r, "the end of the run", r->steps);
     print_reports(r);

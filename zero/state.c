@@ -3,6 +3,7 @@
 // Values pass through host buffers of HOST_CHUNK elements, so a rank never needs memory for more than its own state.
 #include "zero/internal.h"
 #include "zero/master_weights.h"
+#include "zero/state_hash.h"
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -201,8 +202,6 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
 
 // ---- hash -----------------------------------------------------------------------------------------------------------
 
-// A state's hash is the sum of the hashes of its 64-element blocks, each seeded with its logical index: no shard's end
-// cuts a block, and the order of a sum of integers does not matter.
 struct hash_visit {
     const zero_layout *layout;
     uint64_t sum, salt;
@@ -210,11 +209,7 @@ struct hash_visit {
 
 static int hash_blocks(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
     struct hash_visit *h = ctx;
-    for (size_t at = 0; at < count; at += ZERO_ALIGN) {
-        const size_t n = count - at < ZERO_ALIGN ? count - at : ZERO_ALIGN;
-        h->sum += XXH3_64bits_withSeed(values + at, n * sizeof(float),
-                                       (h->layout->tensors[tensor].logical + begin + at) * 4 + h->salt);
-    }
+    h->sum += zero_state_hash(h->salt, h->layout->tensors[tensor].logical + begin, count, values);
     return 0;
 }
 

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/durable_file.h"
 #include "data/llmc_file.h"
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
@@ -32,17 +33,6 @@ static size_t element_bytes(const ModelFile *f) { return f->bf16 ? 2 : 4; }
 
 static off_t position(const ModelFile *f, size_t element) {
     return (off_t)(LLMC_HEADER_BYTES + element * element_bytes(f));
-}
-
-static int write_all(int fd, const void *bytes_in, size_t bytes, off_t offset) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pwrite(fd, (const char *)bytes_in + done, bytes - done, offset + (off_t)done);
-        if (n < 0 && errno != EINTR) {
-            return -1;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 0;
 }
 
 // Fills in all of f but the path from an open file.
@@ -109,7 +99,7 @@ static int open_path(ModelFile *f, const char *path, int flags, char *err, size_
         return FAIL("%.200s...: the name of the model is too long: choose a shorter one", path);
     }
     strcpy(f->path, path);
-    f->fd = flags == O_RDONLY ? llmc_open(path, err, err_bytes) : open(path, flags | O_CLOEXEC);
+    f->fd = flags == O_RDONLY ? llmc_open(path, err, err_bytes) : open(path, flags | O_CLOEXEC | O_NOFOLLOW);
     if (f->fd == -1 && flags == O_RDONLY) {
         return -1;
     }
@@ -179,9 +169,9 @@ int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float 
             halves[i] = (uint16_t)(bits >> 16);
         }
         const void *from = f->bf16 ? (const void *)halves : (const void *)(values + done);
-        if (write_all(f->fd, from, n * element_bytes(f), position(f, begin + done)) != 0) {
-            return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path,
-                        strerror(errno));
+        if (durable_write(f->fd, f->path, from, n * element_bytes(f), (size_t)position(f, begin + done), err,
+                          err_bytes) != 0) {
+            return -1;
         }
         done += n;
     }
@@ -189,71 +179,36 @@ int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float 
 }
 
 int modelfile_finish(ModelFile *f, char *err, size_t err_bytes) {
-    int failed = fsync(f->fd);
-    failed |= close(f->fd);
+    const int fd = f->fd;
     f->fd = -1;
-    if (failed) {
-        return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", f->path,
-                    strerror(errno));
-    }
-    return 0;
+    return durable_close(fd, f->path, err, err_bytes);
+}
+
+void modelfile_header(const GPT2Config *c, int bf16, int32_t header[LLMC_HEADER_WORDS]) {
+    const int32_t words[8] = { MAGIC,
+                               bf16 ? VERSION_BF16 : VERSION_F32,
+                               (int32_t)c->max_seq_len,
+                               (int32_t)c->vocab_size,
+                               (int32_t)c->num_layers,
+                               (int32_t)c->num_heads,
+                               (int32_t)c->channels,
+                               (int32_t)c->padded_vocab_size };
+    memset(header, 0, LLMC_HEADER_BYTES);
+    memcpy(header, words, sizeof words);
 }
 
 int modelfile_create(const char *temporary, const GPT2Config *c, int bf16, char *err, size_t err_bytes) {
-    int32_t header[LLMC_HEADER_WORDS] = { MAGIC,
-                                          bf16 ? VERSION_BF16 : VERSION_F32,
-                                          (int32_t)c->max_seq_len,
-                                          (int32_t)c->vocab_size,
-                                          (int32_t)c->num_layers,
-                                          (int32_t)c->num_heads,
-                                          (int32_t)c->channels,
-                                          (int32_t)c->padded_vocab_size };
-    int fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd == -1) {
-        return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));
+    int32_t header[LLMC_HEADER_WORDS];
+    modelfile_header(c, bf16, header);
+    int fd;
+    const size_t bytes = LLMC_HEADER_BYTES + gpt2_num_parameters(c) * (bf16 ? 2 : 4);
+    if (durable_create(temporary, bytes, &fd, err, err_bytes) != 0) {
+        return -1;
     }
-    off_t bytes = (off_t)(LLMC_HEADER_BYTES + gpt2_num_parameters(c) * (bf16 ? 2 : 4));
-    int code = posix_fallocate(fd, 0, bytes);
-    if (code == 0 && (write_all(fd, header, sizeof header, 0) != 0 || fsync(fd) != 0)) {
-        code = errno;
-    }
-    if (close(fd) != 0 && code == 0) {
-        code = errno;
-    }
-    if (code != 0) {
-        unlink(temporary);
-        return FAIL("%s: %lld bytes cannot be written: %s: make room, or choose another output directory with -o",
-                    temporary, (long long)bytes, strerror(code));
-    }
-    return 0;
-}
-
-int modelfile_publish(const char *temporary, const char *path, char *err, size_t err_bytes) {
-    struct stat st;
-    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) {  // rename would replace a device
-        unlink(temporary);
-        return FAIL("%s: is %s: remove it, or choose another output directory with -o", path,
-                    llmc_kind_of_file(st.st_mode));
-    }
-    if (rename(temporary, path) != 0) {
-        int code = errno;
-        unlink(temporary);
-        return FAIL("%s: cannot be renamed to %s: %s: choose another output directory with -o", temporary, path,
-                    strerror(code));
-    }
-    char dir[4096];
-    const char *slash = strrchr(path, '/');
-    snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = fd == -1 || fsync(fd) != 0;
-    int code = errno;
-    if (fd != -1) {
+    if (durable_write(fd, temporary, header, sizeof header, 0, err, err_bytes) != 0) {
         close(fd);
+        unlink(temporary);
+        return -1;
     }
-    if (failed && code != EINVAL) {  // EINVAL: a file system whose directories cannot be flushed
-        return FAIL("%s: its directory cannot be flushed to the disk: %s", path, strerror(code));
-    }
-    return 0;
+    return durable_close(fd, temporary, err, err_bytes);
 }
-
-void modelfile_discard(const char *temporary) { unlink(temporary); }

@@ -8,7 +8,9 @@
 #define DEV_MODELFILE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
+#include "data/llmc_file.h"
 #include "gpt2/config.h"
 
 #ifdef __cplusplus
@@ -32,14 +34,15 @@ void modelfile_close(ModelFile *f);  // of a file that was read, or to give up w
 // Writing, by all ranks together, each its own elements:
 //     rank 0:     modelfile_create(temporary)             makes the file, in full length: a full disk is noticed here
 //     all ranks:  modelfile_begin(temporary), modelfile_write(...)..., modelfile_finish
-//     rank 0:     modelfile_publish(temporary, path)      if all were successful, else modelfile_discard(temporary)
+//     rank 0:     durable_publish(temporary, path)        if all were successful, else it removes the file
 // Values must be exact in the file's type: with bf16, the low 16 bits are dropped.
 int modelfile_create(const char *temporary, const GPT2Config *c, int bf16, char *err, size_t err_bytes);
 int modelfile_begin(ModelFile *f, const char *temporary, char *err, size_t err_bytes);
 int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float *values, char *err, size_t err_bytes);
 int modelfile_finish(ModelFile *f, char *err, size_t err_bytes);  // to the disk, and closes
-int modelfile_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
-void modelfile_discard(const char *temporary);
+
+// The header of such a file.
+void modelfile_header(const GPT2Config *c, int bf16, int32_t header[LLMC_HEADER_WORDS]);
 
 #ifdef __cplusplus
 }

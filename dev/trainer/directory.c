@@ -204,7 +204,8 @@ static int remove_name(const char *dir, const char *name, void *ctx) {
 }
 
 // What a run has written: its log, models and checkpoints. An empty log is nothing.
-static const char *const RESULTS[] = { "main.log", "model_*.bin", "state_*", "DONE_*", "checkpoint_*", NULL };
+static const char *const RESULTS[] = { "main.log",     "model_*.bin", "optimizer_*.bin", "state_*", "DONE_*",
+                                       "checkpoint_*", NULL };
 
 static int note_result(const char *dir, const char *name, void *found) {
     char path[PATH_BYTES + 256];

@@ -144,13 +144,34 @@ int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t er
                  llmc_kind_of_file(st.st_mode));
         return -1;
     }
-    l->file = fopen(l->path, append ? "a" : "w");
+    l->file = fopen(l->path, append ? "a+" : "w");
     if (l->file == NULL) {
         snprintf(err, err_bytes, "%s: cannot be written: %s: choose another output directory with -o", l->path,
                  strerror(errno));
         return -1;
     }
     return 0;
+}
+
+int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes) {
+    char line[512];
+    long keep = 0;  // bytes
+    size_t s;
+    if (l->file == NULL) {
+        return 0;
+    }
+    rewind(l->file);
+    while (fgets(line, sizeof line, l->file) != NULL && strchr(line, '\n') != NULL) {
+        if (sscanf(line, "s:%zu ", &s) == 1 && s >= step) {
+            break;
+        }
+        keep = ftell(l->file);
+    }
+    if (ftruncate(fileno(l->file), keep) == 0 && fseek(l->file, keep, SEEK_SET) == 0) {
+        return 0;
+    }
+    snprintf(err, err_bytes, "%s: its lines from step %zu on cannot be removed: %s", l->path, step, strerror(errno));
+    return -1;
 }
 
 static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *format, ...) {

@@ -60,6 +60,8 @@ typedef struct {
 
 // Begins dir/main.log, an empty one unless append is 1. dir NULL: no log. 0, or -1 and a message in err.
 int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t err_bytes);
+// Removes the lines from `step` on, and a last line that is not complete: the run continues with that step.
+int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes);
 // One line each. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left out,
 // and the next one is tried again. err is empty if the line before was left out, too.
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes);

@@ -53,16 +53,15 @@ static const Flag FLAGS[] = {
     { "e", "model", DECIDES, TEXT, AT(model), "MODEL", NULL, 0, 0,
       .help = "file, or d12, gpt2:d12, gpt3:c768, custom:l4,h4,c128,v256,t128" },
     { "o", "output-dir", KEEPS, TEXT, AT(output_dir), "DIR", NULL, 0, 0,
-      .help = "where main.log and models are written" },
+      .help = "where main.log and checkpoints are written" },
     { "n", "checkpoint-every", KEEPS, INTEGER, AT(checkpoint_every), "STEPS", "0", 0, MANY,
-      .help = "write model_STEP.bin every STEPS steps and at the end; 0: never" },
+      .help = "write a checkpoint (model_STEP.bin, optimizer state) every STEPS steps and at the end; 0: never" },
     { "nk", "checkpoints-keep", KEEPS, INTEGER, AT(checkpoints_keep), "K", "0", 0, MANY,
-      .help = "keep the last K models only; 0: all" },
+      .help = "keep the last K checkpoints only; 0: all" },
     { "nm", "major-checkpoint-every", KEEPS, INTEGER, AT(major_checkpoint_every), "STEPS", "0", 0, MANY,
-      .help = "never delete models of multiples of STEPS" },
+      .help = "never delete checkpoints of multiples of STEPS" },
     { "y", "resume", KEEPS, INTEGER, AT(resume), "0|1", "0", 0, 1,
-      .help = "continue the run in DIR (not implemented yet)", .allowed = 0,
-      .missing = "resuming is not implemented yet: start from a model file with -e DIR/model_STEP.bin" },
+      .help = "1: continue from the newest complete checkpoint in DIR, on any number of ranks; if it has none, begin" },
     { "overwrite", "overwrite", KEEPS, INTEGER, AT(overwrite), "0|1", "0", 0, 1,
       .help = "1: move the log and the models of another run in DIR to DIR/replaced.N" },
     { "b", "batch-size", DECIDES, INTEGER, AT(batch_size), "B", "4", 1, 1 << 24, .help = "rows of a micro-batch" },
@@ -340,6 +339,9 @@ static int check(Options *o, const OptionsBuild *build, char *err, size_t err_by
     if (o->checkpoint_every > 0 && o->output_dir == NULL) {
         return FAIL("-n %lld: there is no directory to write models to: add -o DIR, or use -n 0",
                     (long long)o->checkpoint_every);
+    }
+    if (o->resume && o->output_dir == NULL) {
+        return FAIL("-y 1: there is no directory to resume from: add -o DIR, or use -y 0");
     }
     if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0)) {
         return FAIL("-%s: no models are written, so none can be kept: add -n STEPS",

@@ -113,12 +113,20 @@ void gather(const Run *r, const void *mine, size_t bytes, void *all) {
     if (zero_comm_allgather_host(r->comm, mine, bytes, all) != ZERO_OK) die("%s", zero_comm_error(r->comm));
 }
 
-void agree(const Run *r, const char *err) {
+int first_failure(const Run *r, char *err) {
     char *all = allocate((size_t)r->ranks * ERR_BYTES);
+    int failed = 0;
     gather(r, err, ERR_BYTES, all);
-    for (int i = 0; i < r->ranks; i++)
-        if (all[(size_t)i * ERR_BYTES] != '\0') die("%s", all + (size_t)i * ERR_BYTES);
+    for (int i = 0; i < r->ranks && !failed; i++) {
+        failed = all[(size_t)i * ERR_BYTES] != '\0';
+        if (failed) memcpy(err, all + (size_t)i * ERR_BYTES, ERR_BYTES);
+    }
     free(all);
+    return failed;
+}
+
+void agree(const Run *r, char *err) {
+    if (first_failure(r, err)) die("%s", err);
 }
 
 void *allocate(size_t bytes) {

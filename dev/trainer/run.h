@@ -2,7 +2,7 @@
 // engine.
 //
 //     options.c    command line -> Options            setup.c      device, model, data, transport -> Run
-//     launch.c     who this rank is                   weights.c    weights: from a seed, from a file, to a file
+//     launch.c     who this rank is                   checkpoint.c weights and state: from a seed or a file, to files
 //     run.c        errors, agreement between ranks    reports.c    what is printed: header, tables, plan, profile
 //     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
 //
@@ -83,6 +83,7 @@ typedef struct Run {
     Tokenizer *tokenizer;          // NULL: samples are printed as numbers
 
     size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
+    size_t first_step;            // 0, or that of the checkpoint that the run was resumed from
     int *inputs, *targets;        // B * T each
     float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
     double *losses, *all_losses;  // their means, G of a rank, then 1 if it was asked to stop: of this rank, of all
@@ -110,8 +111,12 @@ void must(const Run *r, int status, const char *doing);
 // Every rank passes the same number of bytes; all ranks get those of all. Collective.
 void gather(const Run *r, const void *mine, size_t bytes, void *all);
 
-// If any rank passes a message in err[ERR_BYTES], all ranks die with it; "" means success. Collective.
-void agree(const Run *r, const char *err);
+// If any rank passes a message in err[ERR_BYTES], returns 1, and err is the message of the first of them on all ranks.
+// "" means success. Collective.
+int first_failure(const Run *r, char *err);
+
+// Dies with that message. Collective.
+void agree(const Run *r, char *err);
 
 // calloc that dies when host memory is exhausted.
 void *allocate(size_t bytes);

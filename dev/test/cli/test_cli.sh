@@ -118,7 +118,7 @@ mistake 2 "empty" -o ""
 mistake 2 "--seed" --seed 99999999999
 # What is not there yet
 mistake 2 "-z 7" -z 7
-mistake 2 "-y 1" -y 1
+mistake 2 "-y 2" -y 2
 mistake 2 "-h 1" -h 1
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2

@@ -113,8 +113,9 @@ static const struct {
     { "--reduce fast", "exact|library" },
     { "-pi file", "mpi|tcp|fs" },
     // not implemented yet
-    { "-y 1", "-e DIR/model_STEP.bin" },
-    { "--resume 1", "--resume 1" },
+    { "-y 1", "add -o DIR" },
+    { "--resume 1", "add -o DIR" },
+    { "-y 2 -o out", "-y 2" },
     { "-h 1", "-h 0" },
     { "-z 4", "-z 4" },
     { "--stage=5", "--stage 5" },

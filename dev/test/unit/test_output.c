@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "test/harness/harness.h"
+#include "data/durable_file.h"
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
 #include "trainer/log.h"
@@ -201,10 +202,10 @@ static int write_model(const char *path, int bf16) {
     }
     free(values);
     if (failed) {
-        modelfile_discard(temporary);
+        unlink(temporary);
         return -1;
     }
-    return modelfile_publish(temporary, path, err, sizeof err);
+    return durable_publish(temporary, path, err, sizeof err);
 }
 
 static void test_a_model_comes_back_as_it_was_written(void) {

@@ -1,0 +1,79 @@
+#include "data/durable_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/llmc_file.h"
+
+#define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
+
+int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes) {
+    *fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (*fd == -1)
+        return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));
+    const int code = bytes > 0 ? posix_fallocate(*fd, 0, (off_t)bytes) : 0;
+    if (code == 0) return 0;
+    close(*fd);
+    unlink(temporary);
+    *fd = -1;
+    return FAIL("%s: %zu bytes cannot be written: %s: make room, or choose another output directory with -o", temporary,
+                bytes, strerror(code));
+}
+
+int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes) {
+    *fd = open(temporary, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd != -1) return 0;
+    return FAIL("%s: cannot be opened: %s: is the output directory (-o) the same on all hosts?", temporary,
+                strerror(errno));
+}
+
+int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err,
+                  size_t err_bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = pwrite(fd, (const char *)from + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", path,
+                        n < 0 ? strerror(errno) : "nothing was written");
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+int durable_close(int fd, const char *temporary, char *err, size_t err_bytes) {
+    int code = fsync(fd) != 0 ? errno : 0;
+    if (close(fd) != 0 && code == 0) code = errno;
+    if (code == 0) return 0;
+    unlink(temporary);
+    return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", temporary,
+                strerror(code));
+}
+
+int durable_flush_directory(const char *path, char *err, size_t err_bytes) {
+    char dir[4096];
+    const char *slash = strrchr(path, '/');
+    snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int failed = fd == -1 || fsync(fd) != 0, code = errno;
+    if (fd != -1) close(fd);
+    if (!failed || code == EINVAL) return 0;  // EINVAL: a file system whose directories cannot be flushed
+    return FAIL("%s: its directory cannot be flushed to the disk: %s", path, strerror(code));
+}
+
+int durable_publish(const char *temporary, const char *path, char *err, size_t err_bytes) {
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) {  // rename would replace a device
+        unlink(temporary);
+        return FAIL("%s: is %s: remove it, or choose another output directory with -o", path,
+                    llmc_kind_of_file(st.st_mode));
+    }
+    if (rename(temporary, path) == 0) return durable_flush_directory(path, err, err_bytes);
+    const int code = errno;
+    unlink(temporary);
+    return FAIL("%s: cannot be renamed to %s: %s: choose another output directory with -o", temporary, path,
+                strerror(code));
+}

@@ -1,0 +1,32 @@
+// Files that are complete or absent, whatever happens while they are written:
+//
+//     durable_create(temporary)            in full length, so that a full disk is noticed at once
+//     durable_write ..., durable_close     to the disk
+//     durable_publish(temporary, path)     renames, and flushes the directory
+//
+// A temporary name must not exist before: nothing is opened that somebody else has made, and no link is followed.
+// Functions return 0, or -1 and a message that names the file and the remedy; a temporary file that has failed is
+// removed by create, close and publish.
+#ifndef DEV_DATA_DURABLE_FILE_H
+#define DEV_DATA_DURABLE_FILE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes);
+// Opens what another rank has created, for reading and writing.
+int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes);
+int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err, size_t err_bytes);
+int durable_close(int fd, const char *temporary, char *err, size_t err_bytes);
+int durable_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
+
+// Flushes the directory of a path.
+int durable_flush_directory(const char *path, char *err, size_t err_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

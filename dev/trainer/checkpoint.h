@@ -1,0 +1,27 @@
+// Checkpoints of a run: written, and resumed from. See checkpoint.c; the files are those of checkpoint_format.h.
+#ifndef TRAINER_CHECKPOINT_H
+#define TRAINER_CHECKPOINT_H
+
+#include "trainer/run.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// -y 1 without -d and --micro-batches: takes the number of micro-batches of a step from the newest checkpoint in -o, so
+// that the run can be resumed on another number of ranks. Before the transport is created. Collective.
+void resume_micro_batches(Run *r);
+
+// Sets parameters, optimizer state, number of updates, r->first_step and the outlier windows: with -y 1 from the newest
+// complete checkpoint in -o; if there is none, or without -y, from r->file or from the seed. Then drops the lines of
+// main.log from that step on. Collective.
+void set_state(Run *r);
+
+// Writes the checkpoint of the state before step `step`, then deletes the ones that -nk no longer keeps. When it
+// returns, the checkpoint is on the disk. Collective; between steps.
+void write_checkpoint(Run *r, size_t step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
