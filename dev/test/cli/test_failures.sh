@@ -107,7 +107,7 @@ phases() {
     [ "$2" != 3 ] || plan "$@" "all-gather of parameters" "training|validation"
     plan "$@" validation
     plan "$@" sampling
-    plan "$@" "writing the model"
+    plan "$@" "writing a checkpoint"
     plan "$@" "the end of the run" "the end of the run|MPI_Finalize"
 }
 
@@ -115,7 +115,7 @@ case $much in
 few)
     plan mpi 1 2 stop validation
     plan mpi 3 0 stop sampling
-    plan mpi 1 2 kill "writing the model"
+    plan mpi 1 2 kill "writing a checkpoint"
     plan fs 3 2 kill "reduce-scatter of gradients" training
     ;;
 some)
@@ -123,7 +123,7 @@ some)
     phases tcp 3 2 kill
     plan nccl 3 0 stop "all-gather of parameters" "training|validation"
     plan mpi 3 1 exit optimizer "training|validation"
-    plan mpi 1 0 abort "writing the model"
+    plan mpi 1 0 abort "writing a checkpoint"
     ;;
 all)
     for way in mpi nccl tcp fs; do
