@@ -77,7 +77,7 @@ lose() {
     # rank 0 may have been killed before it could tidy up: the next start recognises a dead run's lock, and does it
     "$trainer" "${flags[@]}" -x 0 -v 0 -s 0 -n 0 -o "$dir" --overwrite 1 > "$dir.next" 2>&1 ||
         wrong="$wrong, the next start fails: $(grep '^error' "$dir.next")"
-    [ -z "$(find "$dir" -name '*.tmp' -o -name '*.txt' -o -name run.lock)" ] ||
+    [ -z "$(find "$dir" -name '*.tmp' -o -name 'flight_recorder_*.txt' -o -name run.lock)" ] ||
         wrong="$wrong, left: $(ls "$dir" | xargs)"
     { echo "$name ($((SECONDS - began)) s)"; echo "${wrong#, }"; } > "$dir.result"
 }
