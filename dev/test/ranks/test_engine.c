@@ -2,10 +2,9 @@
 // precision and way of moving bytes. (test_gpt2_zero checks that its numbers equal those of unsharded training.) Run
 // under mpirun.
 //
-// Received bytes are counted by the transport, and predicted by the formula. A third count is independent of both: this
-// file defines MPI_Isend and MPI_Irecv, which add up the bytes and pass the call on (MPI's profiling interface). Where
-// everything goes by messages, the transport's count must equal what the other ranks have sent to a rank, and what it
-// has posted.
+// Received bytes are counted by the transport, and predicted by the formula. A third count is independent of both:
+// MPI_Isend and MPI_Irecv here add up bytes (MPI's profiling interface). Where everything goes by messages, the
+// transport's count must equal what the others have sent to a rank, and what it has posted.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
