@@ -1,5 +1,5 @@
-// lion.cuh: Lion (Chen et al.: Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, Program 1). In this order of
-// operations:
+// lion.cuh: Lion (Chen et al.: Symbolic Discovery of Optimization Algorithms, NeurIPS 2023, Program 1). In this order
+// of operations:
 //     c = beta1 * m + (1 - beta1) * g
 //     w = w - lr * (sign(c) + decay * w)          sign(0) = 0
 //     m = beta2 * m + (1 - beta2) * g

@@ -1,5 +1,4 @@
-// test_bootstrap.c: do ranks find each other, those of one run and no others, and does each failure end in time, with
-// words that help?
+// test_bootstrap.c: do ranks of one run find each other, and no others, and does each failure end in time?
 //
 //     test_bootstrap tcp|fs [SEED]        starts its ranks itself, as processes without MPI
 //     mpirun -n 3 test_bootstrap mpi      the same of ranks that MPI has introduced

@@ -1,6 +1,5 @@
 // test_engine.c: the engine by itself, with made-up tensors and gradients: what its caller may rely on, in every stage,
-// precision and way of moving bytes. (test_gpt2_zero checks that its numbers equal those of unsharded training.) Run
-// under mpirun.
+// precision and way of moving bytes. (test_gpt2_zero compares with unsharded training.) Run under mpirun.
 //
 // Received bytes are counted by the transport, and predicted by the formula. A third count is independent of both:
 // MPI_Isend and MPI_Irecv here add up bytes (MPI's profiling interface). Where everything goes by messages, the
