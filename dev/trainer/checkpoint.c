@@ -280,13 +280,16 @@ static void check_same_run(const Run *r, const Checkpoint *c, const char *path) 
         die("%s: its run had %zu micro-batches of -b %zu -t %zu in a step, this one has %zu of -b %zu -t %zu: use "
             "--micro-batches %zu -b %zu -t %zu",
             path, c->M, c->B, c->T, r->M, r->B, r->T, c->M, c->B, c->T);
+    const zero_optimizer *optimizer = zero_optimizer_get(r->options.settings.optimizer);
+    if (c->optimizer != optimizer)
+        die("%s: holds the state of %s, and this run uses %s: begin a run from its weights with -e and another -o",
+            path, c->optimizer->name, optimizer->name);
     if (c->seed != r->options.settings.seed)
         die("%s: its run had --seed %llu, which gives another order of the data: use that", path,
             (unsigned long long)c->seed);
     if (c->train.content != r->content[INPUT_TRAIN] || c->train.samples != loader_num_samples(r->train))
         die("%s: its run had other training data (%zu files, %zu micro-batches): use its -i and -j, or begin a run "
-            "from "
-            "its weights with -e and another -o",
+            "from its weights with -e and another -o",
             path, c->train.files, c->train.samples);
     if (c->step > r->steps)
         die("%s: is of step %zu, behind the last one of this run: use -x %zu or more", path, c->step, c->step);

@@ -39,7 +39,6 @@ extern "C" {
 
 // What the reports need to know of the kernels that this program was built with.
 typedef struct {
-    enum zero_dtype dtype;     // of parameters, gradients and activations
     const char *attention;     // name of the library, NULL: our own kernels
     size_t attention_scratch;  // bytes
     size_t activation_bytes;   // predicted, of this run
