@@ -33,12 +33,12 @@ text() {
 # make_files DIR: under the names that llm.c's trainer has built in
 make_files() {
     local data=$1/dev/data/tinyshakespeare
-    mkdir -p "$data"
+    mkdir -p "$data" "$1/made"
     text > "$1/text.txt"
     "$tokenize" "$1/text.txt" "$data/tiny_shakespeare_train.bin" "$data/tiny_shakespeare_val.bin" > /dev/null
     "$trainer" -e custom:l3,h3,c96,v1003,t128 -i "$data/tiny_shakespeare_train.bin" -b 4 -t 64 -x 0 -v 0 -s 0 -n 1 \
-        -o "$1" > "$1/make.log" 2>&1 || { cat "$1/make.log"; exit 1; }
-    mv "$1/model_00000000.bin" "$1/gpt2_124M.bin"
+        -o "$1/made" > "$1/make.log" 2>&1 || { cat "$1/make.log"; exit 1; }
+    mv "$1/made/model_00000000.bin" "$1/gpt2_124M.bin"
     # a tokenizer of single bytes, version 2, end of text = newline
     LC_ALL=C awk 'function int32(x) { printf "%c%c%c%c", x % 256, x / 256 % 256, x / 65536 % 256, x / 16777216 }
          BEGIN { int32(20240328); int32(2); int32(1003); int32(10)
