@@ -4,7 +4,8 @@
 //     mpirun -n 3 test_bootstrap mpi      the same of ranks that MPI has introduced
 //
 // A rank is a process that meets the others, gathers a few times, checks every byte, and says "ok" or its error in a
-// pipe. What it gathers has the number of the run in it, so messages of earlier runs would be seen. The seed is printed.
+// pipe. What it gathers has the number of the run in it, so messages of earlier runs would be seen. The
+// seed is printed.
 #include "test/ranks/bootstrap_jobs.h"
 
 // ---- cases of tcp and fs --------------------------------------------------------------------------------------------
