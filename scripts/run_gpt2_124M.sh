@@ -7,9 +7,9 @@
 #     NP=4 OUT=log4 scripts/run_gpt2_124M.sh -x 100 -u 10     options at the end override those below
 #     USE_CUDNN=0 scripts/run_gpt2_124M.sh                    attention by the trainer's own kernels, not by cuDNN
 #
-# Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
-# $OUT/model_STEP.bin; optimizer state starts from zero. The settings are for GPUs, and this script has not been run on
-# 8 of them. To try it on a CPU: -b 1 -t 256 -d 2048 -x 10 -u 0 -v 0 -s 0
+# A run that ended early goes on from its newest checkpoint in $OUT when the script is called again (-y 1), also with
+# another NP that divides the micro-batches of a step (dev/docs/checkpoints.md). The settings are for GPUs, and
+# this script has not been run on 8 of them. To try it on a CPU: -b 1 -t 256 -d 2048 -x 10 -u 0 -v 0 -s 0
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,5 +31,5 @@ mkdir -p "$OUT"
     -b 64 -t 1024 -d 524288 \
     -l 0.0006 -q 0.0 -u 700 -c 0.1 \
     -v 250 -m 20 -s 20000 -g 144 \
-    -n 5000 \
+    -n 5000 -y 1 \
     "$@"

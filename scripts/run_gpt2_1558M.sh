@@ -8,8 +8,9 @@
 #     NP=4 scripts/run_gpt2_1558M.sh -z 3 -b 8        options at the end override those below
 #     USE_CUDNN=0 scripts/run_gpt2_1558M.sh            attention by the trainer's own kernels, not by cuDNN
 #
-# Resuming is not implemented yet: to continue a run that ended early, start from its last model file with -e
-# $OUT/model_STEP.bin; optimizer state starts from zero. Untested: it has not been run on 8 GPUs yet.
+# A run that ended early goes on from its newest checkpoint in $OUT when the script is called again (-y 1), also with
+# another NP that divides the micro-batches of a step (dev/docs/checkpoints.md).
+# Untested: it has not been run on 8 GPUs yet.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,5 +32,5 @@ mkdir -p "$OUT"
     -b 16 -t 1024 -d 1048576 \
     -x 32000 -k cosine -l 0.0006 -q 0.1 -u 700 -c 0.1 \
     -v 250 -m 20 -s 300000 -g 384 \
-    -n 2000 \
+    -n 2000 -y 1 \
     "$@"

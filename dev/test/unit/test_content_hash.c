@@ -3,33 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "test/harness/harness.h"
 #include "data/content_hash.h"
-
-static char dir[256];
-
-// dir/name, in one of a few static buffers.
-static const char *path(const char *name) {
-    static char buffers[8][512];
-    static int next;
-    char *p = buffers[next++ % 8];
-    snprintf(p, sizeof buffers[0], "%s/%s", dir, name);
-    return p;
-}
-
-static const char *write_file(const char *name, const void *bytes, size_t n) {
-    const char *p = path(name);
-    FILE *f = fopen(p, "wb");
-    REQUIRE(f != NULL);
-    CHECK_EQ(fwrite(bytes, 1, n, f), n);
-    CHECK_EQ(fclose(f), 0);
-    return p;
-}
+#include "test/unit/data_files.h"
 
 static uint64_t content_of(const char *one, const char *two) {
     char *paths[2] = { (char *)one, (char *)two };
@@ -81,14 +56,6 @@ static void test_other_content_is_not_noticed(void) {
     CHECK_EQ(content_hash(&missing, 1, &hash, err, sizeof err), -1);
     CHECK(strstr(err, "missing.bin") != NULL);
 }
-
-static void make_dir(void) {
-    const char *base = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%.200s/test_content_hash.XXXXXX", base ? base : "/tmp");
-    REQUIRE(mkdtemp(dir) && setenv("TEST_DATA_DIR", dir, 1) == 0);
-}
-
-static void remove_dir(void) { REQUIRE(system("rm -rf \"$TEST_DATA_DIR\"") == 0); }
 
 int main(int argc, char **argv) {
     test_start(&argc, argv);
