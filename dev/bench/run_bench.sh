@@ -5,9 +5,10 @@
 #
 # 1. matrix products against OpenBLAS
 # 2. AdamW against STREAM's triad
-# 3. the reduction against a copy and against MPI
+# 3. the reduction against a copy and against MPI; its kernel against STREAM's copy
 # 4. a step in each stage on 8 ranks
-# 5. GPT-2 124M on one rank with 2 threads, in tokens/s
+# 5. a step on 1 to 8 ranks, those that are no power of two beside the mean of the nearest powers of two
+# 6. GPT-2 124M on one rank with 2 threads, in tokens/s
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/cpu-fp32}
@@ -51,6 +52,9 @@ OMP_NUM_THREADS=$threads "$build/bench_adamw"
 echo; echo "== reduction, $ranks ranks"
 launch "$ranks" 1 "$build/bench_reduce"
 
+echo; echo "== the kernel of the ordered sum, one thread"
+OMP_NUM_THREADS=1 "$build/bench_push" $((1 << 22)) "$((2 * rounds + 1))"
+
 echo; echo "== a step by stage, $ranks ranks, model of 11M parameters, one micro-batch a rank"
 ways=("0" "1" "2" "3 --prefetch 0" "3 --prefetch 1" "3 --prefetch 2")
 for ((i = 0; i < rounds; i++)); do
@@ -63,6 +67,9 @@ printf '%-16s %10s %12s\n' stage ms "x stage 0"
 for w in "${ways[@]}"; do
     printf '%-16s %10.1f %12.2f\n' "$w" "$(median "$work/stage $w")" "$(ratio "$work/stage $w" "$work/stage 0")"
 done
+
+echo; echo "== a step by number of ranks, model of 3M parameters, three micro-batches a rank"
+ROUNDS=$rounds dev/bench/bench_step.sh "$build/train_gpt2_zero"
 
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256

@@ -18,6 +18,11 @@ if [ -z "$suffix" ]; then
     done
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
+    run 8 300 "engine, 8 ranks" $fp32/test_engine
+    run 0 400 "124M: all memory accounting is what the process takes" dev/test/cli/test_memory.sh \
+        $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+    run 0 300 "trainer, emulated GPU, stage 3: a missing event is noticed" dev/test/emulator/test_missing_waits.sh \
+        $asan/train_gpt2_zero 3
     for ranks in 1 2 3 4 5 6 7 8 9; do
         run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
     done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Is every event that orders the streams of a training step needed, and would its absence be seen?
 #
-#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER
+#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER STAGE      1 or 3
 #
 # Two ranks train on the emulated GPU over NCCL's transport, which has a stream of its own. Then they do so again for
 # each place in the program where a stream or the host waits for an event, without that wait (CUDA_ON_CPU_FORGET,
@@ -56,9 +56,11 @@ every_place() {
 
 # zero_destroy discards what is unfinished; the trainer leaves nothing unfinished, so the wait of a discard
 # (zero_grads_abandon) cannot show here. test_engine_failure discards in the middle of a micro-batch.
-every_place "in zero_grads_abandon" "-z 1 -r 1"
+case $2 in
+1) every_place "in zero_grads_abandon" "-z 1 -r 1" ;;
 # nccl_window_open: each gather waits for the same stream when it begins. nccl_window_close: a rank that acquired a unit
 # has waited for its gather. nccl_reusable: a rank that has waited for the parameters of a later unit has waited for all
 # earlier work of the transport's stream.
-every_place "in zero_grads_abandon|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0"
+3) every_place "in zero_grads_abandon|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0" ;;
+esac
 summary

@@ -9,7 +9,7 @@ results=$logs/results       # a line for each line of the table: PASSED FAILED N
 mkdir -p $logs
 : > $results
 
-slots=$(nproc 2> /dev/null || echo 1)
+slots=$(($(nproc 2> /dev/null || echo 1) + 1))
 [ "$slots" -le 4 ] || slots=4
 
 # Sanitizers stop at the first fault. Leaks are not reported: MPI and OpenBLAS keep some memory until the end.
