@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-#include "test/ranks/ways.h"
+#include "test/ranks/traffic.h"
 
 // ---- the right bytes ------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ static void misuse_is_refused(zero_comm *c) {
 
 static void cases_of(const struct way *w) {
     const char *name = w->name;
-    zero_comm *c = create(w, w->config.timeout_s);
+    zero_comm *c = join(w, PATIENT);
     CHECK(strstr(zero_comm_name(c), ranks > 1 ? w->title : "one rank"), "it is called \"%s\"", zero_comm_name(c));
     CASE("wrong bytes, with delays and reuse: %s", name) moves_the_right_bytes(c);
     CASE("wrong bytes, moved by streams: %s", name) streams_move_the_right_bytes(c);
@@ -326,11 +326,11 @@ static void cases_of(const struct way *w) {
     CASE("misuse is refused with a message: %s", name) misuse_is_refused(c);
     CASE("memory is freed while it is gathered into: %s", name) free_while_gathering(c);
     CASE("memory that the host does not have is promised: %s", name) impossible_memory_is_refused(c);
-    destroy(c);
+    leave(c);
     CASE("memory differs from the formula, or is not given back: %s", name) {
-        c = create(w, w->config.timeout_s);
+        c = join(w, PATIENT);
         memory_equals_the_formula(w, c);
-        destroy(c);
+        leave(c);
     }
     CASE("groups of a mesh hear each other: %s", name) groups_of_a_mesh_are_apart(w);
 }
@@ -339,21 +339,16 @@ static void cases_of(const struct way *w) {
 static void transports_are_all_tested(void) {
     for (size_t i = 0; zero_transport_at(i); i++) {
         int found = 0;
-        for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-            found |= !strcmp(ways[w].transport, zero_transport_name(zero_transport_at(i)));
+        for (int w = 0; w < WAYS; w++) found |= !strcmp(ways[w].transport, zero_transport_name(zero_transport_at(i)));
         CHECK(found, "no way of %s", zero_transport_name(zero_transport_at(i)));
     }
     CHECK(zero_transport_find("no such transport") == NULL);
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    start_world(&argc, argv);
     RUN(transports_are_all_tested);
-    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-        if (strcmp(ways[w].transport, "nccl") || nccl_runs_here()) cases_of(&ways[w]);
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    for (int w = 0; w < WAYS; w++)
+        if (way_runs_here(&ways[w])) cases_of(&ways[w]);
+    return finish_world();
 }

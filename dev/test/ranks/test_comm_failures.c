@@ -1,6 +1,7 @@
 // test_comm_failures.c: what every transport does when a rank is late, dead, or calls something else. Run under mpirun,
 // with two ranks or more; `--case NCCL` runs one way.
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 #include "test/ranks/ways.h"
@@ -9,7 +10,7 @@
 // The last rank comes late: the others give up in time, with the phase, and every later call fails with that message. A
 // transport without a stream can name the rank.
 static void a_stalled_rank_is_noticed(const struct way *w, int in_stream) {
-    zero_comm *c = create(w, SHORT);
+    zero_comm *c = join(w, SHORT);
     void *p = NULL;
     zero_ticket ticket = 0;
     char name[32];
@@ -36,7 +37,7 @@ static void a_stalled_rank_is_noticed(const struct way *w, int in_stream) {
               "the next call: %s", zero_comm_error(c));
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    destroy(c);
+    leave(c);
 }
 
 // Setting up is collective and has the time-out too. The late rank comes when the others have given up, and fails as
@@ -45,8 +46,7 @@ static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) 
     zero_comm *c = NULL;
     zero_bootstrap *own = NULL;
     char err[640] = "";
-    zero_comm_config config = w->config;
-    config.timeout_s = SHORT;
+    const zero_comm_config config = config_of_way(w, SHORT);
     REQUIRE(zero_bootstrap_create_mpi(&own, MPI_COMM_WORLD, SHORT) == ZERO_OK, "%s", zero_bootstrap_error(own));
     for (int late = 0; late <= 1; late++) {
         if ((rank == ranks - 1) == late)
@@ -57,13 +57,12 @@ static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) 
         MPI_Barrier(MPI_COMM_WORLD);
     }
     zero_bootstrap_destroy(own);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted for", memory.total_live);
-    memset(&memory, 0, sizeof memory);
+    all_is_given_back();
 }
 
 // So have mapping symmetric memory and creating a window, where they are collective.
 static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w, int window) {
-    zero_comm *c = create(w, SHORT);
+    zero_comm *c = join(w, SHORT);
     void *p = NULL;
     zero_window *win = NULL;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -78,14 +77,14 @@ static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w
     }
     MPI_Barrier(MPI_COMM_WORLD);
     zero_window_destroy(c, win);
-    destroy(c);
+    leave(c);
 }
 
 // A transport is destroyed after a failure while its messages are still under way: they must not be written into memory
 // that was freed. The late rank sends them in the end.
 static void destroying_with_messages_under_way_is_safe(const struct way *w) {
     enum { BYTES = 1 << 20 };  // more than MPI sends before it is received
-    zero_comm *c = create(w, SHORT);
+    zero_comm *c = join(w, SHORT);
     const size_t bytes = BYTES * (size_t)ranks;
     void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, bytes);
     zero_window *window = NULL;
@@ -103,7 +102,7 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w) {
         zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
         void *again = malloc(bytes);  // where `out` was, perhaps
         memset(again, 1, bytes);
-        destroy(c);
+        leave(c);
         MPI_Barrier(MPI_COMM_WORLD);
         MPI_Barrier(MPI_COMM_WORLD);
         for (size_t i = 0; i < bytes; i++) CHECK(((char *)again)[i] == 1, "freed memory was written to");
@@ -118,13 +117,13 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w) {
     MPI_Barrier(MPI_COMM_WORLD);
     zero_window_destroy(c, window);
     zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
-    destroy(c);
+    leave(c);
 }
 
 // Memory that is missing: the message has the reason. Here shared memory of more than `limit` bytes is refused, be it
 // for a window's counters, for its shards or for their host copies.
 static void missing_memory_is_explained(const struct way *w, rlim_t limit) {
-    zero_comm *c = create(w, 60);
+    zero_comm *c = join(w, PATIENT);
     zero_window *window = NULL;
     struct rlimit before;
     REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -138,12 +137,12 @@ static void missing_memory_is_explained(const struct way *w, rlim_t limit) {
           "%d: %s", e, zero_comm_error(c));
     MPI_Barrier(MPI_COMM_WORLD);
     zero_window_destroy(c, window);
-    destroy(c);
+    leave(c);
 }
 
 // The flight recorder has the last collectives, finished or not, and the message.
 static void records_tell_what_a_rank_did(const struct way *w) {
-    zero_comm *c = create(w, SHORT);
+    zero_comm *c = join(w, SHORT);
     char path[64], text[1 << 14] = "", first[32];
     zero_comm_phase(c, "a test", 7);
     for (int i = 0; i < 100; i++) CHECK(zero_comm_barrier(c) == ZERO_OK, "%s", zero_comm_error(c));
@@ -172,7 +171,7 @@ static void records_tell_what_a_rank_did(const struct way *w) {
           text);
     CHECK(zero_comm_write_records(c, "/no/such/directory/records") == ZERO_ERR_ARG);
     MPI_Barrier(MPI_COMM_WORLD);
-    destroy(c);
+    leave(c);
 }
 
 // The last rank calls another collective than the others: all report it, at the latest with the next scalars, instead
@@ -181,7 +180,7 @@ enum difference { OTHER_UNIT, OTHER_OFFSET, OTHER_SIZE, OTHER_CALL, DIFFERENCES 
 static const char *const DIFFERENCE_NAMES[] = { "unit", "place", "size", "collective" };
 
 static void different_calls_are_reported(const struct way *w, enum difference d) {
-    zero_comm *c = create(w, 4 * SHORT);
+    zero_comm *c = join(w, 4 * SHORT);
     void *p = NULL;
     zero_ticket ticket = 0;
     const void *const *chunks;
@@ -206,13 +205,13 @@ static void different_calls_are_reported(const struct way *w, enum difference d)
               (strstr(zero_comm_error(c), "disagree") || (zero_comm_stream(c) && d >= OTHER_SIZE)),
           "the message is: %s", zero_comm_error(c));
     MPI_Barrier(MPI_COMM_WORLD);
-    destroy(c);
+    leave(c);
 }
 
 // Two units of one size, released in another order by the last rank: where ranks read each other's windows in place
 // nobody meets, so only the history of calls tells.
 static void different_orders_are_reported(const struct way *w) {
-    zero_comm *c = create(w, 4 * SHORT);
+    zero_comm *c = join(w, 4 * SHORT);
     void *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, 64 * (size_t)ranks);
     zero_window *window = NULL;
     REQUIRE(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 128, &window) == ZERO_OK, "%s", zero_comm_error(c));
@@ -232,7 +231,7 @@ static void different_orders_are_reported(const struct way *w) {
     MPI_Barrier(MPI_COMM_WORLD);
     zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, 64 * (size_t)ranks);
     zero_window_destroy(c, window);
-    destroy(c);
+    leave(c);
 }
 
 // NCCL may deliver another collective's data where a record is expected: they are not printed as a record.
@@ -270,14 +269,10 @@ static void cases_of(const struct way *w) {
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    start_world(&argc, argv);
     REQUIRE(ranks > 1, "mpirun -np 2 or more");
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
-    for (size_t w = 0; w < sizeof ways / sizeof *ways; w++)
-        if (strcmp(ways[w].transport, "nccl") || nccl_runs_here()) cases_of(&ways[w]);
+    for (int w = 0; w < WAYS; w++)
+        if (way_runs_here(&ways[w])) cases_of(&ways[w]);
     CASE("another collective's data are printed as a record") data_are_not_printed_as_a_record();
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

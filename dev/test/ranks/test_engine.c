@@ -9,14 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "test/harness/ranks.h"
 #include "test/ranks/toy_model.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
 #include "zero/internal.h"  // to see the padding of optimizer state, which no call shows
 
-static zero_accounting memory;
-static zero_bootstrap *boot;
 static uint64_t *sent_to, asked_for;  // bytes in messages of MPI since the start: to each rank; from all
 
 int MPI_Isend(const void *buf, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
@@ -100,29 +95,13 @@ static const struct {
 };
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
-static zero *make(zero_comm *c, zero_comm *replicas, int variant, enum zero_reduction reduction) {
-    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
-    static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
-                                                     ZERO_MASTER_NONE };
-    zero *z;
-    const zero_config config = { .settings = { .stage = variants[variant].stage,
-                                               .prefetch = variants[variant].prefetch,
-                                               .delay_seed = variants[variant].debug,
-                                               .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
-                                               .master = masters[kind],
-                                               .seed = 42,
-                                               .reduction = reduction },
-                                 .order = order,
-                                 .order_length = sizeof order / sizeof *order,
-                                 .tensors = tensors,
-                                 .num_tensors = TENSORS,
-                                 .shard_comm = c,
-                                 .replicate_comm = replicas,
-                                 .accounting = &memory };
-    const int e = zero_create(&z, &config);
-    CHECK(e == ZERO_OK, "create: %s", zero_error(z));
-    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
-    return z;
+static zero *make_variant(zero_comm *c, zero_comm *replicas, int variant, enum zero_reduction reduction) {
+    zero_config config = config_of(c, variants[variant].stage);
+    config.replicate_comm = replicas;
+    config.settings.prefetch = variants[variant].prefetch;
+    config.settings.delay_seed = variants[variant].debug;
+    config.settings.reduction = reduction;
+    return make_of(config);
 }
 
 // See the top of the file. Only where all goes by messages.
@@ -242,7 +221,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
               "rank %d is not data rank %d", all[2 * d + 1], d);
     const zero_comm_shape shape = zero_comm_get_shape(data);
     other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-    zero *z = make(shards, comms.replicate, variant, ZERO_REDUCE_EXACT);
+    zero *z = make_variant(shards, comms.replicate, variant, ZERO_REDUCE_EXACT);
     double norm;
     uint64_t hash[2];
     for (size_t s = 0; s < 3; s++) {
@@ -254,8 +233,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
     CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
     zero_destroy(z);
     zero_mesh_comms_destroy(&comms);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
-    memset(&memory, 0, sizeof memory);
+    all_is_given_back();
     data_rank = rank;
     data_ranks = ranks;
     stripe = 0;
@@ -270,7 +248,7 @@ static void rows_equal_formulas(zero_comm *c, zero_comm *replicas) {
             for (size_t G = 1; G <= 9; G++) {
                 double norm = -1;
                 memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
-                zero *z = make(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
+                zero *z = make_variant(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
                 CHECK(one_step(z, 0, G, &norm) == ZERO_OK, "step: %s", zero_error(z));
                 reports_agree(z, "after a step of G micro-batches");
                 zero_destroy(z);
@@ -282,15 +260,8 @@ static void rows_equal_formulas(zero_comm *c, zero_comm *replicas) {
 static void every_group_needs_its_formula(void) {
     for (int shard = 1; shard <= ranks; shard++) {
         if (ranks % shard) continue;
-        zero_mesh mesh;
-        zero_mesh_comms comms;
-        char err[512] = "";
         memset(&memory, 0, sizeof memory);
-        int e = zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err);
-        if (!e)
-            e = zero_mesh_comms_create(&comms, &mesh, zero_transport_find("mpi"), boot,
-                                       &(zero_comm_config){ .timeout_s = 60 }, &memory, err, sizeof err);
-        REQUIRE(e == ZERO_OK, "groups of %d: %s", shard, err);
+        zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], shard, PATIENT);
         const zero_comm_shape shape = zero_comm_get_shape(comms.data);
         other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
         rows_equal_formulas(comms.shard, comms.replicate);
@@ -358,23 +329,6 @@ static void refuses(zero_comm *c, zero_config config, const char *message) {
     zero_destroy(z);
 }
 
-// Ways to move bytes: MPI's, and NCCL.
-struct way {
-    const char *name, *transport;
-    zero_comm_config config;
-};
-
-static int is_nccl(const struct way *way) { return !strcmp(way->transport, "nccl"); }
-
-static zero_comm *connect(const struct way *way) {
-    zero_comm *c;
-    char err[512] = "";
-    const int e = zero_comm_create(&c, zero_transport_find(way->transport), boot, &way->config, &memory, err,
-                                   sizeof err);
-    REQUIRE(e == ZERO_OK, "create: %s", err);
-    return c;
-}
-
 // An engine that has trained for some steps, which the cases below share. Made when the first of them needs it.
 struct run {
     const struct way *way;
@@ -395,16 +349,15 @@ static void start(struct run *r) {
     memset(&memory, 0, sizeof memory);
     memset(sent_to, 0, (size_t)ranks * sizeof *sent_to);
     asked_for = 0;
-    r->c = connect(r->way);
-    r->z = make(r->c, NULL, r->variant, ZERO_REDUCE_EXACT);
+    r->c = join(r->way, PATIENT);
+    r->z = make_variant(r->c, NULL, r->variant, ZERO_REDUCE_EXACT);
     train(r->z, r->steps, r->hash);
 }
 
 static void stop(struct run *r) {
     if (!r->z) return;
     zero_destroy(r->z);
-    zero_comm_destroy(r->c);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
+    leave(r->c);
     r->z = NULL;
 }
 
@@ -468,8 +421,8 @@ static void the_librarys_reduction_has_norms_of_double(const struct way *way) {
     for (int stage = 0; stage < VARIANTS; stage++) {
         kind = is_nccl(way) && stage % 2 ? BF16 : F32;  // in bf16 NCCL's sums are rounded: norms only so far
         memset(&memory, 0, sizeof memory);
-        zero_comm *c = connect(way);
-        zero *z = make(c, NULL, stage, ZERO_REDUCE_LIBRARY);
+        zero_comm *c = join(way, PATIENT);
+        zero *z = make_variant(c, NULL, stage, ZERO_REDUCE_LIBRARY);
         uint64_t hash[3];
         tolerance = kind == BF16 && is_nccl(way) ? 1e-2 : 1e-6;
         train(z, 6, hash);  // no promise about the hash
@@ -482,7 +435,8 @@ static void the_librarys_reduction_has_norms_of_double(const struct way *way) {
 
 static void two_engines_live_side_by_side(zero_comm *c) {
     for (int stage = 0; stage < VARIANTS; stage++) {
-        zero *a = make(c, NULL, stage, ZERO_REDUCE_EXACT), *b = make(c, NULL, VARIANTS - 1 - stage, ZERO_REDUCE_EXACT);
+        zero *a = make_variant(c, NULL, stage, ZERO_REDUCE_EXACT),
+             *b = make_variant(c, NULL, VARIANTS - 1 - stage, ZERO_REDUCE_EXACT);
         uint64_t hash_a[2], hash_b[2];
         double norm;
         for (size_t s = 0; s < 3; s++)
@@ -539,7 +493,7 @@ static void impossible_configurations_are_refused(zero_comm *c) {
 static void cases_of_one_transport(const struct way *way) {
     kind = F32;
     memset(&memory, 0, sizeof memory);
-    zero_comm *c = connect(way);
+    zero_comm *c = join(way, PATIENT);
     CASE("two engines live side by side on one transport") two_engines_live_side_by_side(c);
     CASE("impossible configurations are refused") impossible_configurations_are_refused(c);
     zero_comm_destroy(c);
@@ -547,7 +501,7 @@ static void cases_of_one_transport(const struct way *way) {
 
 static void every_order_of_acquires_works(const struct way *way) {
     memset(&memory, 0, sizeof memory);
-    zero_comm *c = connect(way);
+    zero_comm *c = join(way, PATIENT);
     for (int prefetch = 0; prefetch <= 2; prefetch++) any_order_works(c, prefetch);
     zero_comm_destroy(c);
 }
@@ -562,32 +516,23 @@ static void all_meshes_reduce_apart(int nccl, int tensor, int pipe, int data) {
 }
 
 int main(int argc, char **argv) {
-    static const struct way ways[] = {
-        { "shared memory", "mpi", { .timeout_s = 60 } },
-        { "messages", "mpi", { .timeout_s = 60, .no_shared_memory = 1 } },
-        { "staged", "mpi", { .timeout_s = 60, .staged = 1 } },
-        { "two ranks a host", "mpi", { .timeout_s = 60, .ranks_per_host = 2 } },
-        { "NCCL", "nccl", { .timeout_s = 60 } },
-    };
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    start_engines(&argc, argv);
+    const int num_ways = MAIN_WAYS - !nccl_runs_here();  // NCCL is the last one
     sent_to = calloc((size_t)ranks, sizeof *sent_to);
-    data_rank = rank;
-    data_ranks = ranks;
-    for (size_t w = 0; w < num_ways; w++)
-        for (kind = 0; kind < (w == 0 ? KINDS : is_nccl(&ways[w]) ? BF16 : BF16_SPLIT); kind++)
-            for (int variant = 0; variant < VARIANTS; variant++) every_way_trains_alike(&ways[w], w > 0, variant);
-    CASE("a split master trains as a plain one, none otherwise") a_split_master_trains_as_a_plain_one(&ways[0]);
-    for (size_t w = 0; w < num_ways; w++)
-        if (w == 0 || is_nccl(&ways[w]))
-            CASE("the library's reduction: norms of double: %s", ways[w].name)
-                the_librarys_reduction_has_norms_of_double(&ways[w]);
-    cases_of_one_transport(&ways[0]);
-    for (size_t w = 0; w < num_ways; w++)
-        CASE("any order of acquires, empty units: %s", ways[w].name) every_order_of_acquires_works(&ways[w]);
+    for (int w = 0; w < num_ways; w++)
+        for (kind = 0; kind < (w == 0 ? KINDS : is_nccl(&ways[main_ways[w]]) ? BF16 : BF16_SPLIT); kind++)
+            for (int variant = 0; variant < VARIANTS; variant++)
+                every_way_trains_alike(&ways[main_ways[w]], w > 0, variant);
+    CASE("a split master trains as a plain one, none otherwise")
+        a_split_master_trains_as_a_plain_one(&ways[SHARED_MEMORY]);
+    for (int w = 0; w < num_ways; w++)
+        if (w == 0 || is_nccl(&ways[main_ways[w]]))
+            CASE("the library's reduction: norms of double: %s", ways[main_ways[w]].name)
+                the_librarys_reduction_has_norms_of_double(&ways[main_ways[w]]);
+    cases_of_one_transport(&ways[SHARED_MEMORY]);
+    for (int w = 0; w < num_ways; w++)
+        CASE("any order of acquires, empty units: %s", ways[main_ways[w]].name)
+            every_order_of_acquires_works(&ways[main_ways[w]]);
     CASE("bytes equal the formulas, 1 to 9 micro-batches, groups of every size") every_group_needs_its_formula();
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int nccl = 0; nccl <= nccl_runs_here(); nccl++)
@@ -595,6 +540,5 @@ int main(int argc, char **argv) {
              tensor, pipe, nccl ? "NCCL" : "MPI")
             all_meshes_reduce_apart(nccl, tensor, pipe, data);
     free(sent_to);
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

@@ -8,83 +8,16 @@
 #include <time.h>
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
 #include "zero/internal.h"  // to see optimizer state after a failure, when no call reads it any more
 
-enum { STAGES = 4, NUMEL = 8641, ELEMENTS = 7818 };  // of the toy model: of its file, which has gaps; of its tensors
-
-static zero_accounting accounting;
-static zero_bootstrap *boot;
 static enum zero_reduction reduction;  // of the engines that are made
 
-struct way {
-    const char *name, *transport;
-    zero_comm_config config;
-};
-static const struct way ways[] = {
-    { "shared memory", "mpi", { .no_shared_memory = 0 } },
-    { "messages", "mpi", { .no_shared_memory = 1 } },
-    { "staged", "mpi", { .staged = 1 } },
-    { "two ranks a host", "mpi", { .ranks_per_host = 2 } },
-    { "NCCL", "nccl", { .no_shared_memory = 0 } },
-};
-
-static zero_comm *join_by(zero_bootstrap *b, const struct way *way, double timeout_s) {
-    zero_comm *c;
-    char err[512] = "";
-    zero_comm_config config = way->config;
-    config.timeout_s = timeout_s;
-    const int e = zero_comm_create(&c, zero_transport_find(way->transport), b, &config, &accounting, err, sizeof err);
-    REQUIRE(e == ZERO_OK, "create: %s", err);
-    return c;
-}
-
-static zero_comm *join(const struct way *way, double timeout_s) { return join_by(boot, way, timeout_s); }
-static zero_mesh_comms join_groups(const struct way *way, int size) {
-    zero_mesh mesh;
-    zero_mesh_comms comms;
-    char err[512] = "";
-    zero_comm_config config = way->config;
-    config.timeout_s = 60;
-    REQUIRE(zero_mesh_create(&mesh, rank, ranks, 1, 1, size, err, sizeof err) == ZERO_OK &&
-                zero_mesh_comms_create(&comms, &mesh, zero_transport_find(way->transport), boot, &config, &accounting,
-                                       err, sizeof err) == ZERO_OK,
-            "groups of %d: %s", size, err);
-    return comms;
-}
-
-static zero_config config_of(zero_comm *c, int stage) {
-    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
-    static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
-                                                     ZERO_MASTER_NONE };
-    return (zero_config){ .settings = { .stage = stage,
-                                        .reduction = reduction,
-                                        .prefetch = 1,
-                                        .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
-                                        .master = masters[kind],
-                                        .seed = 42 },
-                          .order = order,
-                          .order_length = sizeof order / sizeof *order,
-                          .tensors = tensors,
-                          .num_tensors = TENSORS,
-                          .shard_comm = c,
-                          .accounting = &accounting };
-}
-
 static zero *make_in_groups(zero_comm *shard, zero_comm *replicate, int stage) {
-    zero *z;
     zero_config config = config_of(shard, stage);
     config.replicate_comm = replicate;
-    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
-    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
-    return z;
+    config.settings.reduction = reduction;
+    return make_of(config);
 }
-static zero *make(zero_comm *c, int stage) { return make_in_groups(c, NULL, stage); }
-
-static const zero_hyperparameters good = {
-    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
-};
 
 // ---- misuse ---------------------------------------------------------------------------------------------------------
 
@@ -95,7 +28,7 @@ static void refused(zero *z, int refusal, const char *message) {
     CHECK(refusal && strstr(first, message), "wanted \"%s\": %s", message, first);
     CHECK(zero_begin_step(z) == ZERO_ERR_ARG && !zero_acquire_params(z, 0) &&
               !zero_acquire_grads(z, 0, zero_get_micro_batches(z)) && zero_finish_backward(z) == ZERO_ERR_ARG &&
-              zero_step(z, &good) == ZERO_ERR_ARG,
+              zero_step(z, &adamw) == ZERO_ERR_ARG,
           "after \"%s\" calls succeed", message);
     CHECK_STR(zero_error(z), first);
     CHECK(zero_discard(z) == ZERO_OK && !*zero_error(z), "discard after \"%s\": %s", message, zero_error(z));
@@ -136,28 +69,28 @@ static void acquires_and_releases_are_paired(zero *z) {
 
 static void calls_have_an_order(zero *z) {
     double norm;
-    zero_hyperparameters h = good;
-    refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "no finished micro-batch");
+    zero_hyperparameters h = adamw;
+    refused(z, zero_step(z, &adamw) == ZERO_ERR_ARG, "no finished micro-batch");
     refused(z, zero_grad_norm(z, &norm) == ZERO_ERR_ARG, "no finished micro-batch");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK);
     refused(z, !zero_acquire_grads(z, 4, zero_get_micro_batches(z)), "after zero_grad_norm");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK);
     refused(z, zero_load(z, ZERO_STATE_M, fill, NULL) == ZERO_ERR_ARG, "between steps");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_acquire_params(z, 0));
-    refused(z, zero_step(z, &good) == ZERO_ERR_ARG, "unit 0 are still acquired");
+    refused(z, zero_step(z, &adamw) == ZERO_ERR_ARG, "unit 0 are still acquired");
     refused(z, zero_visit(z, ZERO_STATE_V + 1, visits_again, z) == ZERO_ERR_ARG, "no state 2");
     refused(z, zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG, "in the callback of another");
-    h = good, h.max_norm = -1;
+    h = adamw, h.max_norm = -1;
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "max_norm is -1");
-    h = good, h.lr = NAN;
+    h = adamw, h.lr = NAN;
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "lr is nan");
-    h = good, h.beta2 = 1;
+    h = adamw, h.beta2 = 1;
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "beta2 is 1");
 }
 
 // No trace of it is left: the next step is that of an engine that was never misused.
 static void misuse_is_refused(zero_comm *c, int stage) {
-    zero *z = make(c, stage), *other = make(c, stage);
+    zero *z = make_in_groups(c, NULL, stage), *other = make_in_groups(c, NULL, stage);
     uint64_t hash[2][2];
     double norm;
     acquires_and_releases_are_paired(z);
@@ -186,7 +119,7 @@ static int call_between_micro_batches(zero *z, int call) {
     switch (call) {
     case NORM: return zero_grad_norm(z, norms);
     case NORMS: return zero_tensor_norms(z, norms);
-    case STEP: return zero_step(z, &good);
+    case STEP: return zero_step(z, &adamw);
     case GRADS: return zero_load(z, ZERO_STATE_GRADS, fill, NULL);
     case LOAD: return zero_load(z, ZERO_STATE_M, fill, NULL);
     case LOAD_WEIGHTS: return zero_load(z, ZERO_STATE_MASTER, fill, NULL);
@@ -199,7 +132,7 @@ static int call_between_micro_batches(zero *z, int call) {
 // In the first micro-batch of a step and in the second one, of which a unit is held, one is released, or all are.
 static void an_unfinished_micro_batch_is_refused(zero_comm *c, int stage) {
     enum { HELD, ONE, ALL, UNFINISHED };
-    zero *z = make(c, stage);
+    zero *z = make_in_groups(c, NULL, stage);
     uint64_t want[2], hash[2];
     double norm;
     CHECK(one_step(z, 0, 2, &norm) == ZERO_OK && zero_hash(z, &want[0], &want[1]) == ZERO_OK, "%s", zero_error(z));
@@ -225,7 +158,7 @@ static int fails_on_the_last_rank(void *ctx, size_t tensor, size_t begin, size_t
 }
 
 static void one_rank_s_callback_fails_all(zero_comm *c, int stage) {
-    zero *z = make(c, stage);
+    zero *z = make_in_groups(c, NULL, stage);
     char message[64];
     snprintf(message, sizeof message, "rank %d of %d: the callback", ranks - 1, ranks);
     CHECK(zero_fill(z, fails_on_the_last_rank, NULL) == ZERO_ERR_CALLBACK && strstr(zero_error(z), message),
@@ -239,20 +172,20 @@ static void one_rank_s_callback_fails_all(zero_comm *c, int stage) {
 // Rank 1 does not come to the step. The others time out; trying again changes nothing and gives the same message.
 static void a_step_that_failed_is_not_repeated(const struct way *way, int stage) {
     zero_comm *c = join(way, 0.5);
-    zero *z = make(c, stage);
+    zero *z = make_in_groups(c, NULL, stage);
     double norm;
     char first[768];
     float before[64], after[64];
     CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK, "norm: %s",
           zero_error(z));
     if (rank == 1) nanosleep(&(struct timespec){ 1, 200000000 }, NULL);
-    int e = zero_step(z, &good);
+    int e = zero_step(z, &adamw);
     if (!e && forward(z)) e = z->failed;  // stage 3, between hosts: the first who needs rank 1 is the next forward
     CHECK(e == ZERO_ERR_COMM || rank == 1, "the step returns %d: %s", e, zero_error(z));
     if (e) {
         snprintf(first, sizeof first, "%s", zero_error(z));
         device_read(before, z->state[0], sizeof before);
-        CHECK(zero_step(z, &good) == e && zero_discard(z) == e && zero_grad_norm(z, &norm) == e &&
+        CHECK(zero_step(z, &adamw) == e && zero_discard(z) == e && zero_grad_norm(z, &norm) == e &&
                   !zero_acquire_params(z, 0) && !zero_acquire_params(z, 0),
               "after \"%s\" calls succeed", first);
         CHECK_STR(zero_error(z), first);
@@ -288,15 +221,15 @@ static void memory_runs_out_on_one_rank(zero_comm *c, int stage, size_t bytes) {
 }
 
 static void all_learn_of_memory_that_ran_out(void) {
-    memset(&accounting, 0, sizeof accounting);
+    memset(&memory, 0, sizeof memory);
     mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what is freed is given back, so that the limit counts
     for (int w = 0; w < 2; w++) {
-        zero_comm *c = join(&ways[w], 60);
-        const size_t before = accounting.total_live;
+        zero_comm *c = join(&ways[w], PATIENT);
+        const size_t before = memory.total_live;
         for (int stage = 0; stage < STAGES; stage++)
             for (size_t mb = 8; mb < 100; mb += 24) memory_runs_out_on_one_rank(c, stage, mb << 20);
-        CHECK_EQ(accounting.total_live, before);
-        zero *z = make(c, 2);  // the transport is as good as before
+        CHECK_EQ(memory.total_live, before);
+        zero *z = make_in_groups(c, NULL, 2);  // the transport is as good as before
         double norm;
         CHECK(one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
         zero_destroy(z);
@@ -324,16 +257,16 @@ static int backward_in_order(zero *z, const size_t *order) {
 static void other_calls_are_told(const struct way *way, int stage) {
     static const size_t orders[2][UNITS] = { { 4, 3, 2, 1, 0 }, { 4, 2, 3, 1, 0 } };  // units 1 to 4 have one size
     const int last = rank == ranks - 1;
-    zero_comm *c = join(way, 60);
-    zero *z = make(c, stage);
+    zero_comm *c = join(way, PATIENT);
+    zero *z = make_in_groups(c, NULL, stage);
     double norm;
-    zero_hyperparameters h = good;
+    zero_hyperparameters h = adamw;
     (void)backward_in_order(z, orders[last]);
     is_told(z);
     zero_comm_destroy(c);
 
-    c = join(way, 60);
-    z = make(c, stage);
+    c = join(way, PATIENT);
+    z = make_in_groups(c, NULL, stage);
     h.lr = last ? 0.02f : 0.01f;
     CHECK(backward_in_order(z, orders[0]) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK &&
               zero_step(z, &h) == ZERO_OK && backward_in_order(z, orders[0]) == ZERO_OK,
@@ -342,8 +275,8 @@ static void other_calls_are_told(const struct way *way, int stage) {
     zero_comm_destroy(c);
     if (way != &ways[0] && stage == 3) return;  // between hosts the others would wait for a rank that acquires alone
 
-    c = join(way, 60);
-    z = make(c, stage);
+    c = join(way, PATIENT);
+    z = make_in_groups(c, NULL, stage);
     if (last) CHECK(zero_acquire_params(z, 0) && zero_release_params(z, 0) == ZERO_OK, "%s", zero_error(z));
     (void)backward_in_order(z, orders[0]);
     is_told(z);
@@ -352,10 +285,10 @@ static void other_calls_are_told(const struct way *way, int stage) {
 
 // One rank's calls differ; its replicate group sees that, and every other rank must be told.
 static void other_calls_are_told_to_all_groups(const struct way *way, int stage, int size) {
-    zero_mesh_comms comms = join_groups(way, size);
+    zero_mesh_comms comms = join_groups(way, size, PATIENT);
     zero *z = make_in_groups(comms.shard, comms.replicate, stage);
     double norm;
-    zero_hyperparameters h = good;
+    zero_hyperparameters h = adamw;
     if (rank == ranks - 1) h.lr = 0.02f;
     CHECK(micro_batch(z, (size_t)rank, 0, 0) == ZERO_OK && zero_grad_norm(z, &norm) == ZERO_OK &&
               zero_step(z, &h) == ZERO_OK && micro_batch(z, (size_t)rank, 1, 0) == ZERO_OK,
@@ -403,10 +336,10 @@ static void continues(zero *z, float file[NUM_STATES][NUMEL], size_t micro_batch
 // Saved in one stage, loaded in every other; and with half the ranks, where each half trains on all micro-batches.
 static void state_survives(const struct way *way, int stage) {
     static float file[NUM_STATES][NUMEL];
-    zero_comm *c = join(way, 60);
+    zero_comm *c = join(way, PATIENT);
     uint64_t want[2];
     double norm;
-    zero *z = make(c, stage);
+    zero *z = make_in_groups(c, NULL, stage);
     for (size_t s = 0; s < 4; s++) {
         if (s == 2) save(z, file);
         CHECK(one_step(z, s, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
@@ -414,7 +347,7 @@ static void state_survives(const struct way *way, int stage) {
     CHECK(zero_hash(z, &want[0], &want[1]) == ZERO_OK, "hash: %s", zero_error(z));
     zero_destroy(z);
     for (int other = 0; other < STAGES; other++) {
-        z = make(c, other);
+        z = make_in_groups(c, NULL, other);
         continues(z, file, 2, want);
         zero_destroy(z);
     }
@@ -422,9 +355,9 @@ static void state_survives(const struct way *way, int stage) {
     if (ranks != 2) return;
     zero_bootstrap *self;
     REQUIRE(zero_bootstrap_create_mpi(&self, MPI_COMM_SELF, 60) == ZERO_OK);
-    c = join_by(self, way, 60);
+    c = join_by(self, way, PATIENT);
     data_rank = 0, data_ranks = 1;
-    z = make(c, stage);
+    z = make_in_groups(c, NULL, stage);
     continues(z, file, 4, want);
     zero_destroy(z);
     zero_comm_destroy(c);
@@ -479,10 +412,10 @@ static void gradients_can_be_seen(zero_comm *shard, zero_comm *replicate, int st
     }
     CHECK(fabs(sqrt(squares) - norm) <= 1e-12 * norm, "all tensors: %.15g, global norm: %.15g", sqrt(squares), norm);
     CHECK(zero_load(z, ZERO_STATE_GRADS, doubles, sum) == ZERO_OK && zero_grad_norm(z, &again) == ZERO_OK &&
-              again == 2 * norm && zero_step(z, &good) == ZERO_OK,
+              again == 2 * norm && zero_step(z, &adamw) == ZERO_OK,
           "replaced by their doubles: norm %g, before %g %s", again, norm, zero_error(z));
     CHECK(zero_grad_norm(other, &again) == ZERO_OK && again == norm &&
-              zero_set_total_weight(other, 1.5 * ranks) == ZERO_OK && zero_step(other, &good) == ZERO_OK &&
+              zero_set_total_weight(other, 1.5 * ranks) == ZERO_OK && zero_step(other, &adamw) == ZERO_OK &&
               zero_hash(z, &hash[0][0], &hash[0][1]) == ZERO_OK &&
               zero_hash(other, &hash[1][0], &hash[1][1]) == ZERO_OK,
           "a step with twice the gradients: %s%s", zero_error(z), zero_error(other));
@@ -493,7 +426,7 @@ static void gradients_can_be_seen(zero_comm *shard, zero_comm *replicate, int st
 
 // Save in one engine, load in another one; the host's copies; the mean.
 static void helpers_do_what_they_say(zero_comm *c, int stage) {
-    zero *z = make(c, stage), *other = make(c, (stage + 1) % STAGES);
+    zero *z = make_in_groups(c, NULL, stage), *other = make_in_groups(c, NULL, (stage + 1) % STAGES);
     char path[] = "/tmp/test_contract_XXXXXX";
     int fd = rank == 0 ? mkstemp(path) : -1;
     MPI_Bcast(path, sizeof path, MPI_BYTE, 0, MPI_COMM_WORLD);
@@ -542,7 +475,7 @@ static void helpers_do_what_they_say(zero_comm *c, int stage) {
 
 static void cases_of_groups(const struct way *way, int stage, int size) {
     CASE("gradients can be seen and replaced: stage %d, groups of %d, %s", stage, size, way->name) {
-        zero_mesh_comms comms = join_groups(way, size);
+        zero_mesh_comms comms = join_groups(way, size, PATIENT);
         gradients_can_be_seen(comms.shard, comms.replicate, stage);
         zero_mesh_comms_destroy(&comms);
     }
@@ -551,7 +484,7 @@ static void cases_of_groups(const struct way *way, int stage, int size) {
 }
 
 static void cases_of_a_stage(const struct way *way, int stage) {
-    zero_comm *c = join(way, 60);
+    zero_comm *c = join(way, PATIENT);
     CASE("misuse is refused and leaves no trace: stage %d, %s", stage, way->name) misuse_is_refused(c, stage);
     for (int r = ZERO_REDUCE_EXACT; r <= ZERO_REDUCE_LIBRARY; r++) {
         reduction = (enum zero_reduction)r;
@@ -577,15 +510,10 @@ static void cases_of_a_stage(const struct way *way, int stage) {
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    data_rank = rank, data_ranks = ranks;
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
-    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
-    for (size_t w = 0; w < num_ways; w++)
-        for (int stage = 0; stage < STAGES; stage++) cases_of_a_stage(&ways[w], stage);
+    start_engines(&argc, argv);
+    for (int w = 0; w < MAIN_WAYS; w++)
+        for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++)
+            cases_of_a_stage(&ways[main_ways[w]], stage);
     CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

@@ -7,63 +7,6 @@
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/clock.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
-
-enum { STAGES = 4 };
-static const double PATIENT = 60, SHORT = 0.5;  // time-outs, in seconds
-
-static zero_accounting accounting;
-static zero_bootstrap *boot;
-
-struct way {
-    const char *name, *transport;
-    zero_comm_config config;
-};
-static const struct way ways[] = {
-    { "shared memory", "mpi", { .no_shared_memory = 0 } },
-    { "messages", "mpi", { .no_shared_memory = 1 } },
-    { "staged", "mpi", { .staged = 1 } },
-    { "two ranks a host", "mpi", { .ranks_per_host = 2 } },
-    { "NCCL", "nccl", { .no_shared_memory = 0 } },
-};
-
-static zero_comm *join(const struct way *way, double timeout_s) {
-    zero_comm *c;
-    char err[512] = "";
-    zero_comm_config config = way->config;
-    config.timeout_s = timeout_s;
-    memset(&accounting, 0, sizeof accounting);
-    const int e = zero_comm_create(&c, zero_transport_find(way->transport), boot, &config, &accounting, err,
-                                   sizeof err);
-    REQUIRE(e == ZERO_OK, "create: %s", err);
-    return c;
-}
-
-static zero_config config_of(zero_comm *c, int stage) {
-    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
-    return (zero_config){ .settings = { .stage = stage, .prefetch = 1, .dtype = ZERO_F32, .seed = 42 },
-                          .order = order,
-                          .order_length = sizeof order / sizeof *order,
-                          .tensors = tensors,
-                          .num_tensors = TENSORS,
-                          .shard_comm = c,
-                          .accounting = &accounting };
-}
-
-static zero *make(zero_comm *c, int stage) {
-    const zero_config config = config_of(c, stage);
-    zero *z;
-    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
-    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
-    return z;
-}
-
-static void leave(zero *z, zero_comm *c) {
-    zero_destroy(z);
-    zero_comm_destroy(c);
-    CHECK(accounting.total_live == 0, "%zu bytes are still accounted", accounting.total_live);
-}
 
 // ---- creating -------------------------------------------------------------------------------------------------------
 
@@ -129,24 +72,23 @@ static void tensors_are_copied(zero_comm *c) {
 static void constructors_report_failures_as_text(void) {
     char err[640] = "";
     zero_comm *c = NULL;
-    memset(&accounting, 0, sizeof accounting);
+    memset(&memory, 0, sizeof memory);
     const zero_comm_config transport = { .timeout_s = 60 };
-    CHECK(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "pigeon", &transport, &accounting, err, sizeof err) ==
-                  ZERO_ERR_ARG &&
+    CHECK(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "pigeon", &transport, &memory, err, sizeof err) == ZERO_ERR_ARG &&
               !c && strstr(err, "no transport \"pigeon\""),
           "%s", err);
-    REQUIRE(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "mpi", &transport, &accounting, err, sizeof err) == ZERO_OK, "%s",
+    REQUIRE(zero_comm_create_mpi(&c, MPI_COMM_WORLD, "mpi", &transport, &memory, err, sizeof err) == ZERO_OK, "%s",
             err);
-    const size_t before = accounting.total_live;
+    const size_t before = memory.total_live;
     zero_config config = config_of(c, 2);
     config.settings.prefetch = 3;
     CHECK(!zero_new(&config, err, sizeof err) && strstr(err, "settings.prefetch is 3"), "%s", err);
-    CHECK_EQ(accounting.total_live, before);
+    CHECK_EQ(memory.total_live, before);
     zero *z = zero_new((config.settings.prefetch = 1, &config), err, sizeof err);
     CHECK(z && zero_fill(z, fill, NULL) == ZERO_OK, "%s", err);
     zero_destroy(z);
     zero_comm_destroy(c);
-    CHECK_EQ(accounting.total_live, 0);
+    CHECK_EQ(memory.total_live, 0);
 }
 
 // ---- a rank that stalls ---------------------------------------------------------------------------------------------
@@ -202,7 +144,8 @@ static void a_stalled_rank_is_noticed(const struct way *way, int stage, enum sta
         the_failure_stays(z);
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    leave(z, c);
+    zero_destroy(z);
+    leave(c);
 }
 
 // ---- an engine that is destroyed halfway ----------------------------------------------------------------------------
@@ -235,7 +178,7 @@ static void the_transport_serves_the_next_engine(const struct way *way, int stag
         CHECK_BYTES(hash, want, sizeof hash);
         zero_destroy(z);
     }
-    leave(NULL, c);
+    leave(c);
 }
 
 // ---- a micro-batch that is dropped ----------------------------------------------------------------------------------
@@ -253,27 +196,15 @@ static void dropped_micro_batches_count_as_memory(const struct way *way, int sta
         CHECK(rows[i].kind != ZERO_MEM_GRAD_SHARDS || rows[i].measured == rows[i].expected,
               "%s: %llu bytes, by the formula %llu", rows[i].what, (unsigned long long)rows[i].measured,
               (unsigned long long)rows[i].expected);
-    leave(z, c);
+    zero_destroy(z);
+    leave(c);
 }
 
 // ---- shard groups ---------------------------------------------------------------------------------------------------
 
-// Groups of `shard` ranks.
-static zero_mesh_comms join_groups(int shard, double timeout_s) {
-    zero_mesh mesh;
-    zero_mesh_comms comms;
-    char err[512] = "";
-    const zero_comm_config config = { .timeout_s = timeout_s };
-    REQUIRE(!zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err) &&
-                !zero_mesh_comms_create(&comms, &mesh, zero_transport_find("mpi"), boot, &config, &accounting, err,
-                                        sizeof err),
-            "%s", err);
-    return comms;
-}
-
 // Rank 1 does not come; before that its shard group's transport refused something.
 static void the_transport_that_failed_is_reported(void) {
-    zero_mesh_comms comms = join_groups(1, SHORT);
+    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 1, SHORT);
     zero_config config = config_of(comms.shard, 1);
     config.replicate_comm = comms.replicate;
     zero *z;
@@ -291,7 +222,7 @@ static void the_transport_that_failed_is_reported(void) {
 
 // The ranks of one group differ: all groups return it, and none waits for the other.
 static void a_group_that_differs_is_reported(void) {
-    zero_mesh_comms comms = join_groups(2, PATIENT);
+    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, PATIENT);
     zero_config config = config_of(comms.shard, 2);
     config.replicate_comm = comms.replicate;
     if (rank == 0) config.settings.prefetch = 2;
@@ -305,7 +236,7 @@ static void a_group_that_differs_is_reported(void) {
 // Rank 0 has no replicate group, where the others have one: its shard group is told at once, and tells the other one.
 // Only rank 2, which waits for rank 0 in the replicate group, has to time out.
 static void a_rank_without_a_replicate_group_is_told(void) {
-    zero_mesh_comms comms = join_groups(2, SHORT);
+    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, SHORT);
     zero_config config = config_of(comms.shard, 2);
     config.replicate_comm = rank == 0 ? NULL : comms.replicate;
     zero *z;
@@ -323,23 +254,19 @@ static void a_rank_without_a_replicate_group_is_told(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    data_rank = rank, data_ranks = ranks;
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "bootstrap");
-    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
-    for (size_t w = 0; w < num_ways; w++)
-        for (int stage = 0; stage < STAGES; stage++) {
-            CASE("a transport fails after an engine that was destroyed halfway: stage %d, %s", stage, ways[w].name)
-                the_transport_serves_the_next_engine(&ways[w], stage);
-            CASE("a dropped micro-batch is missing in the memory formula: stage %d, %s", stage, ways[w].name)
-                dropped_micro_batches_count_as_memory(&ways[w], stage);
+    start_engines(&argc, argv);
+    for (int w = 0; w < MAIN_WAYS; w++)
+        for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++) {
+            const struct way *way = &ways[main_ways[w]];
+            CASE("a transport fails after an engine that was destroyed halfway: stage %d, %s", stage, way->name)
+                the_transport_serves_the_next_engine(way, stage);
+            CASE("a dropped micro-batch is missing in the memory formula: stage %d, %s", stage, way->name)
+                dropped_micro_batches_count_as_memory(way, stage);
             for (int stall = 0; stall < STALLS && ranks > 1; stall++)
-                CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, ways[w].name)
-                    a_stalled_rank_is_noticed(&ways[w], stage, (enum stall)stall);
+                CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, way->name)
+                    a_stalled_rank_is_noticed(way, stage, (enum stall)stall);
         }
-    zero_comm *c = join(&ways[0], PATIENT);
+    zero_comm *c = join(&ways[SHARED_MEMORY], PATIENT);
     CASE("tensors and their names are copied") tensors_are_copied(c);
     if (ranks > 1)
         CASE("ranks with other configurations are told") other_configurations_are_told(c);
@@ -352,6 +279,5 @@ int main(int argc, char **argv) {
         CASE("groups wait for a shard group whose ranks differ") a_group_that_differs_is_reported();
     if (ranks == 4)
         CASE("a rank without a replicate group is waited for") a_rank_without_a_replicate_group_is_told();
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

@@ -3,41 +3,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "test/harness/ranks.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
+#include "test/ranks/ways.h"
 #include "zero/zero.h"
 
 // Unit 0 is tied: smaller than the others, and held through the backward. The others differ by 0.2 %.
 enum { ALIKE = 13, SMALL = 1000, LARGE = 32000 };
 static zero_tensor alike[ALIKE];
 
-static int rank, ranks;
-static zero_accounting memory;
-static zero_bootstrap *boot;
-
-static const struct way {
-    const char *name, *transport;
-    zero_comm_config config;
-} ways[] = {
-    { "shared memory", "mpi", { .timeout_s = 60 } },
-    { "messages", "mpi", { .timeout_s = 60, .no_shared_memory = 1 } },
-    { "staged, two ranks a host", "mpi", { .timeout_s = 60, .staged = 1, .ranks_per_host = 2 } },
-    { "NCCL", "nccl", { .timeout_s = 60 } },
-};
-
 static float initial(size_t logical) { return (float)(logical % 251) / 125.0f - 1; }
 static float gradient(size_t logical, size_t j, size_t step) {
     return ((float)((logical * 7 + j * 31 + step * 13) % 127) - 63) / (j % 3 ? 64.0f : 4096.0f);
-}
-
-static zero_comm *connect(const struct way *way) {
-    zero_comm *c;
-    char err[512] = "";
-    REQUIRE(zero_comm_create(&c, zero_transport_find(way->transport), boot, &way->config, &memory, err, sizeof err) ==
-                ZERO_OK,
-            "create: %s", err);
-    return c;
 }
 
 static int fill_alike(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
@@ -133,8 +108,7 @@ static void cost_what_units_of_equal_size_cost(const zero *z, int stage, int pre
 static void trains_to_the_same_bits(const struct way *way, int stage, int prefetch, uint64_t first[2]) {
     uint64_t hash[2] = { 0 };
     double norm = 0;
-    memset(&memory, 0, sizeof memory);
-    zero_comm *c = connect(way);
+    zero_comm *c = join(way, PATIENT);
     zero *z = make(c, stage, prefetch);
     for (size_t step = 0; step < 3; step++) {
         CHECK(one_step_of(z, step, &norm) == ZERO_OK && norm > 0, "norm %f %s", norm, zero_error(z));
@@ -146,8 +120,7 @@ static void trains_to_the_same_bits(const struct way *way, int stage, int prefet
     CHECK(!memcmp(first, hash, sizeof hash), "stage %d, prefetch %d has other bits than the first engine", stage,
           prefetch);
     zero_destroy(z);
-    zero_comm_destroy(c);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted", memory.total_live);
+    leave(c);
 }
 
 // After a refusal zero_discard ends it.
@@ -159,7 +132,7 @@ static void refused(zero *z, const void *p, const char *message) {
 static void more_units_than_buffers_are_refused(const struct way *way, int stage, int prefetch) {
     const size_t held = 1 + (size_t)prefetch;
     char message[64];
-    zero_comm *c = connect(way);
+    zero_comm *c = join(way, PATIENT);
     zero *z = make(c, stage, prefetch);
     for (int round = 0; round < 2; round++) {  // the tied unit is not counted, nor is a second acquire
         for (size_t u = 0; u <= held; u++)
@@ -170,28 +143,26 @@ static void more_units_than_buffers_are_refused(const struct way *way, int stage
         refused(z, zero_acquire_grads(z, 3, 0), "more than 2 units");
     }
     zero_destroy(z);
-    zero_comm_destroy(c);
+    leave(c);
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
-    const size_t num_ways = sizeof ways / sizeof *ways - !nccl_runs_here();
-    for (size_t w = 0; w < num_ways; w++) {
-        CASE("units of nearly equal size: same bits, cost of equal units: %s", ways[w].name) {
+    static const int some_ways[] = { SHARED_MEMORY, MESSAGES, STAGED_TWO_A_HOST, NCCL };
+    start_world(&argc, argv);
+    for (size_t w = 0; w < sizeof some_ways / sizeof *some_ways; w++) {
+        const struct way *way = &ways[some_ways[w]];
+        if (!way_runs_here(way)) continue;
+        CASE("units of nearly equal size: same bits, cost of equal units: %s", way->name) {
             static uint64_t first[2];
             for (int stage = 0; stage <= 3; stage++)
                 for (int prefetch = 0; prefetch <= 2 * (stage == 3); prefetch++)
-                    trains_to_the_same_bits(&ways[w], stage, prefetch, first);
+                    trains_to_the_same_bits(way, stage, prefetch, first);
         }
-        CASE("more units than buffers are refused in every stage: %s", ways[w].name) {
+        CASE("more units than buffers are refused in every stage: %s", way->name) {
             for (int stage = 0; stage <= 3; stage++)
                 for (int prefetch = 0; prefetch <= 2; prefetch++)
-                    more_units_than_buffers_are_refused(&ways[w], stage, prefetch);
+                    more_units_than_buffers_are_refused(way, stage, prefetch);
         }
     }
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

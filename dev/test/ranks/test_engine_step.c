@@ -2,47 +2,12 @@
 // micro-batches, their weights; in every stage and over every transport. Run under mpirun.
 #include <stdio.h>
 #include "test/ranks/toy_model.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
-
-static zero_accounting accounting;
-static zero_bootstrap *boot;
-
-static const struct way {
-    const char *name, *transport;
-    zero_comm_config config;
-} ways[] = {
-    { "shared memory", "mpi", { .no_shared_memory = 0 } },
-    { "messages", "mpi", { .no_shared_memory = 1 } },
-    { "NCCL", "nccl", { .no_shared_memory = 0 } },
-};
-
-static zero_comm *join(const struct way *way) {
-    zero_comm *c;
-    char err[512] = "";
-    memset(&accounting, 0, sizeof accounting);
-    REQUIRE(zero_comm_create(&c, zero_transport_find(way->transport), boot, &way->config, &accounting, err,
-                             sizeof err) == ZERO_OK,
-            "create: %s", err);
-    return c;
-}
 
 static zero *make_with(zero_comm *c, int stage, enum zero_optimizer_kind optimizer) {
-    const zero_config config = { .settings = { .stage = stage, .prefetch = 1, .seed = 42, .optimizer = optimizer },
-                                 .tensors = tensors,
-                                 .num_tensors = TENSORS,
-                                 .shard_comm = c,
-                                 .accounting = &accounting };
-    zero *z;
-    CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "create: %s", zero_error(z));
-    return z;
+    zero_config config = config_of(c, stage);
+    config.settings.optimizer = optimizer;
+    return make_of(config);
 }
-
-static zero *make(zero_comm *c, int stage) { return make_with(c, stage, ZERO_ADAMW); }
-
-static const zero_hyperparameters adamw = {
-    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
-};
 
 // The gradient of micro-batch j, times a weight, of one unit.
 static void backward_unit(zero *z, size_t u, size_t g, size_t step, float weight) {
@@ -161,7 +126,7 @@ static void a_step_skips_what_is_not_finite(zero_comm *c, int stage) {
 
 // ---- optimizers and options of tensors, beside double precision -----------------------------------------------------
 
-enum { NUMEL = 8641, ALL_STEPS = 5, THAW = 2 };  // elements of the model; before this step a tensor is unfrozen
+enum { ALL_STEPS = 5, THAW = 2 };  // before this step a tensor is unfrozen
 static double weight[NUMEL], state[2][NUMEL];
 static size_t unsure;  // elements whose Lion step may have either sign
 
@@ -293,17 +258,15 @@ static void cases_of_a_stage(zero_comm *c, int stage, const char *way) {
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    data_rank = rank, data_ranks = ranks;
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
-    for (size_t w = 0; w < sizeof ways / sizeof *ways - !nccl_runs_here(); w++) {
-        zero_comm *c = join(&ways[w]);
-        for (int stage = 0; stage <= 3; stage++) cases_of_a_stage(c, stage, ways[w].name);
-        cases_of_optimizers(c, ways[w].name);
-        zero_comm_destroy(c);
+    static const int some_ways[] = { SHARED_MEMORY, MESSAGES, NCCL };
+    start_engines(&argc, argv);
+    for (size_t w = 0; w < sizeof some_ways / sizeof *some_ways; w++) {
+        const struct way *way = &ways[some_ways[w]];
+        if (!way_runs_here(way)) continue;
+        zero_comm *c = join(way, PATIENT);
+        for (int stage = 0; stage < STAGES; stage++) cases_of_a_stage(c, stage, way->name);
+        cases_of_optimizers(c, way->name);
+        leave(c);
     }
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

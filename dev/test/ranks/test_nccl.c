@@ -6,20 +6,6 @@
 #include "test/ranks/traffic.h"
 #include "zero/comm/nccl/waits.h"
 
-#ifdef CUDA_ON_CPU
-static const double SHORT = 0.5;  // a time-out that is meant to pass
-#else
-static const double SHORT = 10;  // it holds for the meeting of the ranks too, for which NCCL may need seconds
-#endif
-
-static zero_comm *create(zero_comm_config config) {
-    zero_comm *c = NULL;
-    char err[640] = "";
-    REQUIRE(zero_comm_create(&c, zero_transport_find("nccl"), boot, &config, &memory, err, sizeof err) == ZERO_OK,
-            "create: %s", err);
-    return c;
-}
-
 static size_t everywhere(size_t n) {
     unsigned long long mine = n, all = 0;
     MPI_Allreduce(&mine, &all, 1, MPI_UNSIGNED_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
@@ -45,22 +31,15 @@ static void a_missing_library_is_explained(void) {
     CHECK(zero_comm_create(&c, nccl, boot, &config, &memory, err, sizeof err) == ZERO_ERR_COMM && !c,
           "a transport without a library on one rank");
     CHECK(strstr(err, last ? "libnone.so.7" : "cannot use NCCL"), "the message is: %s", err);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted for", memory.total_live);
+    all_is_given_back();
 }
 
 // The last rank is late, and an operation of another communicator is queued behind the one that waits for it. NCCL's
 // abort waits for that operation, so the communicators must be aborted together.
 static void a_stall_before_another_communicator_is_noticed(void) {
-    zero_mesh mesh;
-    zero_mesh_comms comms;
+    zero_mesh_comms comms = join_groups(&ways[NCCL], ranks / 2, SHORT);
     void *p[2] = { NULL, NULL };
-    char err[640] = "";
     zero_ticket ticket;
-    const zero_comm_config config = { .timeout_s = SHORT };
-    REQUIRE(zero_mesh_create(&mesh, rank, ranks, 1, 1, ranks / 2, err, sizeof err) == ZERO_OK, "mesh: %s", err);
-    REQUIRE(zero_mesh_comms_create(&comms, &mesh, zero_transport_find("nccl"), boot, &config, &memory, err,
-                                   sizeof err) == ZERO_OK,
-            "comms: %s", err);
     zero_comm *const both[] = { comms.replicate, comms.shard };
     for (int i = 0; i < 2; i++)
         CHECK(zero_comm_alloc(both[i], &memory, ZERO_MEM_UNIT_BUFFERS, &p[i], 4096 * (size_t)ranks) == ZERO_OK,
@@ -79,7 +58,7 @@ static void a_stall_before_another_communicator_is_noticed(void) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
     zero_mesh_comms_destroy(&comms);
-    CHECK(memory.total_live == 0, "%zu bytes are still accounted for", memory.total_live);
+    all_is_given_back();
 }
 
 // Left out one at a time, the host waiting for each of the three streams first.
@@ -106,7 +85,7 @@ static void every_wait_is_needed(void) {
             size_t wrong = 0;
             for (int first = 0; first < 3; first++) {
                 // a new one: no table of it leads to buffers that are gone
-                zero_comm *c = create((zero_comm_config){ .timeout_s = 60, .omit_wait = waits[i].wait });
+                zero_comm *c = join(&(struct way){ "", "nccl", "", { .omit_wait = waits[i].wait } }, PATIENT);
                 wrong += everywhere(wrong_values(c, waits[i].kinds, first));
                 zero_comm_destroy(c);
             }
@@ -115,14 +94,10 @@ static void every_wait_is_needed(void) {
 }
 
 int main(int argc, char **argv) {
-    test_start_ranks(&argc, argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (!nccl_runs_here()) return test_finish();
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, 60) == ZERO_OK, "bootstrap");
+    start_world(&argc, argv);
+    if (!nccl_runs_here()) return finish_world();
     RUN(a_missing_library_is_explained);
     if (ranks > 2 && ranks % 2 == 0) RUN(a_stall_before_another_communicator_is_noticed);
     if (getenv("CUDA_ON_CPU_STREAMS")) every_wait_is_needed();
-    zero_bootstrap_destroy(boot);
-    return test_finish();
+    return finish_world();
 }

@@ -1,15 +1,14 @@
-// toy_model.h: made-up tensors and gradients for tests of the engine, and a training step on them. The gradients of a
-// micro-batch depend on its number only, and are exact in bf16.
+// toy_model.h: made-up tensors and gradients for tests of the engine, engines of them, and a training step. The
+// gradients of a micro-batch depend on its number only, and are exact in bf16.
 #ifndef TOY_MODEL_H
 #define TOY_MODEL_H
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "test/harness/ranks.h"
+#include "test/ranks/ways.h"
 #include "zero/zero.h"
 
-static int rank, ranks;
 static int data_rank, data_ranks;  // among the ranks that train one model together: all, or a mesh's data-parallel
                                    // ranks
 static int stripe;                 // which of the mesh's models this is; they have other gradients
@@ -27,7 +26,13 @@ static const zero_tensor tensors[] = {
     { "b.bias", 63, 2, 6640, 0 },     { "c.weight", 640, 3, 7000, 1 }, { "c.bias", 63, 3, 7640, 0 },
     { "d.weight", 640, 4, 8000, 1 },  { "d.bias", 1, 4, 8640, 0 },
 };
-enum { TENSORS = sizeof tensors / sizeof *tensors, UNITS = 5 };
+enum {
+    TENSORS = sizeof tensors / sizeof *tensors,
+    UNITS = 5,
+    NUMEL = 8641,     // of its file, which has gaps
+    ELEMENTS = 7818,  // of its tensors
+    STAGES = 4
+};
 
 static float initial(size_t logical) { return (float)(int)(logical % 251) / 125.0f - 1.0f; }
 static float scale = 1;                                       // of all gradients
@@ -60,6 +65,45 @@ static void *copy_of(const void *device, size_t n, size_t elem) {
 }
 
 static size_t element(void) { return kind == F32 ? 4 : 2; }
+
+// ---- engines --------------------------------------------------------------------------------------------------------
+
+static inline void start_engines(int *argc, char **argv) {
+    start_world(argc, argv);
+    data_rank = rank, data_ranks = ranks;
+}
+
+static inline zero_config config_of(zero_comm *c, int stage) {
+    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
+                                                     ZERO_MASTER_NONE };
+    return (zero_config){ .settings = { .stage = stage,
+                                        .prefetch = 1,
+                                        .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
+                                        .master = masters[kind],
+                                        .seed = 42 },
+                          .order = order,
+                          .order_length = sizeof order / sizeof *order,
+                          .tensors = tensors,
+                          .num_tensors = TENSORS,
+                          .shard_comm = c,
+                          .accounting = &memory };
+}
+
+static inline zero *make_of(zero_config config) {
+    zero *z;
+    CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", zero_error(z));
+    CHECK(zero_fill(z, fill, NULL) == ZERO_OK, "fill: %s", zero_error(z));
+    return z;
+}
+
+static inline zero *make(zero_comm *c, int stage) { return make_of(config_of(c, stage)); }
+
+static const zero_hyperparameters adamw = {
+    .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f
+};
+
+// ---- training -------------------------------------------------------------------------------------------------------
 
 // What the forward passes have seen of the parameters.
 static uint64_t seen;
@@ -103,12 +147,11 @@ static int micro_batch(zero *z, size_t j, size_t step, float poison) {
 }
 
 static inline int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
-    const zero_hyperparameters a = { .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f };
     int e = zero_begin_step(z);
     for (size_t g = 0; g < micro_batches && !e; g++)
         e = micro_batch(z, g * (size_t)data_ranks + (size_t)data_rank, step, 0);
     if (!e) e = zero_grad_norm(z, norm);
-    return e ? e : zero_step(z, &a);
+    return e ? e : zero_step(z, &adamw);
 }
 
 static inline double norm_in_double(size_t step, size_t micro_batches) {

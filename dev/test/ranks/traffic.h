@@ -5,16 +5,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "test/harness/ranks.h"
-#include "zero/comm/bootstrap/mpi.h"
-#include "zero/comm/transport_registry.h"
+#include "test/ranks/ways.h"
 #include "zero/kernels.h"
 
 enum { ROUNDS = 24, CHUNK = 64 * 40, SHARD = 4096 };
-
-static int rank, ranks;
-static zero_accounting memory;
-static zero_bootstrap *boot;
 
 // Small whole numbers, so that sums are exact.
 static float value(int from, int to, size_t i, int round) {
