@@ -210,6 +210,33 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
+# What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the fuzzer of all parsers,
+# with clang's libFuzzer or, by gcc, with its own mutations.
+PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/optimizers/optimizers \
+               dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file \
+               $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))
+PLAIN        = -std=c11 -Idev/device/cpu -I. -Idev -D_GNU_SOURCE $(WARNINGS) -MMD -MP $(CPPFLAGS) $(CFLAGS) $(EXTRA)
+FUZZ_FILES  := $(call strip_suffix,dev/test/fuzz/*.c)
+FUZZ_FLAGS   = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+FUZZ_gcc     = -Wno-format-truncation
+FUZZ_clang   = -fdouble-square-bracket-attributes -DLIBFUZZER -fsanitize=fuzzer-no-link
+LIBFUZZER   := libclang_rt.fuzzer_no_main-$(shell uname -m).a
+FUZZ_WITH    = $(if $(wildcard $(shell clang -print-runtime-dir 2> /dev/null)/$(LIBFUZZER)),clang,gcc)
+
+define PLAIN_PROGRAM
+$(1)/%.o: %.c Makefile | setup
+	@mkdir -p $$(@D)
+	@echo "  compile $$<, $(1)"
+	$$(Q)$(2) $$(PLAIN) $(3) -c $$< -o $$@
+$(1)/$(notdir $(4)): $(addprefix $(1)/,$(addsuffix .o,$(5) $(PARSERS)))
+	@echo "  link    $$@"
+	$$(Q)$(2) $(3) $$^ -o $$@ $$(LDFLAGS) -lxxhash -lm $(6)
+-include $(patsubst %,$(1)/%.d,$(5) $(PARSERS))
+endef
+$(eval $(call PLAIN_PROGRAM,build/fuzz-gcc,gcc,$$(FUZZ_FLAGS) $$(FUZZ_gcc),fuzz_files,$(FUZZ_FILES)))
+$(eval $(call PLAIN_PROGRAM,build/fuzz-clang,clang,$$(FUZZ_FLAGS) $$(FUZZ_clang),fuzz_files,$(FUZZ_FILES),\
+    $$$$(clang -print-runtime-dir)/$(LIBFUZZER) -lstdc++))
+
 # The trainer with faults that dev/test/cli/test_failures.sh plants at the calls of these functions.
 FAULTY = MPI_Init MPI_Finalize zero_comm_phase zero_step loader_content_hash zero_mesh_comms_create
 $(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/check_cpu.o \
@@ -274,6 +301,8 @@ fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 USE_CUDNN=0 build/$(DEVICE)-bf16/train_gpt2_zero
 	@build/$(DEVICE)-fp32/fuzz $(foreach p,fp32 bf16,build/$(DEVICE)-$(p)/train_gpt2_zero) --seconds $(SECONDS) \
 	    $(SEED:%=--seed %)
+	$(Q)$(MAKE) --no-print-directory SETUP=true build/fuzz-$(FUZZ_WITH)/fuzz_files
+	@build/fuzz-$(FUZZ_WITH)/fuzz_files --seconds $$(($(SECONDS) / 3)) $(SEED:%=--seed %)
 
 bench: $(call BINARIES,$(BENCHES)) $(BUILD)/train_gpt2_zero $(TEXT)
 	@bash dev/bench/run_bench.sh $(BUILD)
@@ -300,7 +329,7 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
   run              train: NP=8 ranks, ZeRO stage 2; ARGS="..." are options of the trainer, RUN_DIR=$(RUN_DIR)
   test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select
   test-long        what takes too long for that: half an hour of fuzzing and sanitizers
-  fuzz             random configurations against plain ones, bit for bit: SECONDS=60; SEED=... repeats
+  fuzz             random configurations against plain ones, bit for bit, and mutated files: SECONDS=60; SEED=...
   bench            the benchmarks                         examples   dev/examples
   cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU
   all              every program, nothing is run          data       the default text

@@ -195,11 +195,11 @@ static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_arg
     zero_comm_inject_delay(z->config.shard_comm);
     zero_nvtx_push(z->optimizer->name, u);
     zero_time_begin(z, z->optimizer->name, z->config.stream);
-    const int e = zero_device_check(z,
-                                    z->optimizer->launch(arrays, s->dtype, s->master, z->chunks + z->first_chunk[u],
-                                                         z->first_chunk[u + 1] - z->first_chunk[u], args,
-                                                         z->config.stream),
-                                    z->optimizer->name);
+    const int e = zero_device_check(
+        z,
+        zero_optimizer_launch(s->optimizer, arrays, s->dtype, s->master, z->chunks + z->first_chunk[u],
+                              z->first_chunk[u + 1] - z->first_chunk[u], args, z->config.stream),
+        z->optimizer->name);
     zero_time_end(z, z->optimizer->name, z->config.stream);
     zero_nvtx_pop();
     return e;

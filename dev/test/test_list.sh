@@ -2,6 +2,7 @@
 
 build cpu FP32 all
 [ -n "$suffix" ] || build cpu FP32 $fp32/faulty_trainer
+build cpu FP32 build/fuzz-gcc/fuzz_files
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
     $asan/test_{emulator,kernels,model,gpt2_zero,comm,comm_failures,nccl,nccl_stand_in}
@@ -130,6 +131,8 @@ run 0 300 "fuzz: 20 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_z
     --seconds 20 --seed 1
 must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero --break 1 --seed 1
+run 0 120 "fuzz: parsers of files, 6 s" build/fuzz-gcc/fuzz_files --seconds 6 --seed 1
+must_fail 0 60 "fuzz notices a parser that believes a header" "FAIL  planted" build/fuzz-gcc/fuzz_files --case planted
 run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero

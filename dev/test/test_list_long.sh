@@ -2,7 +2,7 @@
 
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures} \
-        $fp32/{train_gpt2_zero,faulty_trainer}
+        $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -10,6 +10,7 @@ if [ -z "$suffix" ]; then
         --seconds 150 --seed 2
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
+    run 0 300 "fuzz: parsers of files, 60 s" build/fuzz-gcc/fuzz_files --seconds 60 --seed 2
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure

@@ -1,4 +1,4 @@
-// optimizers.cuh: the table of optimizers and the kernel that they share. Part of kernels.cu, which includes it.
+// optimizers.cuh: the kernel that all optimizers share. Part of kernels.cu, which includes it.
 //
 // The kernel reads a pack of 8 weights in whatever form they are kept, the states and the gradient; lets the optimizer
 // update them in registers; and writes them back. Every byte is read and written once: it is bound by memory bandwidth.
@@ -80,11 +80,12 @@ static cudaError_t launch_update(zero_optimizer_arrays arrays, const zero_optimi
     return cudaLaunchKernelEx(&c, optimizer_kernel<O, P, MODE>, arrays, chunks, a);
 }
 
-template <class O>
+template <class O, size_t STATES>
 static cudaError_t launch_optimizer(zero_optimizer_arrays arrays, enum zero_dtype dtype, enum zero_master master,
                                     const zero_optimizer_chunk *chunks, size_t n, zero_optimizer_args a,
                                     cudaStream_t stream) {
-    static_assert(O::STATES <= ZERO_MAX_OPTIMIZER_STATES, "raise ZERO_MAX_OPTIMIZER_STATES");
+    static_assert(O::STATES == STATES, "the table has another number of states");
+    static_assert(STATES <= ZERO_MAX_OPTIMIZER_STATES, "raise ZERO_MAX_OPTIMIZER_STATES");
     if (!n) return cudaSuccess;
     if (dtype == ZERO_F32) return launch_update<O, float, ZERO_MASTER_FP32>(arrays, chunks, n, a, stream);
     if (master == ZERO_MASTER_FP32) return launch_update<O, bf16, ZERO_MASTER_FP32>(arrays, chunks, n, a, stream);
@@ -94,15 +95,14 @@ static cudaError_t launch_optimizer(zero_optimizer_arrays arrays, enum zero_dtyp
 
 // ---- the table ------------------------------------------------------------------------------------------------------
 
-const zero_optimizer *zero_optimizer_get(enum zero_optimizer_kind kind) {
-    // in the order of enum zero_optimizer_kind
-    static const zero_optimizer table[] = {
-        { "AdamW", adamw::STATES, { "AdamW m", "AdamW v" }, launch_optimizer<adamw> },
-        { "SGD", sgd::STATES, { "SGD m" }, launch_optimizer<sgd> },
-        { "Lion", lion::STATES, { "Lion m" }, launch_optimizer<lion> },
-    };
+cudaError_t zero_optimizer_launch(enum zero_optimizer_kind kind, zero_optimizer_arrays arrays, enum zero_dtype dtype,
+                                  enum zero_master master, const zero_optimizer_chunk *chunks, size_t num_chunks,
+                                  zero_optimizer_args args, cudaStream_t stream) {
+#define LAUNCH(NAME, label, states, ...) launch_optimizer<NAME, states>,
+    static constexpr decltype(&launch_optimizer<adamw, adamw::STATES>) table[] = { ZERO_OPTIMIZERS(LAUNCH) };
+#undef LAUNCH
     static_assert(sizeof table / sizeof *table == ZERO_NUM_OPTIMIZERS, "an optimizer is missing in the table");
-    return (unsigned)kind < ZERO_NUM_OPTIMIZERS ? &table[kind] : NULL;
+    return table[kind](arrays, dtype, master, chunks, num_chunks, args, stream);
 }
 
 #endif

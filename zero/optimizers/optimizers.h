@@ -3,8 +3,8 @@
 // An optimizer is elementwise: it updates the weight and its states from the gradient of the same element. So it needs
 // no communication, and works on a shard as it works on everything. To add one:
 //
-//     zero/optimizers/NAME.cuh      a struct with the update of 8 elements
-//     zero/optimizers/optimizers.cuh  one line in the table
+//     zero/optimizers/NAME.cuh        a struct with the update of 8 elements; included in optimizers.cuh
+//     ZERO_OPTIMIZERS, below          one line
 //     zero/types.h                    its name in enum zero_optimizer_kind
 //
 // Memory accounting, visits, hashes and the cost formulas take the number and the names of its states from the table.
@@ -69,15 +69,22 @@ typedef struct zero_optimizer_arrays {
     const float *grads;  // the sum of gradients over all micro-batches
 } zero_optimizer_arrays;
 
+// Updates num_chunks chunks (device memory); asynchronous on the stream. fp32 arithmetic without fused multiply-add, in
+// the order that NAME.cuh documents. Not collective.
+cudaError_t zero_optimizer_launch(enum zero_optimizer_kind kind, zero_optimizer_arrays arrays, enum zero_dtype dtype,
+                                  enum zero_master master, const zero_optimizer_chunk *chunks, size_t num_chunks,
+                                  zero_optimizer_args args, cudaStream_t stream);
+
+// The table, in the order of enum zero_optimizer_kind: struct in NAME.cuh; name; number of states, names of states.
+#define ZERO_OPTIMIZERS(X)                     \
+    X(adamw, "AdamW", 2, "AdamW m", "AdamW v") \
+    X(sgd, "SGD", 1, "SGD m")                  \
+    X(lion, "Lion", 1, "Lion m")
+
 typedef struct zero_optimizer {
     const char *name;                                    // "AdamW"; also the label of its work in a profile
     size_t num_states;                                   // each is fp32: 4 bytes per parameter
     const char *state_names[ZERO_MAX_OPTIMIZER_STATES];  // "AdamW m": rows of memory accounting
-    // Updates num_chunks chunks (device memory); asynchronous on the stream. fp32 arithmetic without fused
-    // multiply-add, in the order that NAME.cuh documents. Not collective.
-    cudaError_t (*launch)(zero_optimizer_arrays arrays, enum zero_dtype dtype, enum zero_master master,
-                          const zero_optimizer_chunk *chunks, size_t num_chunks, zero_optimizer_args args,
-                          cudaStream_t stream);
 } zero_optimizer;
 
 // The table's entry, or NULL if there is no such optimizer.

@@ -333,7 +333,7 @@ static float nearest(float master) { return float_of(zero_master_round(word_of(m
 
 static void update(zero_optimizer_arrays arrays, enum zero_dtype dtype, enum zero_master master,
                    const zero_optimizer_chunk *chunks, size_t num_chunks, zero_optimizer_args a) {
-    must(zero_optimizer_get(ZERO_ADAMW)->launch(arrays, dtype, master, chunks, num_chunks, a, 0));
+    must(zero_optimizer_launch(ZERO_ADAMW, arrays, dtype, master, chunks, num_chunks, a, 0));
 }
 
 // A shard with tensors that decay, others that do not, and gaps that belong to no chunk and must not be touched.

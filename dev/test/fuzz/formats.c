@@ -1,0 +1,254 @@
+#include "test/fuzz/formats.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "data/dataloader.h"
+#include "data/tokenizer.h"
+#include "gpt2/model_file.h"
+#include "gpt2/tensors.h"
+#include "trainer/checkpoint_format.h"
+#include "trainer/checkpoint_llmc.h"
+
+#define PROMISE(condition) \
+    ((condition) ? (void)0 : (fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition), abort()))
+
+static const GPT2Config CONFIG = {
+    .max_seq_len = 2, .vocab_size = 7, .padded_vocab_size = 8, .num_layers = 1, .num_heads = 1, .channels = 8
+};
+
+// Words of a header, then zeros. Returns its length.
+static size_t put_header(uint8_t *bytes, const int32_t *words, size_t n) {
+    memset(bytes, 0, LLMC_HEADER_BYTES);
+    memcpy(bytes, words, n * sizeof *words);
+    return LLMC_HEADER_BYTES;
+}
+
+// A refusal names the file.
+static void promise_message(int status, const char *err, const char *path) {
+    PROMISE(status == 0 || strstr(err, path) != NULL);
+}
+
+// ---- tokens and text ------------------------------------------------------------------------------------------------
+
+static size_t write_tokens(uint8_t *bytes, unsigned kind) {
+    const int32_t count = kind == 0 ? 50 : 7, header[] = { 20240520, 1, count };
+    const size_t at = put_header(bytes, header, 3);
+    for (int i = 0; i < count; i++) {
+        const uint16_t token = (uint16_t)(i * 37);
+        memcpy(bytes + at + 2 * (size_t)i, &token, 2);
+    }
+    return at + 2 * (size_t)count;
+}
+
+static size_t write_text(uint8_t *bytes, unsigned kind) {
+    static const char *const texts[] = { "To be, or not to be, that is the question.\n", "\xc3\xa4\xe2\x82\xac", "x" };
+    memcpy(bytes, texts[kind], strlen(texts[kind]));
+    return strlen(texts[kind]);
+}
+
+static void parse_data(const char *dir, const char *path) {
+    (void)dir;
+    enum { B = 2, T = 3 };
+    char err[512] = "";
+    int inputs[B * T], targets[B * T], estimated;
+    uint64_t hash;
+    size_t documents;
+    Loader *l = NULL;
+    const LoaderConfig c = { .pattern = path, .B = B, .T = T, .vocab = 1024, .end_percent = 100, .shuffle = 1 };
+    const int status = loader_open(&l, &c, err);
+    promise_message(status, err, path);
+    if (status != 0) return;
+    const size_t samples = loader_num_samples(l);
+    PROMISE(samples > 0);
+    for (size_t j = 0; j < 3; j++) {
+        const size_t which[] = { 0, samples - 1, 5 * samples };
+        err[0] = '\0';
+        if (loader_batch(l, which[j], inputs, targets, err) != 0) {
+            promise_message(-1, err, path);
+            continue;
+        }
+        for (int i = 0; i < B * T; i++) PROMISE(inputs[i] >= 0 && inputs[i] < 1024 && targets[i] >= 0);
+    }
+    PROMISE(loader_content_hash(l, &hash, err) == 0);
+    PROMISE(loader_documents(l, 50256, &documents, &estimated, err) == 0);
+    loader_close(l);
+}
+
+// ---- tokenizer ------------------------------------------------------------------------------------------------------
+
+static size_t write_tokenizer(uint8_t *bytes, unsigned kind) {
+    static const char tokens[] = "\1a\1b\2\xc3\xa4\1\n\3xyz\1\xe2\2\x82\xac";
+    const int32_t header[] = { 20240328, 2, 7, (int32_t)kind };
+    const size_t at = put_header(bytes, header, 4);
+    memcpy(bytes + at, tokens, sizeof tokens - 1);
+    return at + sizeof tokens - 1;
+}
+
+static void parse_tokenizer(const char *dir, const char *path) {
+    (void)dir;
+    char err[512] = "";
+    Tokenizer *t = NULL;
+    const int status = tokenizer_open(&t, path, err);
+    promise_message(status, err, path);
+    if (status != 0) return;
+    const int vocab = tokenizer_vocab(t);
+    PROMISE(tokenizer_eot(t) >= 0 && tokenizer_eot(t) < vocab);
+    for (int i = -1; i <= vocab && i < 300; i++) PROMISE(strlen(tokenizer_decode(t, i)) < 262);
+    tokenizer_close(t);
+}
+
+// ---- model ----------------------------------------------------------------------------------------------------------
+
+static size_t write_model(uint8_t *bytes, unsigned bf16) {
+    int32_t header[LLMC_HEADER_WORDS];
+    modelfile_header(&CONFIG, (int)bf16, header);
+    const size_t n = LLMC_HEADER_BYTES + gpt2_num_parameters(&CONFIG) * (bf16 ? 2 : 4);
+    memset(bytes, 0, n);
+    memcpy(bytes, header, sizeof header);
+    return n;
+}
+
+static void parse_model(const char *dir, const char *path) {
+    (void)dir;
+    char err[5120] = "", why[256];
+    ModelFile f;
+    float value[2];
+    const int status = modelfile_open(&f, path, err, sizeof err);
+    promise_message(status, err, path);
+    if (status != 0) return;
+    if (gpt2_config_check(&f.config, why, sizeof why) == 0) PROMISE(gpt2_num_parameters(&f.config) == f.numel);
+    PROMISE(modelfile_read(&f, f.numel - 1, 1, value, err, sizeof err) == 0);
+    PROMISE(modelfile_read(&f, f.numel - 1, 2, value, err, sizeof err) != 0);
+    modelfile_close(&f);
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+static size_t write_manifest(uint8_t *bytes, unsigned kind) {
+    Checkpoint c = { .step = 12, .steps = 20, .updates = 11, .seed = 42, .M = 8, .B = 2, .T = 2 };
+    c.train = (CheckpointData){ 0x0123456789abcdef, 1, 100 };
+    c.options = strdup("-l 0.0003\n-w 1\n");
+    c.loss_outliers.seen = kind == 0 ? 3 : 200;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_outliers.values[i] = 1.0 / (1 + i);
+    PROMISE(c.options != NULL);
+    PROMISE(checkpoint_describe(&c, &CONFIG, kind == 0 ? ZERO_F32 : ZERO_BF16, kind != 0,
+                                zero_optimizer_get((enum zero_optimizer_kind)kind)) == 0);
+    char *text = checkpoint_manifest(&c);
+    PROMISE(text != NULL);
+    const size_t n = strlen(text);
+    memcpy(bytes, text, n);
+    free(text);
+    checkpoint_free(&c);
+    return n;
+}
+
+// What is accepted is what this version writes.
+static void parse_text(const char *path, const char *text, size_t n) {
+    char err[5120] = "";
+    Checkpoint c;
+    const int status = checkpoint_parse(&c, path, text, n, err, sizeof err);
+    promise_message(status, err, path);
+    if (status == 0) {
+        char *again = checkpoint_manifest(&c);
+        PROMISE(again != NULL && strlen(again) == n && memcmp(again, text, n) == 0);
+        free(again);
+    }
+    checkpoint_free(&c);
+}
+
+static void parse_manifest(const char *dir, const char *path) {
+    (void)dir;
+    enum { LAST = 22 };
+    static char text[MAX_FILE + 1];
+    FILE *f = fopen(path, "rb");
+    PROMISE(f != NULL);
+    const size_t n = fread(text, 1, MAX_FILE, f);
+    fclose(f);
+    parse_text(path, text, n);
+    if (n < LAST) return;
+    char last[LAST + 1];  // with its right hash, or else nothing else would be parsed
+    snprintf(last, sizeof last, "xxh3 %016" PRIx64 "\n", (uint64_t)XXH3_64bits(text, n - LAST));
+    memcpy(text + n - LAST, last, LAST);
+    parse_text(path, text, n);
+}
+
+// The file of rank 0. Rank 1's, model and DONE are good.
+static size_t write_llmc_state(uint8_t *bytes, unsigned kind) {
+    const int stage = kind & 1, shuffled = (kind & 2) != 0, ranks = 2;
+    const int32_t header[LLMC_HEADER_WORDS] = { 20240527, 1, ranks, 0, 1, shuffled, [10] = 3 };
+    const size_t numel = gpt2_num_parameters(&CONFIG) / (stage == 1 ? (size_t)ranks : 1);
+    const uint64_t shards = 2, samples = 5;
+    size_t at = put_header(bytes, header, LLMC_HEADER_WORDS);
+    memset(bytes + at, 0, 3 * numel * sizeof(float) + 4096);
+    at += 3 * numel * sizeof(float);
+    if (!shuffled) return at;
+    memcpy(bytes + at, &shards, sizeof shards);
+    memcpy(bytes + at + 8 + 4 * shards, &samples, sizeof samples);
+    return at + 16 + 4 * (shards + samples) + 2520;
+}
+
+static void put_file(const char *dir, const char *name, const uint8_t *bytes, size_t n) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    PROMISE(f != NULL && fwrite(bytes, 1, n, f) == n && fclose(f) == 0);
+}
+
+static void parse_llmc_state(const char *dir, const char *path) {
+    static uint8_t bytes[MAX_FILE];
+    static int ready;
+    char link_path[512], err[5120] = "";
+    float value;
+    if (!ready) {
+        const size_t n = write_llmc_state(bytes, 1);
+        bytes[12] = 1;  // rank
+        put_file(dir, "state_00000003_00001.bin", bytes, n);
+        put_file(dir, "model_00000003.bin", bytes, write_model(bytes, 1));
+        put_file(dir, "DONE_00000003", bytes, 0);
+        snprintf(link_path, sizeof link_path, "%s/state_00000003_00000.bin", dir);
+        PROMISE(symlink(path, link_path) == 0);
+        ready = 1;
+    }
+    LlmcSet s;
+    const int status = llmc_set_open(&s, dir, 3, err, sizeof err);
+    promise_message(status, err, dir);
+    for (size_t a = 0; a < s.c.num_arrays && status == 0; a++)
+        for (size_t t = 0; t < s.c.num_tensors; t++) {
+            const size_t last = s.c.tensors[t].numel - 1;
+            PROMISE(llmc_set_read(&s, a, t, last, 1, &value, err, sizeof err) == 0);
+        }
+    err[0] = '\0';
+    if (status == 0 && llmc_set_verify(&s, 0, 1, err, sizeof err) != 0) promise_message(-1, err, dir);
+    llmc_set_close(&s);
+}
+
+// ---- a fault --------------------------------------------------------------------------------------------------------
+
+static void parse_with_a_fault(const char *dir, const char *path) {
+    (void)dir;
+    int32_t header[LLMC_HEADER_WORDS];
+    const int fd = open(path, O_RDONLY);
+    const int bytes = llmc_read_header(fd, header);
+    close(fd);
+    char *copy = malloc(LLMC_HEADER_BYTES);  // as if the header's length were that of the file
+    PROMISE(copy != NULL);
+    if (bytes == LLMC_HEADER_BYTES && header[0] == 20240520 && header[2] > 1024) copy[header[2] & 0xffff] = 1;
+    free(copy);
+}
+
+const Format formats[] = {
+    { "tokens", 2, write_tokens, parse_data },
+    { "text", 3, write_text, parse_data },
+    { "tokenizer", 2, write_tokenizer, parse_tokenizer },
+    { "model", 2, write_model, parse_model },
+    { "manifest", 2, write_manifest, parse_manifest },
+    { "llmc_state", 4, write_llmc_state, parse_llmc_state },
+    { "planted", 1, write_tokens, parse_with_a_fault },
+    { NULL },
+};
