@@ -11,17 +11,21 @@
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
+static const char *remedy(int code) {
+    return code == ENOSPC || code == EDQUOT || code == EFBIG ? "make room, or choose another output directory with -o"
+                                                             : "check the disk, or choose another output directory "
+                                                               "with -o";
+}
+
 int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes) {
     *fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (*fd == -1)
-        return FAIL("%s: cannot be written: %s: choose another output directory with -o", temporary, strerror(errno));
+    if (*fd == -1) return FAIL("%s: cannot be written: %s: %s", temporary, strerror(errno), remedy(errno));
     const int code = bytes > 0 ? posix_fallocate(*fd, 0, (off_t)bytes) : 0;
     if (code == 0) return 0;
     close(*fd);
     unlink(temporary);
     *fd = -1;
-    return FAIL("%s: %zu bytes cannot be written: %s: make room, or choose another output directory with -o", temporary,
-                bytes, strerror(code));
+    return FAIL("%s: %zu bytes cannot be written: %s: %s", temporary, bytes, strerror(code), remedy(code));
 }
 
 int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes) {
@@ -37,8 +41,8 @@ int durable_write(int fd, const char *path, const void *from, size_t bytes, size
         const ssize_t n = pwrite(fd, (const char *)from + done, bytes - done, (off_t)(offset + done));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", path,
-                        n < 0 ? strerror(errno) : "nothing was written");
+            return FAIL("%s: writing failed: %s: %s", path, n < 0 ? strerror(errno) : "nothing was written",
+                        remedy(n < 0 ? errno : ENOSPC));
         done += (size_t)n;
     }
     return 0;
@@ -49,8 +53,7 @@ int durable_close(int fd, const char *temporary, char *err, size_t err_bytes) {
     if (close(fd) != 0 && code == 0) code = errno;
     if (code == 0) return 0;
     unlink(temporary);
-    return FAIL("%s: writing failed: %s: make room, or choose another output directory with -o", temporary,
-                strerror(code));
+    return FAIL("%s: writing failed: %s: %s", temporary, strerror(code), remedy(code));
 }
 
 int durable_flush_directory(const char *path, char *err, size_t err_bytes) {
@@ -74,6 +77,5 @@ int durable_publish(const char *temporary, const char *path, char *err, size_t e
     if (rename(temporary, path) == 0) return durable_flush_directory(path, err, err_bytes);
     const int code = errno;
     unlink(temporary);
-    return FAIL("%s: cannot be renamed to %s: %s: choose another output directory with -o", temporary, path,
-                strerror(code));
+    return FAIL("%s: cannot be renamed to %s: %s: %s", temporary, path, strerror(code), remedy(code));
 }

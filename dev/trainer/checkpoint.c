@@ -29,6 +29,15 @@
 #include "trainer/directory.h"
 #include "zero/state_hash.h"
 
+// first_failure, with the rank and the host whose file it is: a disk, or its connection, may be one host's.
+static int any_failed(const Run *r, char *err) {
+    char host[256] = "?";
+    const size_t length = strlen(err);
+    gethostname(host, sizeof host - 1);
+    if (length > 0) snprintf(err + length, ERR_BYTES - length, " (rank %d on %s)", r->rank, host);
+    return first_failure(r, err);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Writing.
 
@@ -173,8 +182,9 @@ static int write_text(const char *temporary, const char *path, const char *text,
     return durable_publish(temporary, path, err, err_bytes);
 }
 
-// Makes the files visible, the manifest last. One of the same step that was there, damaged or of a run that was
-// overwritten, stops being a checkpoint first.
+// Makes the files visible, the manifest last. They replace those of a checkpoint of the same step, which was damaged, or
+// could not be read when the run was resumed. If that had the same bits it is complete at any instant; if not, a mixture
+// does not have the hashes of a manifest, and the checkpoint that was resumed from, or a newer one, is still there.
 static void publish(Writer *w) {
     char *text = checkpoint_manifest(&w->c);
     if (text == NULL) {
@@ -186,8 +196,6 @@ static void publish(Writer *w) {
         return;
     }
     unlink(w->path[CHECKPOINT_DONE]);
-    if (unlink(w->path[CHECKPOINT_MANIFEST]) == 0)
-        durable_flush_directory(w->path[CHECKPOINT_MANIFEST], w->err, sizeof w->err);
     for (int f = CHECKPOINT_MODEL; f <= CHECKPOINT_OPTIMIZER && w->err[0] == '\0'; f++)
         durable_publish(w->temporary[f], w->path[f], w->err, sizeof w->err);
     for (int f = CHECKPOINT_MANIFEST; f <= CHECKPOINT_DONE && w->err[0] == '\0'; f++)
@@ -232,12 +240,12 @@ void write_checkpoint(Run *r, size_t step) {
     describe(r, step, &w->c);
     name_files(r, w, step);
     if (r->rank == 0) create_files(w);
-    agree(r, w->err);
+    if (any_failed(r, w->err)) die("%s", w->err);
     write_shard(w);
-    agree(r, w->err);
+    if (any_failed(r, w->err)) die("%s", w->err);
     add_hashes(w);
     if (r->rank == 0) publish(w);
-    agree(r, w->err);
+    if (any_failed(r, w->err)) die("%s", w->err);
     print0(r, "wrote %s, with optimizer state\n", w->path[CHECKPOINT_MODEL]);
     checkpoint_free(&w->c);
     free(w);
@@ -324,26 +332,31 @@ typedef struct Reader {
     const Checkpoint *c;
     size_t array;
     int fd;
+    char path[CHECKPOINT_PATH], err[ERR_BYTES];
 } Reader;
 
 static int read_values(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     Reader *r = ctx;
-    return checkpoint_read_values(r->c, r->array, r->fd, r->c->tensors[tensor].logical + begin, count, out);
+    const int status = checkpoint_read_values(r->c, r->array, r->fd, r->c->tensors[tensor].logical + begin, count, out);
+    if (status != 0) snprintf(r->err, sizeof r->err, "%s: cannot be read: %s", r->path, strerror(errno));
+    return status;
 }
 
 // Loads a checkpoint that was verified.
 static void load(Run *r, const Checkpoint *c) {
-    char path[CHECKPOINT_PATH];
     Reader reader = { .c = c, .fd = -1 };
     for (size_t a = 0; a < c->num_arrays; a++) {
         if (a < 2) {
             if (reader.fd != -1) close(reader.fd);
-            checkpoint_path(path, r->options.output_dir, a == 0 ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER, c->step);
-            reader.fd = open(path, O_RDONLY | O_CLOEXEC);
+            checkpoint_path(reader.path, r->options.output_dir, a == 0 ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER,
+                            c->step);
+            reader.fd = open(reader.path, O_RDONLY | O_CLOEXEC);
         }
         reader.array = a;
-        if (a > 0 || !c->has_master)  // master weights set the parameters too
-            must(r, zero_load(r->z, c->arrays[a].state, read_values, &reader), path);
+        if (a == 0 && c->has_master) continue;  // master weights set the parameters too
+        const int status = zero_load(r->z, c->arrays[a].state, read_values, &reader);
+        if (any_failed(r, reader.err)) die("%s", reader.err);
+        must(r, status, reader.path);
     }
     close(reader.fd);
     const int same_kind = c->dtype == r->options.settings.dtype && c->has_master == has_master(r);
@@ -352,7 +365,7 @@ static void load(Run *r, const Checkpoint *c) {
     if (same_kind && (params != c->params_hash || optimizer != c->optimizer_hash))
         die("%s: what was read is not what was written, although all chunks were right: the files were changed "
             "meanwhile, or memory or disk is faulty",
-            path);
+            reader.path);
     r->first_step = c->step;
     must(r, zero_set_updates(r->z, c->updates), "updates so far");
     r->loss_outliers = c->loss_outliers;
@@ -364,7 +377,7 @@ static int verified(const Run *r, size_t step, Checkpoint *c, char *err) {
     const char *dir = r->options.output_dir;
     err[0] = '\0';
     const int status = checkpoint_read(c, dir, step, err, ERR_BYTES);
-    if (first_failure(r, err)) return 0;
+    if (any_failed(r, err)) return 0;
     char *text = status == 0 ? checkpoint_manifest(c) : NULL;
     uint64_t hash = text != NULL ? XXH3_64bits(text, strlen(text)) : 0, *all = allocate((size_t)r->ranks * sizeof *all);
     free(text);
@@ -376,7 +389,7 @@ static int verified(const Run *r, size_t step, Checkpoint *c, char *err) {
                 dir, i, step);
     free(all);
     checkpoint_verify(c, dir, (size_t)r->rank, (size_t)r->ranks, err, ERR_BYTES);
-    return !first_failure(r, err);
+    return !any_failed(r, err);
 }
 
 // Loads the newest complete checkpoint. Returns 0 if the directory has none at all.
