@@ -139,6 +139,7 @@ run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train
 run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints bf16" dev/test/cli/test_checkpoint.sh $bf16/train_gpt2_zero
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
+run 0 120 "a file system that fails: some calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer few
 run 0 60 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero some

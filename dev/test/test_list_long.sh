@@ -12,6 +12,7 @@ if [ -z "$suffix" ]; then
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 0 300 "fuzz: parsers of files, 60 s" build/fuzz-gcc/fuzz_files --seconds 60 --seed 2
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
+    run 0 900 "a file system that fails: all calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer all
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
         run $ranks 600 "engine's contract, $ranks ranks" $fp32/test_engine_contract
