@@ -241,8 +241,8 @@ $(eval $(call PLAIN_PROGRAM,build/fuzz-clang,clang,$$(FUZZ_FLAGS) $$(FUZZ_clang)
 # functions.
 FAULTY = MPI_Init MPI_Finalize zero_comm_phase zero_step loader_content_hash zero_mesh_comms_create \
          open close pread pwrite fsync rename unlink link posix_fallocate
-$(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/dev/test/cli/file_faults.o \
-                         $(BUILD)/check_cpu.o $(BUILD)/libzero.a $(BUILD)/libdev.a
+$(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/check_cpu.o \
+                         $(BUILD)/dev/test/cli/file_faults.o $(BUILD)/libzero.a $(BUILD)/libdev.a
 	@echo "  link    $@"
 	$(Q)$(LINK) $(FAULTY:%=-Wl,--wrap=%) $(filter %.o,$^) -o $@ \
 	    -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)

@@ -182,9 +182,9 @@ static int write_text(const char *temporary, const char *path, const char *text,
     return durable_publish(temporary, path, err, err_bytes);
 }
 
-// Makes the files visible, the manifest last. They replace those of a checkpoint of the same step, which was damaged, or
-// could not be read when the run was resumed. If that had the same bits it is complete at any instant; if not, a mixture
-// does not have the hashes of a manifest, and the checkpoint that was resumed from, or a newer one, is still there.
+// Makes the files visible, the manifest last. They replace those of a checkpoint of the same step, which was damaged or
+// could not be read when the run was resumed. If that had the same bits it is complete at any instant; if not, a
+// mixture does not have the hashes of a manifest, and the checkpoint that was resumed from is there, or a newer one.
 static void publish(Writer *w) {
     char *text = checkpoint_manifest(&w->c);
     if (text == NULL) {

@@ -29,6 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "data/durable_file.h"
+
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 #define ANY_NONCE "[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f]"
 
@@ -128,12 +130,12 @@ static int create_lock(const char *path, const Lock *l) {
     snprintf(whole, sizeof whole, "%s.%016llx.tmp", path, l->nonce);
     const int fd = open(whole, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd < 0) return -1;
-    char text[512];
+    char text[512], why[PATH_BYTES + 512];
     const int bytes = snprintf(text, sizeof text, "nonce %016llx\nhost %s %s\nprocess %ld %llu\ntimeout %g\n", l->nonce,
                                l->host, l->boot, l->process, l->start, l->timeout_s);
     struct stat st;
     // On the disk before it has its name: a lock that a power failure has emptied would have no process to ask about.
-    if (pwrite(fd, text, (size_t)bytes, 0) != bytes || fsync(fd) != 0 ||
+    if (durable_write(fd, whole, text, (size_t)bytes, 0, why, sizeof why) != 0 || fsync(fd) != 0 ||
         (link(whole, path) != 0 && (fstat(fd, &st) != 0 || st.st_nlink != 2))) {  // NFS may do it and report EEXIST
         const int code = errno;
         close(fd);
