@@ -143,8 +143,9 @@ int zero_agree_on_config(zero *z, int e) {
     const zero_config *c = &z->config;
     struct card mine = { .settings = c->settings, .replicas = z->replicas, .num_tensors = c->num_tensors };
     for (size_t t = 0; t < c->num_tensors; t++) {
-        const uint64_t tensor[] = { c->tensors[t].numel, c->tensors[t].unit, c->tensors[t].logical,
-                                    (uint64_t)c->tensors[t].decay, (uint64_t)c->tensors[t].tied };
+        const uint64_t tensor[] = { c->tensors[t].numel,          c->tensors[t].unit,
+                                    c->tensors[t].logical,        (uint64_t)c->tensors[t].decay,
+                                    (uint64_t)c->tensors[t].tied, c->tensors[t].frozen != 0 };
         mine.tensors = XXH3_64bits_withSeed(tensor, sizeof tensor, mine.tensors);
     }
     if (c->order_length) mine.order = XXH3_64bits(c->order, c->order_length * sizeof *c->order);

@@ -41,24 +41,29 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
 static void add_pools(struct table *t, const zero_layout *l, const zero_comm_shape *comm, size_t param_depth,
                       size_t elem, size_t more, const char *formula_of_more) {
     const size_t depths[] = { ZERO_GRAD_POOL_DEPTH, param_depth };
-    size_t bytes = more, shared = 0, numel = 0, own = 0;
+    size_t bytes = more, shared[2] = { 0 }, numel[2] = { 0 }, own = 0;
     for (int i = 0; i < 2; i++) {
         zero_pool pool;
-        if (zero_pool_create(&pool, l, depths[i])) continue;  // of host memory
+        if (zero_pool_create(&pool, l, i ? ZERO_POOL_PARAMS : ZERO_POOL_GRADS, depths[i])) continue;  // of host memory
         for (size_t k = 0; k < pool.num_buffers; k++) {
             const zero_pool_buffer *b = &pool.buffers[k];
             bytes += i ? b->numel * elem : zero_comm_alloc_bytes(comm, b->numel * elem);
             if (b->owner == ZERO_NO_UNIT)
-                numel = b->numel;
+                numel[i] = b->numel;
             else
                 own += b->numel;
         }
-        shared += pool.num_shared;
+        shared[i] = pool.num_shared;
         zero_pool_destroy(&pool);
     }
-    char larger[32] = "";
+    char second[48] = "", larger[32] = "";
+    if (shared[1] && numel[0] == numel[1])
+        shared[0] += shared[1];
+    else if (shared[1])  // without frozen units
+        snprintf(second, sizeof second, " + %zu x %zu", shared[1], numel[1]);
     if (own) snprintf(larger, sizeof larger, " + %zu", own);
-    add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "%zu x (%zu x %zu%s)%s", elem, shared, numel, larger, formula_of_more);
+    add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "%zu x (%zu x %zu%s%s)%s", elem, shared[0], numel[0], second, larger,
+        formula_of_more);
 }
 
 size_t zero_cost_partial_sums(size_t leaves, size_t G) {
@@ -81,6 +86,9 @@ zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype) {
     return (zero_group_sums){ .leaves = leaves, .count = S / leaves, .dtype = leaves > 1 ? ZERO_F32 : dtype };
 }
 
+static size_t trained(const zero_layout *l) { return l->trained_offset[l->num_units]; }
+static const char *psi_trained(const zero_layout *l) { return trained(l) < l->numel_padded ? "Psi_t" : "Psi"; }
+
 // The row of partial sums, and what a power of two would need.
 static void add_partial_sums(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY;
@@ -89,9 +97,11 @@ static void add_partial_sums(struct table *t, const zero_cost *p, const zero_lay
     const size_t leaves = library ? 1 : l->ranks * replicas;
     const size_t sums = !library ? zero_cost_partial_sums(leaves, G) : G ? zero_cost_partial_sums(1, G - 1) + 1 : 0;
     const size_t one = zero_layout_replica_offset(l, l->num_units, replicas) * sizeof(float);
-    const char *psi = replicas > 1 ? "4 Psi/(N R)" : "4 Psi/N", *all = replicas > 1 ? "N R" : "N";
+    const char *all = replicas > 1 ? "N R" : "N";
+    char psi[24];
+    snprintf(psi, sizeof psi, replicas > 1 ? "4 %s/(N R)" : "4 %s/N", psi_trained(l));
     if (library)
-        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "4 Psi/N x %zu = floor(log2 G) + 1", sums);
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2 G) + 1", psi, sums);
     else if (leaves & (leaves - 1))
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu: ones of g %s (of 2^k: %zu)", psi, sums, all, unit);
     else
@@ -102,9 +112,9 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     struct table t = { rows, max, 0 };
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), psi = l->numel_padded, shard = psi / l->ranks;
-    const size_t largest = zero_layout_largest_unit(l),
+    const size_t largest = zero_layout_largest_unit(l), largest_trained = zero_layout_largest_trained_unit(l),
                  master = zero_master_bytes(p->settings.dtype, p->settings.master);
-    const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
+    const size_t state = (stage == 0 ? psi : shard) * sizeof(float), psi_t = trained(l);
     const char *over = stage == 0 ? "" : "/N";
     const zero_comm_shape *comm = &p->shard_transport;
     const zero_optimizer *optimizer = zero_optimizer_get(p->settings.optimizer);
@@ -113,26 +123,28 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     if (stage >= 2)
         add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
     else
-        add(&t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi * b), "%zu Psi", b);
+        add(&t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi_t * b), "%zu %s", b, psi_trained(l));
     add_partial_sums(&t, p, l);
     if (master)
         add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
     else
         add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->settings.dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
     for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
-        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], state, "4 Psi%s", over);
+        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], psi_t / (stage == 0 ? 1 : l->ranks) * sizeof(float),
+            "4 %s%s", psi_trained(l), over);
 
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
-    const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest * sizeof(float) : 0;
+    const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest_trained * sizeof(float) : 0;
     const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) : 0;
     const zero_group_sums group = zero_cost_group_sums(l->ranks, p->settings.dtype);
     const size_t group_bytes = replica * group.count * zero_dtype_bytes(group.dtype);
-    const size_t sums_buffer = gathered_sums ? zero_comm_alloc_bytes(comm, gathered_sums) : 0;
-    const size_t replica_buffers = replica ? zero_comm_alloc_bytes(&p->replicate_transport, replica * sizeof(float)) +
-                                                 zero_comm_alloc_bytes(&p->replicate_transport, group_bytes)
-                                           : 0;
+    const size_t sums_buffer = stage == 0 && l->ranks > 1 ? zero_comm_alloc_bytes(comm, gathered_sums) : 0;
+    const size_t replica_buffers = p->replicas > 1
+                                       ? zero_comm_alloc_bytes(&p->replicate_transport, replica * sizeof(float)) +
+                                             zero_comm_alloc_bytes(&p->replicate_transport, group_bytes)
+                                       : 0;
     char with_replicas[40] = "";
-    if (replica)
+    if (p->replicas > 1)
         snprintf(with_replicas, sizeof with_replicas, " + %zu x largest shard",
                  sizeof(float) + group.count * zero_dtype_bytes(group.dtype));
     if (stage >= 2)
@@ -144,13 +156,13 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     size_t tables = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + l->num_tensors * sizeof(zero_tensor_args);
     for (size_t u = 0; u < l->num_units; u++)
         tables += zero_optimizer_chunks(l, stage, p->rank, u, NULL) * sizeof(zero_optimizer_chunk);
-    size_t transport = zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest * b,
-                                               stage == 3      ? 0
-                                               : gathered_sums ? gathered_sums
-                                                               : largest * b,
-                                               library ? largest : 0);
+    size_t transport = zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * b,
+                                               stage == 3   ? 0
+                                               : stage == 0 ? gathered_sums
+                                                            : largest * b,
+                                               library ? largest_trained : 0);
     if (stage == 3) transport += zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b);
-    if (replica)
+    if (p->replicas > 1)
         transport += zero_comm_scratch_bytes(&p->replicate_transport, group_bytes, replica * sizeof(float), 0) +
                      p->replicas * group.count * sizeof(void *);
     add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + transport, "optimizer chunks, norm, transport's own");
@@ -164,7 +176,7 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
     if (s->stage == 0) {
         add(t, ZERO_WIRE_PARAMS, "parameters", 0, "0");
     } else if (s->stage < 3) {
-        add(t, ZERO_WIRE_PARAMS, "parameters", l->numel_padded / l->ranks * others * b, "%zu Psi (N-1)/N", b);
+        add(t, ZERO_WIRE_PARAMS, "parameters", trained(l) / l->ranks * others * b, "%zu %s (N-1)/N", b, psi_trained(l));
     } else {
         const size_t numel = others ? zero_param_cache_traffic(l, p->order, p->order_length, (size_t)s->prefetch,
                                                                s->delay_seed != 0, p->micro_batches)
@@ -177,14 +189,15 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const zero_settings *s = &p->settings;
-    const size_t others = l->ranks - 1, of_others = l->numel_padded / l->ranks * others, G = p->micro_batches;
+    const size_t others = l->ranks - 1, of_others = trained(l) / l->ranks * others, G = p->micro_batches;
+    const char *psi = psi_trained(l);
     const size_t b = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->shard_transport, s->dtype)
                                                          : zero_dtype_bytes(s->dtype);
     if (s->stage == 0)
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * b + sizeof(float)), "(%zu G + 4) Psi (N-1)/N, G = %zu",
-            b, G);
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * b + sizeof(float)), "(%zu G + 4) %s (N-1)/N, G = %zu", b,
+            psi, G);
     else
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * b, "%zu G Psi (N-1)/N, G = %zu", b, G);
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * b, "%zu G %s (N-1)/N, G = %zu", b, psi, G);
     add_params(&t, p, l);
     const size_t norm = ZERO_NORM_WORDS * sizeof(uint64_t);
     if (p->replicas > 1) {
@@ -192,7 +205,7 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
         const size_t each = group.count * zero_dtype_bytes(group.dtype), others_R = p->replicas - 1;
         const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas);
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", others_R * (chunks * (G * each + sizeof(float)) + norm),
-            "(%zu G + 4) Psi/N (R-1)/R, R = %zu; norm", each, p->replicas);
+            "(%zu G + 4) %s/N (R-1)/R, R = %zu; norm", each, psi, p->replicas);
     } else {
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     }

@@ -30,8 +30,8 @@ typedef struct zero_cost {
 typedef struct zero_row {
     int kind;                     // memory: enum zero_memory_category; wire: enum zero_wire
     const char *what;             // "parameters"
-    char formula[96];             // "4 Psi"; Psi: padded parameters, N: ranks of a shard group, R: shard groups, G:
-                                  // micro-batches
+    char formula[96];             // "4 Psi"; Psi: padded parameters (Psi_t: without frozen units), N: ranks of a shard
+                                  // group, R: shard groups, G: micro-batches
     uint64_t expected, measured;  // bytes; measured is 0 in a plan
 } zero_row;
 

@@ -116,6 +116,7 @@ static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
     const zero_layout *l = &z->layout;
     int e = zero_grads_merge(z);
     for (size_t u = 0; u < l->num_units && !e; u++) {
+        if (unit_frozen(z, u)) continue;
         const size_t begin = sum_begin(z, u), end = sum_end(z, u);
         size_t cursor = 0;
         zero_segment s;

@@ -33,6 +33,7 @@
 #include "zero/nvtx.h"
 #include <float.h>
 #include <stdlib.h>
+#include <string.h>
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ static int create_buffers(zero *z, int e) {
     zero_comm *comm = z->config.shard_comm;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     z->pending = calloc(l->num_units, sizeof *z->pending);
-    if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_GRAD_POOL_DEPTH))
+    if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH))
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (z->config.settings.stage >= 2) {
         for (size_t i = 0; i < z->pool.num_buffers && !e; i++) {
@@ -51,9 +52,10 @@ static int create_buffers(zero *z, int e) {
         }
         return e;
     }
-    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, l->numel_padded * z->elem, &z->grads);
+    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, l->trained_offset[l->num_units] * z->elem, &z->grads);
     for (size_t u = 0; u < l->num_units && !e; u++) {
-        z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->unit_offset[u] * z->elem,
+        if (unit_frozen(z, u)) continue;
+        z->buffers[u] = (struct grad_buffer){ .ptr = z->grads + l->trained_offset[u] * z->elem,
                                               .numel = unit_numel(z, u) };
         z->units[u].buffer = &z->buffers[u];
     }
@@ -76,11 +78,16 @@ int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
     e = create_buffers(z, e);
-    return z->replicas == 1 ? e : create_group_sums(z, e);
+    if (z->replicas > 1) e = create_group_sums(z, e);
+    if (!sums_comm(z)) return e;
+    const size_t numel = whole_state(z) ? zero_layout_largest_trained_unit(&z->layout)
+                                        : zero_layout_replica_buffer(&z->layout, (size_t)z->replicas);
+    return zero_alloc_symmetric(z, e, sums_comm(z), ZERO_MEM_UNIT_BUFFERS, numel * sizeof(float), &z->gathered_sums);
 }
 
 void zero_grads_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
+    if (sums_comm(z)) zero_comm_free(sums_comm(z), z->gathered_sums);
     zero_comm_free(z->config.shard_comm, z->grads);
     for (size_t i = 0; i < z->num_buffers && z->config.settings.stage >= 2; i++)
         zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
@@ -94,6 +101,33 @@ void zero_grads_destroy(zero *z) {
     zero_pool_destroy(&z->pool);
     free(z->buffers);
     free(z->pending);
+}
+
+// Waits until no rank reads a buffer of this one.
+static int buffers_reusable(zero *z) {
+    const cudaStream_t stream = z->config.stream;
+    zero_comm *comm = z->config.shard_comm;
+    int e = zero_follow(z, stream, z->reduce_stream);
+    for (size_t i = 0; i < z->num_buffers && !e; i++)
+        e = zero_comm_check(z, zero_comm_reusable(comm, z->buffers[i].ticket, stream));
+    if (!e && z->replicas > 1)
+        e = zero_comm_check(z, zero_comm_reusable(z->config.replicate_comm, z->group_ticket, stream));
+    if (!e && sums_comm(z)) e = zero_comm_check(z, zero_comm_reusable(sums_comm(z), z->gathered_sums_ticket, stream));
+    return e ? e : zero_comm_check(z, zero_comm_synchronize(comm, stream));
+}
+
+int zero_grads_release(zero *z) {
+    const int e = zero_agree(z, buffers_reusable(z));
+    if (e) return e;
+    zero_grads_destroy(z);
+    z->grads = NULL;
+    z->gathered_sums = NULL;
+    z->group_sums = z->group_pointers = NULL;
+    z->group_ticket = z->gathered_sums_ticket = 0;
+    z->num_buffers = z->pending_first = z->max_micro_batches = 0;
+    memset(z->partial_sums, 0, sizeof z->partial_sums);
+    for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].buffer = NULL;
+    return ZERO_OK;
 }
 
 // ---- partial sums ---------------------------------------------------------------------------------------------------
@@ -129,6 +163,7 @@ static size_t leaves_per_micro_step(const zero *z) {
 static int clear_padding(zero *z) {
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e && z->replicas > 1; u++) {
+        if (unit_frozen(z, u)) continue;
         const size_t n = sum_numel(z, u), chunk = sum_offset(z, u + 1) - sum_offset(z, u);
         if (n < chunk)
             e = zero_device_check(z,
@@ -141,7 +176,7 @@ static int clear_padding(zero *z) {
 
 int zero_between_micro_batches(zero *z) {
     for (size_t u = 0; u < z->layout.num_units && !z->failed; u++)
-        if (z->units[u].state != UNIT_FREE || z->units[u].micro_batches != z->micro_batches)
+        if (!unit_frozen(z, u) && (z->units[u].state != UNIT_FREE || z->units[u].micro_batches != z->micro_batches))
             zero_fail(z, ZERO_ERR_ARG,
                       "a micro-batch is unfinished (unit %zu): call zero_finish_backward or zero_discard first", u);
     return z->failed;
@@ -194,7 +229,7 @@ static int exchange_group_sums(zero *z, size_t u, const void *const **chunks) {
 
 // The transport's own reduce-scatter needs a place for its result, which is then pushed as one leaf.
 static int accumulate_by_library(zero *z, size_t u) {
-    const size_t offset = shard_offset(z, u), n = shard_numel(z, u), leaves = z->units[u].micro_batches;
+    const size_t offset = sum_offset(z, u), n = shard_numel(z, u), leaves = z->units[u].micro_batches;
     const int live = zero_partial_sums_live(leaves), merge = __builtin_ctzll(~leaves);
     const cudaStream_t stream = z->reduce_stream;
     struct grad_buffer *b = z->units[u].buffer;
@@ -290,6 +325,9 @@ static int exceeds_pool(const zero *z, size_t u) {
 // The micro-batch must be the unit's next one: the order of micro-batches is that of the sum.
 static int check_micro_batch(zero *z, size_t u, size_t micro_batch) {
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
+    if (unit_frozen(z, u))
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "the gradients of unit %zu are acquired, but all its tensors are frozen: leave them out", u);
     const struct unit *unit = &z->units[u];
     const size_t next = unit->micro_batches + (unit->state != UNIT_FREE);
     if (unit->state == UNIT_ACQUIRED || micro_batch < next)
@@ -372,7 +410,7 @@ int zero_finish_backward(zero *z) {
     for (size_t u = 0; u < z->layout.num_units; u++)
         if (z->units[u].micro_batches > most) most = z->units[u].micro_batches;
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
-        if (z->units[u].micro_batches != most)
+        if (!unit_frozen(z, u) && z->units[u].micro_batches != most)
             e = zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu were not released in micro-batch %zu", u,
                           z->units[u].micro_batches);
     // In every other micro-batch only: this waits for all readers, and a rank that always waits never exposes a race.

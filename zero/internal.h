@@ -39,9 +39,11 @@ struct param_buffer {
 struct unit {
     enum unit_state state;
     struct grad_buffer *buffer;
-    size_t micro_batches;       // reduced since the last step
-    size_t users;               // acquires of its parameters that were not released
-    zero_ticket params_ticket;  // the last all-gather that reads this rank's parameters
+    size_t micro_batches;                       // reduced since the last step
+    size_t users;                               // acquires of its parameters that were not released
+    zero_ticket params_ticket;                  // the last all-gather that reads this rank's parameters
+    int gathering;                              // it is not finished
+    float *moments[ZERO_MAX_OPTIMIZER_STATES];  // the optimizer's states; NULL in a frozen unit
 };
 
 struct zero {
@@ -78,6 +80,8 @@ struct zero {
     void *group_sums;                              // symmetric in the replicate group: this group's, for one unit
     const void **group_pointers;                   // device: to all groups' sums of this rank's chunk
     zero_ticket group_ticket;                      // the last all-to-all of group_sums
+    float *gathered_sums;                          // stage 0: a unit's sums, of all ranks; several groups: a shard's
+    zero_ticket gathered_sums_ticket;
     uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];  // received: when the step began; in the last
                                                                        // step
 
@@ -85,7 +89,7 @@ struct zero {
     char *params;                        // all units' parameters; NULL in stage 3
     size_t gathers_begun, gathers_done;  // stages 1, 2: units all-gathered since the last update: begun, finished
     zero_window *window;                 // stage 3: the shards of the parameters
-    zero_param_cache cache;              // stage 3: which units are in buffers
+    zero_param_cache cache;              // which units share buffers; stage 3: which are in buffers
     struct param_buffer *param_buffers;  // one for each slot of the cache
     zero_ticket last_unshard;            // of the window
 
@@ -96,12 +100,10 @@ struct zero {
     zero_tensor_args *tensor_args, *device_args;  // [num_tensors]: on the host, on the device
     int has_options;                              // some tensor's options are not those of all
     void *master;                                 // fp32, 16-bit low halves, or NULL: master_bytes per element
-    float *state[ZERO_MAX_OPTIMIZER_STATES];
-    zero_optimizer_chunk *chunks;  // device
-    size_t *first_chunk;           // [num_units + 1]
-    uint64_t *squares;             // device: ZERO_SQUARE_PARTS wide integers
-    float *gathered_sums;          // stage 0: a unit's gradient sums, of all ranks; several shard groups: a shard's
-    zero_ticket gathered_sums_ticket;
+    zero_optimizer_chunk *chunks;                 // device; places in this rank's part of the unit
+    size_t *first_chunk;                          // [num_units + 1]
+    uint64_t *squares;                            // device: ZERO_SQUARE_PARTS wide integers
+    uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
 
     // state.c
     int in_callback;  // of a fill, load, visit or hash
@@ -162,6 +164,7 @@ int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
 
 int zero_grads_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_grads_destroy(zero *z);
+int zero_grads_release(zero *z);          // frees buffers and sums, to be created again. Collective; between steps
 int zero_between_micro_batches(zero *z);  // fails if one has begun and is not finished
 int zero_grads_merge(zero *z);            // all partial sums into partial_sums[0], once a step
 int zero_grads_reset(zero *z);            // no micro-batches; ends the step's count of wire bytes
@@ -183,6 +186,11 @@ int zero_params_update_begin(zero *z);
 int zero_params_update_written(zero *z, size_t u);
 int zero_params_update_end(zero *z);
 
+// ---- state.c --------------------------------------------------------------------------------------------------------
+
+// Before the frozen units change: what was allocated so far counts in the report of peak memory.
+void zero_keep_earlier_bytes(zero *z);
+
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
 
 // Of the gradient sums that were merged, those of frozen tensors become zero: they are not part of a norm.
@@ -196,7 +204,7 @@ void zero_optimizer_destroy(zero *z);
 static inline size_t unit_numel(const zero *z, size_t u) { return zero_layout_unit_numel(&z->layout, u); }
 static inline size_t shard_numel(const zero *z, size_t u) { return zero_layout_shard_numel(&z->layout, u); }
 static inline size_t shard_offset(const zero *z, size_t u) { return zero_layout_shard_offset(&z->layout, u); }
-// Gradient sums: of this rank's shard, or of its chunk of the shard if there are several shard groups.
+// Gradient sums of the trained units: of this rank's shard, or of its chunk of it if there are several shard groups.
 static inline size_t sum_offset(const zero *z, size_t u) {
     return zero_layout_replica_offset(&z->layout, u, (size_t)z->replicas);
 }
@@ -222,6 +230,7 @@ static inline size_t shard_total(const zero *z) { return z->layout.numel_padded 
 static inline double zero_total_weight(const zero *z) {
     return z->total_weight > 0 ? z->total_weight : (double)(z->micro_batches * (size_t)z->ranks * (size_t)z->replicas);
 }
+static inline int unit_frozen(const zero *z, size_t u) { return z->layout.unit_frozen[u]; }
 static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
 
 // This rank's shard of a unit's parameters.
@@ -246,6 +255,14 @@ static inline size_t state_total(const zero *z) {
 }
 static inline size_t master_bytes(const zero *z) {
     return zero_master_bytes(z->config.settings.dtype, z->config.settings.master);
+}
+
+// The parameters of a unit whose optimizer state this rank has, and their master weights.
+static inline char *updated_params(const zero *z, size_t u) {
+    return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
+}
+static inline char *updated_master(const zero *z, size_t u) {
+    return z->master ? (char *)z->master + state_offset(z, u) * master_bytes(z) : NULL;
 }
 
 #endif

@@ -12,6 +12,8 @@ void zero_layout_destroy(zero_layout *l) {
     free(l->tensor_offset);
     free(l->unit_first);
     free(l->unit_offset);
+    free(l->unit_frozen);
+    free(l->trained_offset);
     memset(l, 0, sizeof *l);
 }
 
@@ -30,10 +32,22 @@ static int copy_tensors(zero_layout *l, const zero_tensor *tensors, size_t num_t
     char *at = l->names + 1;  // before it is the name of tensors without one
     for (size_t t = 0; t < num_tensors; t++) {
         l->tensors[t] = tensors[t];
+        l->tensors[t].frozen = tensors[t].frozen != 0;
         l->tensors[t].name = tensors[t].name ? strcpy(at, tensors[t].name) : l->names;
         if (tensors[t].name) at += strlen(at) + 1;
     }
     return 0;
+}
+
+static void find_frozen_units(zero_layout *l) {
+    size_t trained = 0;
+    for (size_t u = 0; u < l->num_units; u++) {
+        l->unit_frozen[u] = 1;
+        for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++) l->unit_frozen[u] &= l->tensors[t].frozen != 0;
+        l->trained_offset[u] = trained;
+        if (!l->unit_frozen[u]) trained += zero_layout_unit_numel(l, u);
+    }
+    l->trained_offset[l->num_units] = trained;
 }
 
 int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why) {
@@ -51,7 +65,10 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     l->tensor_offset = malloc(num_tensors * sizeof *l->tensor_offset);
     l->unit_first = malloc((l->num_units + 1) * sizeof *l->unit_first);
     l->unit_offset = malloc((l->num_units + 1) * sizeof *l->unit_offset);
-    if (!l->tensor_offset || !l->unit_first || !l->unit_offset || copy_tensors(l, tensors, num_tensors))
+    l->unit_frozen = malloc(l->num_units);
+    l->trained_offset = malloc((l->num_units + 1) * sizeof *l->trained_offset);
+    if (!l->tensor_offset || !l->unit_first || !l->unit_offset || !l->unit_frozen || !l->trained_offset ||
+        copy_tensors(l, tensors, num_tensors))
         return fail(l, why, "out of host memory for the layout's tables");
 
     const size_t limit = SIZE_MAX / 2;  // nothing below overflows as long as no sum exceeds it
@@ -75,7 +92,13 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     l->unit_first[l->num_units] = num_tensors;
     l->unit_offset[l->num_units] = physical;
     l->numel_padded = physical;
+    find_frozen_units(l);
     return 0;
+}
+
+void zero_layout_set_frozen(zero_layout *l, size_t tensor, int frozen) {
+    l->tensors[tensor].frozen = frozen;
+    find_frozen_units(l);
 }
 
 size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) {
@@ -84,12 +107,14 @@ size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) {
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit) { return zero_layout_unit_numel(l, unit) / l->ranks; }
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit) { return l->unit_offset[unit] / l->ranks; }
 
-size_t zero_layout_largest_unit(const zero_layout *l) {
+static size_t largest(const zero_layout *l, int with_frozen) {
     size_t n = 0;
     for (size_t u = 0; u < l->num_units; u++)
-        if (zero_layout_unit_numel(l, u) > n) n = zero_layout_unit_numel(l, u);
+        if ((with_frozen || !l->unit_frozen[u]) && zero_layout_unit_numel(l, u) > n) n = zero_layout_unit_numel(l, u);
     return n;
 }
+size_t zero_layout_largest_unit(const zero_layout *l) { return largest(l, 1); }
+size_t zero_layout_largest_trained_unit(const zero_layout *l) { return largest(l, 0); }
 
 zero_owner zero_layout_owner(const zero_layout *l, size_t tensor, size_t element) {
     const size_t unit = l->tensors[tensor].unit, in_unit = l->tensor_offset[tensor] + element;
@@ -103,8 +128,9 @@ size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t repli
 
 size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t replicas) {
     size_t offset = 0;
-    if (replicas == 1) return zero_layout_shard_offset(l, unit);
-    for (size_t u = 0; u < unit; u++) offset += zero_layout_replica_chunk(l, u, replicas);
+    if (replicas == 1) return l->trained_offset[unit] / l->ranks;
+    for (size_t u = 0; u < unit; u++)
+        if (!l->unit_frozen[u]) offset += zero_layout_replica_chunk(l, u, replicas);
     return offset;
 }
 
@@ -116,7 +142,7 @@ size_t zero_layout_replica_begin(const zero_layout *l, size_t unit, size_t repli
 size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas) {
     size_t numel = 0;
     for (size_t u = 0; u < l->num_units; u++)
-        if (zero_layout_replica_chunk(l, u, replicas) * replicas > numel)
+        if (!l->unit_frozen[u] && zero_layout_replica_chunk(l, u, replicas) * replicas > numel)
             numel = zero_layout_replica_chunk(l, u, replicas) * replicas;
     return numel;
 }

@@ -36,6 +36,7 @@ typedef struct zero_tensor {
     int decay;       // 1: weight decay applies
     int tied;        // 1: used at several places of the model, so that its gradients are held while those of other
                      // units come and go (an embedding that is also the head): its unit has buffers of its own (pool.h)
+    int frozen;      // 1: it is not updated, until zero_set_tensor_options (zero.h) says otherwise
 } zero_tensor;
 
 typedef struct zero_layout {
@@ -47,15 +48,20 @@ typedef struct zero_layout {
     size_t *tensor_offset;  // [num_tensors], within its unit; does not depend on ranks
     size_t *unit_first;     // [num_units + 1], first tensor of a unit
     size_t *unit_offset;    // [num_units + 1], physical; unit u has unit_offset[u + 1] - unit_offset[u] padded elements
+    // Frozen units, all of whose tensors are frozen, have no gradients and no optimizer state; the others are trained.
+    unsigned char *unit_frozen;  // [num_units]
+    size_t *trained_offset;      // [num_units + 1], in a buffer of the trained units alone
 } zero_layout;
 
 // Returns 0, or -1 with a reason in *why: the description is inconsistent (units out of order, sizes that overflow), or
 // host memory is exhausted. Not collective.
 int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why);
 void zero_layout_destroy(zero_layout *l);
+void zero_layout_set_frozen(zero_layout *l, size_t tensor, int frozen);
 
 size_t zero_layout_unit_numel(const zero_layout *l, size_t unit);    // padded
 size_t zero_layout_largest_unit(const zero_layout *l);               // padded elements of the largest unit
+size_t zero_layout_largest_trained_unit(const zero_layout *l);       // the same, without frozen units
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit);   // of one rank: unit_numel / ranks
 size_t zero_layout_shard_offset(const zero_layout *l, size_t unit);  // of the unit in a rank's shard of all units
 
@@ -66,9 +72,10 @@ typedef struct zero_owner {
 zero_owner zero_layout_owner(const zero_layout *l, size_t tensor, size_t element);
 
 // With `replicas` shard groups the gradient sums of a shard are divided among the groups. Returns the elements of a
-// group's chunk of a unit's shard; where it begins in a group's chunks of all units (unit = num_units: their total);
+// group's chunk of a unit's shard; where it begins in a group's chunks of all trained units (unit = num_units: their
+// total);
 // where group's chunk begins in the shard (at most at its end: the last chunks may reach beyond it, or be beyond it);
-// and the elements of a buffer that has room for all chunks of any unit. With 1 replica the chunk is the shard.
+// and the elements of a buffer that has room for all chunks of any trained unit. With 1 replica the chunk is the shard.
 size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t replicas);
 size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t replicas);
 size_t zero_layout_replica_begin(const zero_layout *l, size_t unit, size_t replicas, size_t group);

@@ -26,11 +26,8 @@ static int create_chunks(zero *z) {
     }
     zero_optimizer_chunk *chunks = malloc((n + 1) * sizeof *chunks);
     if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t u = 0; u < l->num_units; u++) {
+    for (size_t u = 0; u < l->num_units; u++)
         zero_optimizer_chunks(l, stage, (size_t)z->rank, u, chunks + z->first_chunk[u]);
-        for (size_t c = z->first_chunk[u]; c < z->first_chunk[u + 1] && z->replicas > 1; c++)
-            chunks[c].grad -= shard_offset(z, u);  // sums are gathered unit by unit
-    }
     int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *chunks, &z->chunks);
     if (!e && n)
         e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, n * sizeof *chunks, cudaMemcpyHostToDevice),
@@ -44,22 +41,32 @@ static int create_options(zero *z) {
     z->options = malloc(n * sizeof *z->options);
     z->tensor_args = malloc(n * sizeof *z->tensor_args);
     if (!z->options || !z->tensor_args) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t t = 0; t < n; t++)
-        z->options[t] = (zero_tensor_options){ .lr_factor = 1,
-                                               .decay_factor = z->layout.tensors[t].decay ? 1.0f : 0.0f };
+    for (size_t t = 0; t < n; t++) {
+        const zero_tensor *tensor = &z->layout.tensors[t];
+        z->options[t] = (zero_tensor_options){ 1, tensor->decay ? 1.0f : 0.0f, tensor->frozen != 0, 0 };
+        z->has_options |= z->options[t].frozen;
+    }
     return zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *z->device_args, &z->device_args);
 }
 
+static int create_moments(zero *z, size_t u) {
+    int e = ZERO_OK;
+    for (size_t s = 0; s < z->optimizer->num_states && !unit_frozen(z, u) && !e; s++)
+        e = zero_alloc(z, ZERO_MEM_STATE + s, state_numel(z, u) * sizeof(float), &z->units[u].moments[s]);
+    return e;
+}
+
+static void destroy_moments(zero *z, size_t u) {
+    for (size_t s = 0; s < ZERO_MAX_OPTIMIZER_STATES; s++) {
+        zero_accounting_free(z->config.accounting, ZERO_MEM_STATE + s, z->units[u].moments[s],
+                             state_numel(z, u) * sizeof(float));
+        z->units[u].moments[s] = NULL;
+    }
+}
+
 int zero_optimizer_create(zero *z, int e) {
-    if (sums_comm(z))
-        e = zero_alloc_symmetric(z, e, sums_comm(z), ZERO_MEM_UNIT_BUFFERS,
-                                 (whole_state(z) ? zero_layout_largest_unit(&z->layout)
-                                                 : zero_layout_replica_buffer(&z->layout, (size_t)z->replicas)) *
-                                     sizeof(float),
-                                 &z->gathered_sums);
     if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
-    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
-        e = zero_alloc(z, ZERO_MEM_STATE + s, state_total(z) * sizeof(float), &z->state[s]);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) e = create_moments(z, u);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARES_BYTES, &z->squares);
     if (!e) e = create_chunks(z);
     return e ? e : create_options(z);
@@ -67,10 +74,8 @@ int zero_optimizer_create(zero *z, int e) {
 
 void zero_optimizer_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
-    if (sums_comm(z)) zero_comm_free(sums_comm(z), z->gathered_sums);
     zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
-    for (size_t s = 0; s < ZERO_MAX_OPTIMIZER_STATES; s++)
-        zero_accounting_free(accounting, ZERO_MEM_STATE + s, z->state[s], state_total(z) * sizeof(float));
+    for (size_t u = 0; u < z->layout.num_units && z->units; u++) destroy_moments(z, u);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARES_BYTES);
     if (z->first_chunk)
         zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
@@ -101,13 +106,45 @@ int zero_clear_frozen(zero *z) {
     int e = ZERO_OK;
     for (size_t t = 0; t < z->layout.num_tensors && z->has_options && !e; t++) {
         const size_t u = z->layout.tensors[t].unit;
-        if (z->options[t].frozen)
+        if (z->options[t].frozen && !unit_frozen(z, u))
             e = clear_tensor(z, t, sum_begin(z, u), sum_end(z, u), z->partial_sums[0] + sum_offset(z, u));
     }
     return e;
 }
 
+// Returns 1 if all other tensors of its unit are frozen.
+static int decides_for_its_unit(const zero_layout *l, size_t tensor) {
+    const size_t u = l->tensors[tensor].unit;
+    for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++)
+        if (t != tensor && !l->tensors[t].frozen) return 0;
+    return 1;
+}
+
+// The unit becomes a frozen one, or a trained one whose optimizer states are zero.
+static int set_frozen_unit(zero *z, size_t t, int frozen) {
+    const size_t u = z->layout.tensors[t].unit;
+    zero_keep_earlier_bytes(z);
+    int e = zero_grads_release(z);
+    if (e) return e;
+    destroy_moments(z, u);
+    zero_layout_set_frozen(&z->layout, t, frozen);
+    e = zero_grads_create(z, ZERO_OK);
+    return zero_agree(z, e ? e : create_moments(z, u));
+}
+
+static int set_frozen(zero *z, size_t t, int frozen) {
+    const size_t u = z->layout.tensors[t].unit, begin = state_begin(z, u), end = begin + state_numel(z, u);
+    int e = ZERO_OK;
+    if (z->layout.tensors[t].frozen == frozen) return ZERO_OK;
+    if (decides_for_its_unit(&z->layout, t)) return set_frozen_unit(z, t, frozen);
+    zero_layout_set_frozen(&z->layout, t, frozen);
+    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
+        e = clear_tensor(z, t, begin, end, z->units[u].moments[s]);
+    return e;
+}
+
 zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor) { return z->options[tensor]; }
+int zero_is_frozen(const zero *z, size_t unit) { return unit_frozen(z, unit); }
 
 int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *options) {
     if (zero_between_micro_batches(z)) return z->failed;
@@ -124,19 +161,15 @@ int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *option
         return zero_fail(z, ZERO_ERR_ARG, "first_update of %s is %llu, after %llu updates: call zero_set_updates first",
                          name, (unsigned long long)options->first_update, (unsigned long long)z->updates);
     const int thaws = z->options[t].frozen && !options->frozen;
-    const size_t u = z->layout.tensors[t].unit, begin = state_begin(z, u), end = begin + state_numel(z, u);
     const uint64_t record[] = { t, options->frozen != 0, options->first_update };
     const float factors[] = { options->lr_factor, options->decay_factor };
     zero_record_call(z, CALL_SET_OPTIONS, record, sizeof record);
     zero_record_call(z, CALL_SET_OPTIONS, factors, sizeof factors);
     z->options[t] = *options;
     z->has_options = 1;
-    if (!thaws) return ZERO_OK;
-    z->options[t].first_update = z->updates;
-    int e = ZERO_OK;
-    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
-        e = clear_tensor(z, t, begin, end, z->state[s] + state_offset(z, u));
-    return e;
+    z->options[t].frozen = options->frozen != 0;
+    if (thaws) z->options[t].first_update = z->updates;
+    return set_frozen(z, t, z->options[t].frozen);
 }
 
 // Writes the table of the kernel, if any tensor has options, and points args to it.
@@ -187,11 +220,11 @@ static int gather_sums(zero *z, size_t u) {
 static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_args args) {
     const zero_settings *s = &z->config.settings;
     zero_optimizer_arrays arrays = {
-        .params = sharded_params(z) ? zero_window_shard(z->window) : z->params,
-        .master = z->master,
+        .params = updated_params(z, u),
+        .master = updated_master(z, u),
         .grads = grads,
     };
-    memcpy(arrays.state, z->state, sizeof arrays.state);
+    memcpy(arrays.state, z->units[u].moments, sizeof arrays.state);
     zero_comm_inject_delay(z->config.shard_comm);
     zero_nvtx_push(z->optimizer->name, u);
     zero_time_begin(z, z->optimizer->name, z->config.stream);
@@ -228,8 +261,9 @@ static int update(zero *z, zero_optimizer_args args) {
     const int gathers = sums_comm(z) != NULL;
     int e = zero_params_update_begin(z);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (unit_frozen(z, u)) continue;
         if (gathers) e = gather_sums(z, u);
-        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0], args);
+        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u), args);
         if (!e) e = zero_params_update_written(z, u);
     }
     return e ? e : zero_params_update_end(z);

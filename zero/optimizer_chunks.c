@@ -19,17 +19,15 @@ static size_t cut(zero_optimizer_chunk first, size_t numel, zero_optimizer_chunk
 size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out) {
     const size_t numel = zero_layout_unit_numel(l, unit), shard = numel / l->ranks;
     const size_t begin = stage == 0 ? 0 : rank * shard, end = stage == 0 ? numel : begin + shard;
-    const size_t in_unit_buffers = l->unit_offset[unit], in_shards = zero_layout_shard_offset(l, unit);
     size_t n = 0;
     for (size_t t = l->unit_first[unit]; t < l->unit_first[unit + 1]; t++) {
         const size_t next = t + 1 < l->unit_first[unit + 1] ? l->tensor_offset[t + 1] : numel;
         const size_t from = l->tensor_offset[t] > begin ? l->tensor_offset[t] : begin, to = next < end ? next : end;
         if (from >= to) continue;
         const zero_optimizer_chunk first = {
-            .param = stage == 3 ? in_shards + from - begin : in_unit_buffers + from,
-            .state = stage == 0 ? in_unit_buffers + from : in_shards + from - begin,
-            // stage 0 gathers the sums of one unit at a time; a single rank's shard has all of them already
-            .grad = stage == 0 && l->ranks > 1 ? from : in_shards + from - begin,
+            .param = from - begin,
+            .state = from - begin,
+            .grad = from - begin,
             .logical = l->tensors[t].logical + from - l->tensor_offset[t],
             .decay = l->tensors[t].decay != 0,
             .tensor = (uint32_t)t,

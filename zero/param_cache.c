@@ -8,7 +8,7 @@ int zero_param_cache_create(zero_param_cache *c, const zero_layout *l, const siz
     *c = (zero_param_cache){ .prefetch = prefetch, .order_length = order_length };
     c->slots = calloc(l->num_units, sizeof *c->slots);
     c->order = malloc((order_length + 1) * sizeof *c->order);
-    if (!c->slots || !c->order || zero_pool_create(&c->pool, l, 1 + prefetch)) return -1;
+    if (!c->slots || !c->order || zero_pool_create(&c->pool, l, ZERO_POOL_PARAMS, 1 + prefetch)) return -1;
     for (size_t i = 0; i < order_length; i++) {
         if (order[i] >= l->num_units) return -1;
         c->order[i] = order[i];

@@ -27,14 +27,15 @@
 
 int zero_params_create(zero *z) {
     const zero_layout *l = &z->layout;
-    if (!sharded_params(z))
-        return zero_alloc_symmetric(z, ZERO_OK, z->config.shard_comm, ZERO_MEM_PARAMS, l->numel_padded * z->elem,
-                                    &z->params);
-    int e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
+    int e = ZERO_OK;
+    if (sharded_params(z))
+        e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
                                                   shard_total(z) * z->elem, &z->window));
     if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
                                       (size_t)z->config.settings.prefetch))
         e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!sharded_params(z))
+        return zero_alloc_symmetric(z, e, z->config.shard_comm, ZERO_MEM_PARAMS, l->numel_padded * z->elem, &z->params);
     z->cache.drop = z->config.settings.delay_seed != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
@@ -132,6 +133,8 @@ int zero_params_abandon(zero *z) {
 static int finish_gathers(zero *z, size_t end) {
     for (; z->gathers_done < end && z->gathers_done < z->gathers_begun; z->gathers_done++) {
         zero_comm_phase(z->config.shard_comm, "all-gather of parameters", z->gathers_done);
+        if (!z->units[z->gathers_done].gathering) continue;
+        z->units[z->gathers_done].gathering = 0;
         zero_time_begin(z, "all-gather: wait", z->config.stream);
         const int e = zero_comm_check(z, zero_comm_allgather_finish(z->config.shard_comm,
                                                                     z->units[z->gathers_done].params_ticket,
@@ -147,8 +150,8 @@ static int finish_gathers(zero *z, size_t end) {
 // Returns 1 if a unit shares buffers, and others hold them all. The same in every stage.
 static int exceeds_pool(const zero *z, size_t u) {
     size_t others = 0;
-    for (size_t w = 0; w < z->layout.num_units; w++) others += w != u && z->units[w].users && z->pool.shares[w];
-    return z->pool.shares[u] && others > (size_t)z->config.settings.prefetch;
+    for (size_t w = 0; w < z->layout.num_units; w++) others += w != u && z->units[w].users && z->cache.pool.shares[w];
+    return z->cache.pool.shares[u] && others > (size_t)z->config.settings.prefetch;
 }
 
 // Stage 3: the unit's parameters in a buffer of the cache.
@@ -238,6 +241,7 @@ int zero_params_update_written(zero *z, size_t u) {
                                                          z->config.stream, &z->units[u].params_ticket));
     zero_time_end(z, "all-gather", zero_transport_stream(z));
     zero_nvtx_pop();
+    z->units[u].gathering = 1;
     z->gathers_begun = u + 1;
     return e || u - z->gathers_done < ZERO_COMM_MAX_PENDING / 2 ? e : finish_gathers(z, z->gathers_done + 1);
 }

@@ -34,7 +34,11 @@ static size_t largest_shared(const size_t *sizes, size_t n) {
     return largest;
 }
 
-int zero_pool_create(zero_pool *p, const zero_layout *l, size_t depth) {
+static int is_in(const zero_layout *l, enum zero_pool_kind kind, size_t u) {
+    return kind == ZERO_POOL_PARAMS || !l->unit_frozen[u];
+}
+
+int zero_pool_create(zero_pool *p, const zero_layout *l, enum zero_pool_kind kind, size_t depth) {
     size_t n = 0, numel = 0, sharing = 0;
     size_t *sizes = malloc(l->num_units * sizeof *sizes);
     *p = (zero_pool){ .num_units = l->num_units,
@@ -46,12 +50,12 @@ int zero_pool_create(zero_pool *p, const zero_layout *l, size_t depth) {
         return -1;
     }
     for (size_t u = 0; u < l->num_units; u++)
-        if (!is_tied(l, u)) sizes[n++] = used_numel(l, u);
+        if (is_in(l, kind, u) && !is_tied(l, u)) sizes[n++] = used_numel(l, u);
     qsort(sizes, n, sizeof *sizes, descending);
     const size_t most = largest_shared(sizes, n);
     free(sizes);
     for (size_t u = 0; u < l->num_units; u++) {
-        p->shares[u] = !is_tied(l, u) && used_numel(l, u) <= most;
+        p->shares[u] = is_in(l, kind, u) && !is_tied(l, u) && used_numel(l, u) <= most;
         if (!p->shares[u]) continue;
         sharing++;
         if (zero_layout_unit_numel(l, u) > numel) numel = zero_layout_unit_numel(l, u);
@@ -60,7 +64,8 @@ int zero_pool_create(zero_pool *p, const zero_layout *l, size_t depth) {
     for (; p->num_buffers < p->num_shared; p->num_buffers++)
         p->buffers[p->num_buffers] = (zero_pool_buffer){ numel, ZERO_NO_UNIT };
     for (size_t u = 0; u < l->num_units && depth; u++)
-        if (!p->shares[u]) p->buffers[p->num_buffers++] = (zero_pool_buffer){ zero_layout_unit_numel(l, u), u };
+        if (is_in(l, kind, u) && !p->shares[u])
+            p->buffers[p->num_buffers++] = (zero_pool_buffer){ zero_layout_unit_numel(l, u), u };
     return 0;
 }
 

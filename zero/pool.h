@@ -1,12 +1,13 @@
 // pool.h: buffers that units use in turn: for gradients in stages 2 and 3, for parameters in stage 3. Which there are,
-// and which of them a unit may use; a pure function of the layout.
+// and which of them a unit may use; a pure function of the layout. Frozen units have no gradients, so they are not in
+// the pool of these.
 //
 // Rule. Some units have a buffer of their own. All others share `depth` buffers, each as large as the largest of these
 // units. A buffer of its own has
 //     - a unit with a tied tensor (layout.h): its gradients are held while those of all other units come and go;
 //     - the s largest of the other units, s such that these s buffers and two shared ones take the least memory. So a
 //       unit much larger than the rest, like an embedding, does not set the size of the shared buffers.
-// s depends on sizes without the padding for N ranks, so the same units share for every N, and in every pool.
+// s depends on sizes without the padding for N ranks, so the same units share for every N.
 //
 // Proof that a unit always gets a buffer, if at most `depth` sharing units are held at a time (the engine refuses
 // more): a unit with a buffer of its own is not held twice. A unit that shares fits into each of the shared buffers.
@@ -47,8 +48,10 @@ typedef struct zero_pool {
     unsigned char *shares;  // [num_units]: 1 if the unit uses the shared buffers
 } zero_pool;
 
+enum zero_pool_kind { ZERO_POOL_PARAMS, ZERO_POOL_GRADS };
+
 // Returns 0, or -1: host memory is exhausted.
-int zero_pool_create(zero_pool *p, const zero_layout *l, size_t depth);
+int zero_pool_create(zero_pool *p, const zero_layout *l, enum zero_pool_kind kind, size_t depth);
 void zero_pool_destroy(zero_pool *p);
 
 // Returns 1 if the unit may use buffer i.

@@ -4,6 +4,7 @@
 #include "zero/internal.h"
 #include "zero/master_weights.h"
 #include "zero/state_hash.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -42,16 +43,6 @@ static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
 
 // ---- fill and load --------------------------------------------------------------------------------------------------
 
-// The parameters of a unit whose optimizer state this rank has.
-static char *filled_params(zero *z, size_t u) {
-    return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
-}
-
-// Master weights of a unit, from element `at` of this rank's part on.
-static char *master_at(zero *z, size_t u, size_t at) {
-    return (char *)z->master + (state_offset(z, u) + at) * master_bytes(z);
-}
-
 // Which elements of a unit this rank has of a state.
 static size_t held_begin(const zero *z, enum zero_state state, size_t u) {
     return state == ZERO_STATE_GRADS ? sum_begin(z, u) : state_begin(z, u);
@@ -60,10 +51,15 @@ static size_t held_numel(const zero *z, enum zero_state state, size_t u) {
     return state == ZERO_STATE_GRADS ? sum_numel(z, u) : state_numel(z, u);
 }
 
+// Of a frozen unit there are only parameters and master weights.
+static int is_absent(const zero *z, enum zero_state state, size_t u) {
+    return state >= ZERO_STATE_OPTIMIZER && unit_frozen(z, u);
+}
+
 // This rank's part of a unit: of the optimizer's state, or of the sums of gradients.
 static float *held(const zero *z, enum zero_state state, size_t u) {
     return state == ZERO_STATE_GRADS ? z->partial_sums[0] + sum_offset(z, u)
-                                     : z->state[state - ZERO_STATE_OPTIMIZER] + state_offset(z, u);
+                                     : z->units[u].moments[state - ZERO_STATE_OPTIMIZER];
 }
 
 // Writes n fp32 values in z->host to a state of unit u, from element `at` of this rank's part on.
@@ -73,8 +69,8 @@ static int write_chunk(zero *z, enum zero_state state, size_t u, size_t at, size
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
     const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
-    int e = copy_in(z, filled_params(z, u) + at * z->elem, params, n * z->elem);
-    if (!e && z->master) e = copy_in(z, master_at(z, u, at), master, n * master_bytes(z));
+    int e = copy_in(z, updated_params(z, u) + at * z->elem, params, n * z->elem);
+    if (!e && z->master) e = copy_in(z, updated_master(z, u) + at * master_bytes(z), master, n * master_bytes(z));
     return e;
 }
 
@@ -115,9 +111,11 @@ static int leave_callback(zero *z, int e) {
 
 static int clear_optimizer_state(zero *z) {
     int e = ZERO_OK;
-    for (size_t i = 0; i < z->optimizer->num_states && !e; i++)
-        e = zero_device_check(z, cudaMemsetAsync(z->state[i], 0, state_total(z) * sizeof(float), z->config.stream),
-                              "clearing the optimizer's state");
+    for (size_t u = 0; u < z->layout.num_units; u++)
+        for (size_t i = 0; i < z->optimizer->num_states && !unit_frozen(z, u) && !e; i++)
+            e = zero_device_check(
+                z, cudaMemsetAsync(z->units[u].moments[i], 0, state_numel(z, u) * sizeof(float), z->config.stream),
+                "clearing the optimizer's state");
     return e;
 }
 
@@ -136,7 +134,7 @@ static int load(zero *z, enum zero_state state, int clear, zero_fill_fn fn, void
         mine = clear_optimizer_state(z);
     }
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
-        if (!mine) mine = load_unit(z, state, u, fn, ctx);
+        if (!mine && !is_absent(z, state, u)) mine = load_unit(z, state, u, fn, ctx);
         if (is_weights) e = zero_params_update_written(z, u);
     }
     if (!e && is_weights) e = zero_params_update_end(z);
@@ -160,13 +158,18 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
 // Reads n elements of a state that this rank owns, from element `in_unit` of unit u on, as fp32 into z->host.
 static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n) {
     const size_t at = in_unit - held_begin(z, state, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
+    if (is_absent(z, state, u)) {
+        memset(z->host, 0, n * sizeof(float));
+        return ZERO_OK;
+    }
     if (state >= ZERO_STATE_OPTIMIZER) return copy_out(z, z->host, held(z, state, u) + at, n * sizeof(float));
     const int low = state == ZERO_STATE_MASTER && z->config.settings.master == ZERO_MASTER_SPLIT,
               bf16 = z->config.settings.dtype == ZERO_BF16;
     if (state == ZERO_STATE_MASTER && z->master && !low)
-        return copy_out(z, z->host, master_at(z, u, at), n * sizeof(float));
+        return copy_out(z, z->host, updated_master(z, u) + at * sizeof(float), n * sizeof(float));
     int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
-    if (!e && low) e = copy_out(z, z->host_low, master_at(z, u, at), n * master_bytes(z));
+    if (!e && low)
+        e = copy_out(z, z->host_low, updated_master(z, u) + at * sizeof *z->host_low, n * sizeof *z->host_low);
     if (!e && bf16) join(z->host, z->host_params, low ? z->host_low : NULL, n);
     return e;
 }
@@ -176,6 +179,7 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
     const int grads = state == ZERO_STATE_GRADS;
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        if (grads && unit_frozen(z, u)) continue;
         const size_t shard = (size_t)z->rank * shard_numel(z, u), begin = grads ? sum_begin(z, u) : shard,
                      end = grads ? sum_end(z, u) : shard + shard_numel(z, u);
         size_t cursor = 0;
@@ -293,8 +297,23 @@ static zero_cost cost_of(const zero *z) {
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max) {
     const zero_cost p = cost_of(z);
     const size_t n = zero_cost_memory(&p, &z->layout, rows, max);
-    for (size_t i = 0; i < n; i++) rows[i].measured = z->config.accounting->peak[rows[i].kind];
+    for (size_t i = 0; i < n; i++) {
+        zero_row *r = &rows[i];
+        const uint64_t earlier = z->earlier_bytes[r->kind];
+        r->measured = z->config.accounting->peak[r->kind];
+        if (earlier <= r->expected) continue;
+        r->expected = earlier;
+        snprintf(r->formula, sizeof r->formula, "as before units were frozen");
+    }
     return n;
+}
+
+void zero_keep_earlier_bytes(zero *z) {
+    zero_row rows[ZERO_MEM_CATEGORIES];
+    const size_t n = zero_report_memory(z, rows, ZERO_MEM_CATEGORIES);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind != ZERO_MEM_TRANSPORT || z->max_micro_batches)  // else it has no scratch yet
+            z->earlier_bytes[rows[i].kind] = rows[i].expected;
 }
 
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max) {

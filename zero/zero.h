@@ -10,7 +10,7 @@
 //         backward: p = zero_acquire_params(z, u); g = zero_acquire_grads(z, u, m);      in any order that is the same
 //                   ... add this micro-batch's gradient to g ...                         on all ranks
 //                   zero_release_grads(z, u); zero_release_params(z, u);
-//         zero_finish_backward(z);
+//         zero_finish_backward(z);                                       zero_is_frozen: units without gradients
 //     zero_step(z, &hyperparameters);              or zero_discard(z), which drops the gradients and changes nothing
 //
 // p and g point to the unit's flat buffer in device memory, of settings.dtype; tensor t begins at element
@@ -136,15 +136,22 @@ int zero_step(zero *z, const zero_hyperparameters *h);
 // How a tensor is updated, where that differs from the others. May change between steps.
 typedef struct zero_tensor_options {
     float lr_factor, decay_factor;  // on h->lr and h->weight_decay. Initially 1, and 1 or 0 by zero_tensor.decay
-    int frozen;                     // 1: it is not updated, and its gradient is not part of the norm
+    int frozen;                     // 1: it is not updated, and its gradient is not part of the norm. Initially
+                                    // zero_tensor.frozen
     uint64_t first_update;          // zero_get_updates when it was last unfrozen, else 0: AdamW's bias correction
                                     // counts from there
 } zero_tensor_options;
 
-// Setting is collective, between steps. A tensor that was frozen and no longer is gets optimizer states of zero, and
-// first_update is set to the present number of updates. Getting is not collective.
+// Setting is collective, between steps. A tensor that becomes frozen, or no longer is, gets optimizer states of zero;
+// in the latter case first_update is set to the present number of updates. Getting is not collective.
 int zero_set_tensor_options(zero *z, size_t tensor, const zero_tensor_options *options);
 zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor);
+
+// Returns 1 if all tensors of a unit are frozen. Then it has no gradient buffers, sums and optimizer states (visits see
+// zeros, loads leave them out), and its gradients must not be acquired. On the wire there are no gradients of it, and
+// no updated parameters in stages 1 and 2. Parameters and master weights stay. Memory is released when its last tensor
+// is frozen and allocated when the first one no longer is; if that fails on one rank, it does on all. Not collective.
+int zero_is_frozen(const zero *z, size_t unit);
 
 // What the last zero_step did. Not collective.
 typedef struct zero_step_info {

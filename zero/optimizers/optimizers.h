@@ -34,9 +34,9 @@ typedef struct zero_optimizer_chunk {
     uint32_t tensor;
 } zero_optimizer_chunk;
 
-// The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit. Returns
-// their number; writes them to out unless it is NULL. The only walk over chunks: the engine and the cost formulas call
-// it. Not collective.
+// The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit; places are
+// counted from there. Returns their number; writes them to out unless it is NULL. The only walk over chunks: the engine
+// and the cost formulas call it. Not collective.
 size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out);
 
 // What a tensor has instead of the hyperparameters of all.

@@ -184,12 +184,12 @@ static void a_step_that_failed_is_not_repeated(const struct way *way, int stage)
     CHECK(e == ZERO_ERR_COMM || rank == 1, "the step returns %d: %s", e, zero_error(z));
     if (e) {
         snprintf(first, sizeof first, "%s", zero_error(z));
-        device_read(before, z->state[0], sizeof before);
+        device_read(before, z->units[0].moments[0], sizeof before);
         CHECK(zero_step(z, &adamw) == e && zero_discard(z) == e && zero_grad_norm(z, &norm) == e &&
                   !zero_acquire_params(z, 0) && !zero_acquire_params(z, 0),
               "after \"%s\" calls succeed", first);
         CHECK_STR(zero_error(z), first);
-        device_read(after, z->state[0], sizeof after);
+        device_read(after, z->units[0].moments[0], sizeof after);
         CHECK_BYTES(after, before, sizeof after);
     }
     MPI_Barrier(MPI_COMM_WORLD);

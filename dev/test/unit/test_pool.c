@@ -30,7 +30,7 @@ static zero_layout layout_of(const size_t *sizes, const int *tied, size_t n, siz
 
 static zero_pool pool_of(const zero_layout *l, size_t depth) {
     zero_pool p;
-    REQUIRE(zero_pool_create(&p, l, depth) == 0, "out of memory");
+    REQUIRE(zero_pool_create(&p, l, ZERO_POOL_GRADS, depth) == 0, "out of memory");
     return p;
 }
 
