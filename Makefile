@@ -79,8 +79,15 @@ WHY_NO_CUDNN := this is DEVICE=$(DEVICE)
 ifeq ($(DEVICE),cuda)
     include dev/device/cuda/cuda.mk
 endif
+# llm.c's scripts pass these two.
 ifneq ($(and $(filter-out 0,$(USE_CUDNN)),$(if $(CUDNN),,missing)),)
-    $(error USE_CUDNN=1 needs DEVICE=cuda, PRECISION=BF16 and cuDNN: $(WHY_NO_CUDNN))
+    ifeq ($(DEVICE),cuda)
+        $(error USE_CUDNN=1 needs PRECISION=BF16 and cuDNN: $(WHY_NO_CUDNN))
+    endif
+    $(info USE_CUDNN=1 does not apply: $(WHY_NO_CUDNN))
+endif
+ifneq ($(filter-out 0,$(NO_USE_MPI)),)
+    $(info NO_USE_MPI=1 does not apply: MPI is linked, but -pi tcp and -pi fs never call it)
 endif
 
 override DEBUG := $(filter-out 0,$(DEBUG))

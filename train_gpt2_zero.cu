@@ -620,10 +620,7 @@ static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t c
 // ranks may have none left: they compute one that is not counted, because all ranks must acquire the same units.
 // Collective.
 static double validate(Run *r) {
-    const size_t samples = loader_num_samples(r->val);
-    const int64_t limit = r->options.val_batches;
-    const size_t count = limit < 0 || (size_t)limit > samples ? samples : (size_t)limit;
-    const size_t ranks = (size_t)r->ranks;
+    const size_t count = val_micro_batches(r), ranks = (size_t)r->ranks;
     const size_t rounds = ceil_div(count, ranks);
     double *mine = (double *)allocate(rounds * sizeof *mine);
     double *all = (double *)allocate(rounds * ranks * sizeof *all);
@@ -638,6 +635,42 @@ static double validate(Run *r) {
     free(mine);
     free(all);
     return loss;
+}
+
+// Returns how many HellaSwag examples are answered right. Their completions are rows; B rows make a micro-batch, and the
+// ranks share out the micro-batches as in validate, so the answers do not depend on their number. Collective.
+static size_t evaluate_hellaswag(Run *r) {
+    const HellaSwag *h = r->hellaswag;
+    const size_t rows = hellaswag_rows(h), ranks = (size_t)r->ranks, B = r->B;
+    const size_t rounds = ceil_div(ceil_div(rows, B), ranks);
+    size_t T = 32, begin, end;  // as in sample
+    while (T < hellaswag_longest(h)) T *= 2;
+    if (T > r->T) T = r->T;
+    double *mine = (double *)allocate(rounds * B * sizeof *mine);
+    double *all = (double *)allocate(rounds * B * ranks * sizeof *all);
+    double *losses = (double *)allocate(rounds * B * ranks * sizeof *losses);
+    for (size_t g = 0; g < rounds; g++) {
+        const size_t first = (g * ranks + (size_t)r->rank) * B;
+        for (size_t b = 0; b < B; b++)
+            hellaswag_row(h, (first + b) % rows, T, r->inputs + b * T, r->targets + b * T, &begin, &end);
+        gpt2_forward(r->model, r->inputs, r->targets, B, T, 0);
+        gpt2_copy_losses(r->model, r->host_losses);
+        cudaCheck(cudaStreamSynchronize(r->stream));
+        for (size_t b = 0; b < B; b++) {
+            hellaswag_row(h, (first + b) % rows, T, NULL, NULL, &begin, &end);
+            mine[g * B + b] = gpt2_mean_loss(r->host_losses + b * T + begin, end - begin);
+        }
+    }
+    gather(r, mine, rounds * B * sizeof *mine, all);
+    for (size_t row = 0; row < rows; row++) {
+        const size_t j = row / B;
+        losses[row] = all[(j % ranks * rounds + j / ranks) * B + row % B];
+    }
+    const size_t correct = hellaswag_correct(h, losses);
+    free(mine);
+    free(all);
+    free(losses);
+    return correct;
 }
 
 // A bf16 is the upper half of a float.
@@ -717,13 +750,11 @@ static int skip_update(const Run *r, const StepLine *s) {
         return 1;
     }
     if (o->skip_loss_z > 0 && s->loss_z > o->skip_loss_z) {
-        print0(r, "step %zu: the loss has a z-score of %.2f, above -sl %g: the update is skipped\n", step, s->loss_z,
-               o->skip_loss_z);
+        print0(r, "skipping update due to loss z-score of %f\n", s->loss_z);
         return 1;
     }
     if (o->skip_norm_z > 0 && s->norm_z > o->skip_norm_z) {
-        print0(r, "step %zu: the norm has a z-score of %.2f, above -sg %g: the update is skipped\n", step, s->norm_z,
-               o->skip_norm_z);
+        print0(r, "skipping update due to grad z-score of %f\n", s->norm_z);
         return 1;
     }
     return 0;
@@ -800,11 +831,20 @@ static void before_step(Run *r, size_t step, int stop) {
         print0(r, "val loss %f\n", loss);
         if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(err);
     }
+    const int evaluates = last || (o->val_every > 0 && step > 0 && step % (size_t)o->val_every == 0);
+    if (r->hellaswag != NULL && !stop && evaluates) {
+        run_phase(r, "HellaSwag", step);
+        const size_t correct = evaluate_hellaswag(r), examples = hellaswag_examples(r->hellaswag);
+        const double accuracy = (double)correct / (double)examples;
+        print0(r, "HellaSwag: %zu/%zu = %f\n", correct, examples, accuracy);
+        if (trainlog_eval(&r->log, step, accuracy, err, sizeof err) != 0) warn(err);
+    }
     if (o->sample_every > 0 && !stop && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
         run_phase(r, "sampling", step);
         sample(r);
     }
-    const int due = o->checkpoint_every > 0 && ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last);
+    const int due = o->output_dir != NULL && o->checkpoint_every > 0 &&
+                    ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last);
     const int exists = step > 0 && step == r->first_step;  // it was resumed from
     if ((due || (stop && o->output_dir != NULL)) && !exists) {
         run_phase(r, "writing a checkpoint", step);
@@ -907,6 +947,7 @@ static void destroy(Run *r) {
     if constexpr (ATTENTION_CUDNN) attention_cudnn_destroy();
     cudaCheck(cudaStreamDestroy(r->stream));
     tokenizer_close(r->tokenizer);
+    hellaswag_close(r->hellaswag);
     loader_close(r->train);
     loader_close(r->val);
     free(r->tensors);
@@ -976,6 +1017,7 @@ int main(int argc, char **argv) {
     create_model(r, &model);
     open_output(r);
     if (r->choice[0] != '\0') print0(r, "%s\n", r->choice);
+    print0(r, "%s", o->notes);
     print_header(r);
     run_phase(r, "reading the weights", 0);
     set_state(r);

@@ -210,6 +210,7 @@ static void delete_checkpoint(const Run *r, size_t step) {
         if (unlink(path) != 0 && errno != ENOENT)
             fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
     }
+    print0(r, "Deleting checkpoint at step %zu\n", step);
 }
 
 // Keeps the newest -nk checkpoints up to this one, which is good, and those that -nm protects. Models without optimizer
@@ -239,6 +240,8 @@ void write_checkpoint(Run *r, size_t step) {
     w->fd = w->model.fd = -1;
     describe(r, step, &w->c);
     name_files(r, w, step);
+    print0(r, "Writing checkpoint at step %zu\nWriting model to %s\nWriting state to %s\n", step,
+           w->path[CHECKPOINT_MODEL], w->path[CHECKPOINT_OPTIMIZER]);
     if (r->rank == 0) create_files(w);
     if (any_failed(r, w->err)) die("%s", w->err);
     write_shard(w);

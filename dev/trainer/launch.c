@@ -96,6 +96,17 @@ static const char *library_name(void) {
     return name;
 }
 
+// -pn and -pr, where MPI knows better. Returns 0, or -1 and a message.
+static int check_flags_of_mpi(const Options *o, char *err, size_t err_bytes) {
+    if (o->processes != -1 && o->processes != here.ranks)
+        return FAIL("-pn %lld: MPI has %d processes: use -pn %d, or leave the flag out", (long long)o->processes,
+                    here.ranks, here.ranks);
+    if (o->rank != -1 && o->rank != here.rank)
+        return FAIL("-pr %lld: this is rank %d of MPI: give each process its own, or leave the flag out",
+                    (long long)o->rank, here.rank);
+    return 0;
+}
+
 int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *err, size_t err_bytes) {
     const int alone = parsed > 0 || (parsed == 0 && o->plan != OPTION_PLAN_OFF);  // may be asked anywhere
     here.mpi = parsed < 0 ? wants_mpi(*argc, *argv) : o->init_method == OPTION_INIT_MPI;
@@ -114,7 +125,8 @@ int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *er
     MPI_Comm_size(MPI_COMM_WORLD, &here.ranks);
     watchdog_end();
     const int wrong = parsed < 0 ||
-                      (!alone && environment_check_ranks(here.ranks, library_name(), err, err_bytes) != 0);
+                      (!alone && (environment_check_ranks(here.ranks, library_name(), err, err_bytes) != 0 ||
+                                  check_flags_of_mpi(o, err, err_bytes) != 0));
     int first = here.ranks, *all = malloc((size_t)here.ranks * sizeof *all);
     if (zero_bootstrap_create_mpi(&bootstrap, MPI_COMM_WORLD, here.timeout_s) != ZERO_OK || all == NULL ||
         zero_bootstrap_allgather(bootstrap, &wrong, sizeof wrong, all) != ZERO_OK) {
@@ -161,6 +173,21 @@ uint64_t launch_host(void) {
     Host h;
     find_host(&h);
     return XXH3_64bits(&h, sizeof h);
+}
+
+// -pg, where the hosts of all ranks are known. The same result on all ranks.
+static int check_gpus_per_node(const Options *o, char *err, size_t err_bytes) {
+    const int pg = (int)o->gpus_per_node;
+    for (int r = 0; pg > 0 && r < here.ranks; r++) {
+        const int first = r - r % pg;
+        if (memcmp(&places[r].host, &places[first].host, sizeof(Host)) == 0 &&
+            (r > first || first == 0 || memcmp(&places[r].host, &places[r - 1].host, sizeof(Host)) != 0))
+            continue;
+        return FAIL("-pg %d: rank %d is on %s, rank %d on %s: give the number of ranks that share a host, or leave the "
+                    "flag out",
+                    pg, r > first ? first : r - 1, places[r > first ? first : r - 1].host.name, r, places[r].host.name);
+    }
+    return 0;
 }
 
 // Learns the host of each rank, and this one's place among those of its host.
@@ -210,7 +237,7 @@ void launch_name_hosts(char *message, size_t bytes) {
 }
 
 int launch_connect(const Options *o, char *err, size_t err_bytes) {
-    if (here.mpi) return find_local_rank(err, err_bytes);
+    if (here.mpi) return find_local_rank(err, err_bytes) == 0 ? check_gpus_per_node(o, err, err_bytes) : -1;
     const char *job = getenv("SLURM_JOB_ID");
     const char *step = getenv("SLURM_STEP_ID");
     char name[256] = "";

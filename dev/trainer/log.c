@@ -206,6 +206,10 @@ int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_by
     return write_line(l, err, err_bytes, "s:%zu tel:%.4f\n", step, loss);
 }
 
+int trainlog_eval(TrainLog *l, size_t step, double accuracy, char *err, size_t err_bytes) {
+    return write_line(l, err, err_bytes, "s:%zu eval:%.4f\n", step, accuracy);
+}
+
 int trainlog_train(TrainLog *l, size_t step, double loss, double lr, double norm, char *err, size_t err_bytes) {
     return write_line(l, err, err_bytes, "s:%zu trl:%.4f lr:%.6f norm:%.2f\n", step, loss, lr, norm);
 }

@@ -65,6 +65,7 @@ int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes);
 // One line each. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left out,
 // and the next one is tried again. err is empty if the line before was left out, too.
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes);
+int trainlog_eval(TrainLog *l, size_t step, double accuracy, char *err, size_t err_bytes);
 int trainlog_train(TrainLog *l, size_t step, double loss, double lr, double norm, char *err, size_t err_bytes);
 void trainlog_close(TrainLog *l);
 

@@ -9,7 +9,8 @@
 // the name that getopt found.
 //
 // Numbers are parsed strictly: the whole word, in range, finite. If a flag is given several times the last one counts,
-// as in llm.c. After all flags are read, the rules that involve several flags, or the build, are checked.
+// as in llm.c. After all flags are read, the rules that involve several flags, or the build, are checked
+// (options_rules.c).
 #include <assert.h>
 #include <errno.h>
 #include <getopt.h>
@@ -72,7 +73,7 @@ static const Flag FLAGS[] = {
       .help =
           "the same as micro-batches of B x T, over all ranks; the bits depend on M, not on how many ranks share it" },
     { "x", "max-steps", DECIDES, INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
-      .help = "steps of the run; 0: only validate and sample; -1: one epoch" },
+      .help = "steps of the run; 0: only validate and sample; -1: one epoch, tokens / (tokens of a step)" },
     { "k", "lr-schedule", DECIDES, CHOICE, AT(schedule.kind), "cosine|linear|constant|wsd", "cosine", 0, 0,
       .help = "learning rate over time" },
     { "l", "lr", DECIDES, REAL, AT(schedule.lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
@@ -90,14 +91,13 @@ static const Flag FLAGS[] = {
       .help = "validate every STEPS steps and at the end; 0: never" },
     { "m", "val-batches", KEEPS, INTEGER, AT(val_batches), "M", "20", -1, MANY,
       .help = "micro-batches to validate on, over all ranks; -1: all" },
-    { "s", "sample-every", KEEPS, INTEGER, AT(sample_every), "STEPS", "20", 0, MANY,
-      .help = "write a sample every STEPS steps and at the end; 0: never" },
-    { "g", "sample-tokens", KEEPS, INTEGER, AT(sample_tokens), "TOKENS", "64", 1, 1 << 24, .help = "its length" },
+    { "s", "sample-every", KEEPS, INTEGER, AT(sample_every), "STEPS", "20", -1, MANY,
+      .help = "write a sample every STEPS steps and at the end; 0 or -1: never" },
+    { "g", "sample-tokens", KEEPS, INTEGER, AT(sample_tokens), "TOKENS", "64", 0, 1 << 24, .help = "its length" },
     { "h", "hellaswag", KEEPS, INTEGER, AT(hellaswag), "0|1", "0", 0, 1,
-      .help = "HellaSwag evaluation (not implemented yet)", .allowed = 0,
-      .missing = "the HellaSwag evaluation is not implemented yet: use -h 0 (and --help for help)" },
+      .help = "1: evaluate HellaSwag where llm.c does, if dev/data/hellaswag/hellaswag_val.bin exists" },
     { "a", "overfit", DECIDES, INTEGER, AT(overfit), "0|1", "0", 0, 1,
-      .help = "1: train on the first batch again and again" },
+      .help = "1: train on the first batch of the validation data again and again" },
     { "f", "tf32", DECIDES, INTEGER, AT(tf32), "0|1", NULL, 0, 1,
       .help = "TF32 in matrix products of FP32 builds; default 1 on a GPU" },
     { "w", "master-weights", DECIDES, CHOICE, AT(settings.master), "1|2|0", "1", 0, 0,
@@ -144,11 +144,11 @@ static const Flag FLAGS[] = {
     { "pi", "init-method", KEEPS, CHOICE, AT(init_method), "mpi|tcp|fs", "mpi", 0, 0,
       .help = "how ranks find each other: mpirun, rank 0's address (-ps), a shared directory (-pf)" },
     { "pn", "processes", KEEPS, INTEGER, AT(processes), "N", "-1", -1, 1 << 20,
-      .help = "-pi tcp, fs: how many processes there are" },
+      .help = "-pi tcp, fs: how many processes there are; -pi mpi: must be what mpirun started" },
     { "pr", "process-rank", KEEPS, INTEGER, AT(rank), "R", "-1", -1, 1 << 20,
-      .help = "-pi tcp, fs: which of them this is, from 0" },
+      .help = "-pi tcp, fs: which of them this is, from 0; -pi mpi: must be MPI's rank" },
     { "pg", "gpus-per-node", KEEPS, INTEGER, AT(gpus_per_node), "N", "-1", -1, 1 << 20,
-      .help = "-pi tcp, fs: processes of a machine, ranks in a row; -1: find out" },
+      .help = "processes of a machine, ranks in a row; -1: find out" },
     { "ps", "server-ip", KEEPS, TEXT, AT(server_ip), "IP[:PORT]", NULL, 0, 0,
       .help = "-pi tcp: where rank 0 listens; port 20240 if not given" },
     { "pf", "shared-dir", KEEPS, TEXT, AT(shared_dir), "DIR", NULL, 0, 0,
@@ -250,122 +250,6 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
     return 0;
 }
 
-// How the processes are started.
-static int check_init(const Options *o, char *err, size_t err_bytes) {
-    const int mpi = o->init_method == OPTION_INIT_MPI;
-    const int tcp = o->init_method == OPTION_INIT_TCP;
-    const char *method = tcp ? "tcp" : "fs";
-    static const char *const OTHERS[] = { "pn", "pr", "pg", "ps", "pf" };
-    const int set[] = { o->processes != -1, o->rank != -1, o->gpus_per_node != -1, o->server_ip != NULL,
-                        o->shared_dir != NULL };
-    for (int i = 0; mpi && i < 5; i++) {
-        if (set[i]) {
-            return FAIL("-%s: with -pi mpi it is mpirun that starts the processes, and tells each its rank: leave this "
-                        "flag out, and use mpirun -n PROCESSES, "
-                        "or start them yourself, with -pi tcp or -pi fs",
-                        OTHERS[i]);
-        }
-    }
-    if (mpi) {
-        return 0;
-    }
-    if (o->processes < 1 || o->rank < 0) {
-        return FAIL(
-            "-pi %s: each process has to be told how many there are, and which one it is: add -pn PROCESSES -pr RANK",
-            method);
-    }
-    if (o->rank >= o->processes) {
-        return FAIL("-pr %lld: there is no such rank among -pn %lld processes: use 0 to %lld", (long long)o->rank,
-                    (long long)o->processes, (long long)o->processes - 1);
-    }
-    if (o->gpus_per_node == 0) {
-        return FAIL("-pg 0: a machine has at least one process: use 1 or more, or leave the flag out");
-    }
-    if (tcp && o->server_ip == NULL) {
-        return FAIL("-pi tcp: where does rank 0 listen? add -ps with the address of its machine");
-    }
-    if (!tcp && o->shared_dir == NULL) {
-        return FAIL("-pi fs: where do the ranks meet? add -pf with a directory that all of them see");
-    }
-    if (tcp ? o->shared_dir != NULL : o->server_ip != NULL) {
-        return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
-    }
-    const zero_transport *t = options_transport(o);
-    if (t != NULL && zero_transport_needs_mpi(t)) {
-        return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport "
-                    "nccl, or -pi mpi with mpirun -n PROCESSES");
-    }
-    return 0;
-}
-
-// Rules that concern several flags, or the build.
-static int check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
-    if (build->cpu && options_given(o, "f") && o->tf32) {
-        return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
-    }
-    if (!options_given(o, "f")) {
-        o->tf32 = !build->cpu;
-    }
-    if (build->cpu && o->gpu_info_every > 0) {
-        return FAIL("-lg %lld: this program was built for the CPU and has no GPU to report on: use -lg 0",
-                    (long long)o->gpu_info_every);
-    }
-    for (int i = 0; i < NUM_FLAGS; i++) {
-        if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {
-            return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
-        }
-    }
-    if (o->plan != OPTION_PLAN_OFF && o->settings.delay_seed != 0) {
-        return FAIL("--inject-delays %llu: a plan is that of a run without delays: leave it out",
-                    (unsigned long long)o->settings.delay_seed);
-    }
-    if (o->plan_ranks == 0) {
-        return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
-    }
-    if (!options_given(o, "precision")) {
-        o->settings.dtype = build->bf16 ? ZERO_BF16 : ZERO_F32;
-    }
-    if (o->settings.dtype == ZERO_F32 && o->settings.master != ZERO_MASTER_FP32) {
-        return FAIL("-w %d: fp32 parameters are their own master weights: use -w 1, or %s",
-                    o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
-                    o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
-    }
-    if (check_init(o, err, err_bytes) != 0) {
-        return -1;
-    }
-    if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
-        return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
-    }
-    if (o->checkpoint_every > 0 && o->output_dir == NULL) {
-        return FAIL("-n %lld: there is no directory to write models to: add -o DIR, or use -n 0",
-                    (long long)o->checkpoint_every);
-    }
-    if (o->resume && o->output_dir == NULL) {
-        return FAIL("-y 1: there is no directory to resume from: add -o DIR, or use -y 0");
-    }
-    if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0)) {
-        return FAIL("-%s: no models are written, so none can be kept: add -n STEPS",
-                    o->checkpoints_keep > 0 ? "nk" : "nm");
-    }
-    if (o->val_files != NULL && o->train_files == NULL) {
-        return FAIL("-j %.200s: validation data without training data: add -i", o->val_files);
-    }
-    if (o->micro_batches == 0) {
-        return FAIL("--micro-batches 0: nothing to train on: use a positive number, or leave the flag out");
-    }
-    if (o->micro_batches > 0 && o->total_batch_tokens > 0) {
-        return FAIL("--micro-batches %lld: -d %lld gives the size of a step too: use one of the two",
-                    (long long)o->micro_batches, (long long)o->total_batch_tokens);
-    }
-    if (o->total_batch_tokens == 0) {
-        return FAIL("-d 0: nothing to train on: use a positive number, or -1 for one micro-batch per rank");
-    }
-    if (o->val_batches == 0 && o->val_every > 0) {
-        return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
-    }
-    return 0;
-}
-
 const zero_transport *options_transport(const Options *o) {
     return o->transport > 0 ? zero_transport_at((size_t)o->transport - 1) : NULL;
 }
@@ -436,7 +320,12 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         }
         o->given[i] = 1;
     }
-    return check(o, build, err, err_bytes);
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {
+            return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
+        }
+    }
+    return options_check(o, build, err, err_bytes);
 }
 
 static int flag_index(const char *flag) {
@@ -535,38 +424,4 @@ int options_decides(int i, const char **flag) {
 size_t options_total_tokens(const Options *o) {
     if (o->micro_batches > 0) return (size_t)o->micro_batches * (size_t)o->batch_size * (size_t)o->seq_len;
     return o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens : 0;
-}
-
-int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
-                        size_t err_bytes) {
-    size_t B = (size_t)o->batch_size;
-    size_t T = (size_t)o->seq_len;
-    if (T > max_seq_len) {
-        return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len,
-                    max_seq_len);
-    }
-    if (B * T > 1 << 30) {
-        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens "
-                    "of a step",
-                    B, T, B * T);
-    }
-    const size_t unit = o->micro_batches > 0 ? 1 : B * T, once = unit * ranks;  // micro-batches, or tokens
-    const size_t total = o->micro_batches > 0        ? (size_t)o->micro_batches
-                         : o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens
-                                                     : once;
-    if (total % once != 0) {
-        size_t below = total / once * once;
-        char both[96], of[96];
-        if (below == 0) {
-            snprintf(both, sizeof both, "the smallest value that works is %zu", once);
-        } else {
-            snprintf(both, sizeof both, "the nearest values that work are %zu and %zu", below, below + once);
-        }
-        if (o->micro_batches > 0)
-            return FAIL("--micro-batches %zu: not a multiple of %zu ranks: %s", total, ranks, both);
-        snprintf(of, sizeof of, "-b %zu x -t %zu x %zu ranks = %zu tokens", B, T, ranks, once);
-        return FAIL("-d %zu: not a multiple of %s: %s", total, of, both);
-    }
-    *micro_steps = total / once;
-    return 0;
 }

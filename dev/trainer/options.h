@@ -44,6 +44,7 @@ typedef struct {
     int64_t plan, plan_ranks, plan_ranks_per_host;
     double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
     int help;                                                 // --help was given
+    char notes[512];                                          // a line for each flag that does not apply here
     unsigned char given[OPTIONS_MAX];  // which flags the command line has, by their place in the table
 } Options;
 
@@ -53,6 +54,9 @@ enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
 // Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv:
 // keep it.
 int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, char *err, size_t err_bytes);
+
+// The rules that involve several flags, and the notes (options_rules.c). options_parse calls it.
+int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes);
 
 // Prints all flags, one a line.
 void options_help(FILE *out, const char *program);

@@ -119,6 +119,12 @@ static void print_files(const Run *r, const Loader *loader) {
               i.is_text ? "bytes" : "tokens", documents);
 }
 
+size_t val_micro_batches(const Run *r) {
+    const size_t samples = loader_num_samples(r->val);
+    const int64_t limit = r->options.val_batches;
+    return limit < 0 || (size_t)limit > samples ? samples : (size_t)limit;
+}
+
 void print_header(const Run *r) {
     static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
     const Options *o = &r->options;
@@ -128,12 +134,15 @@ void print_header(const Run *r) {
     print0(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
     print_machine(r);
     print0(r, RULE);
-    print_row(r, "train data pattern", "%s", o->train_files);
+    print_row(r, "train data pattern", "%s%s", o->overfit ? o->val_files : o->train_files,
+              o->overfit ? " (-a 1: the validation data)" : "");
     print_files(r, r->train);
-    print_row(r, "", "%zu micro-batches%s", train.samples, o->shuffle ? ", shuffled" : "");
+    print_row(r, "", "%zu micro-batches%s", train.samples, o->shuffle && !o->overfit ? ", shuffled" : "");
     print_row(r, "val data pattern", "%s%s", o->val_files,
               strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
     if (r->val != NULL) print_files(r, r->val);
+    if (r->val != NULL) print_row(r, "", "%zu micro-batches (-m), over all ranks", val_micro_batches(r));
+    if (r->hellaswag != NULL) print_row(r, "HellaSwag", "%zu examples", hellaswag_examples(r->hellaswag));
     print_row(r, "content of -e -i -j", "%08x %08x %08x", (unsigned)r->content[INPUT_MODEL],
               (unsigned)r->content[INPUT_TRAIN], (unsigned)r->content[INPUT_VAL]);
     print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");

@@ -9,6 +9,9 @@
 extern "C" {
 #endif
 
+// Micro-batches of a validation, over all ranks: -m, or all that there are.
+size_t val_micro_batches(const Run *r);
+
 // Before training: the table of all settings.
 void print_header(const Run *r);
 

@@ -16,6 +16,7 @@
 #include <stddef.h>
 
 #include "data/dataloader.h"
+#include "data/hellaswag.h"
 #include "data/tokenizer.h"
 #include "gpt2/config.h"
 #include "gpt2/model_file.h"
@@ -45,7 +46,7 @@ typedef struct {
     size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;
 
-enum { INPUT_MODEL, INPUT_TRAIN, INPUT_VAL, INPUT_TOKENIZER, NUM_INPUTS };
+enum { INPUT_MODEL, INPUT_TRAIN, INPUT_VAL, INPUT_TOKENIZER, INPUT_HELLASWAG, NUM_INPUTS };
 
 typedef struct Run {
     Options options;
@@ -80,6 +81,7 @@ typedef struct Run {
     Loader *train, *val;           // val NULL: no validation
     uint64_t content[NUM_INPUTS];  // hashes of the model file and the data; 0: no such input
     Tokenizer *tokenizer;          // NULL: samples are printed as numbers
+    HellaSwag *hellaswag;          // NULL: it is not evaluated
 
     size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
     size_t first_step;            // 0, or that of the checkpoint that the run was resumed from

@@ -80,6 +80,7 @@ void choose_device(Run *r) {
 #define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
 #define TOKENIZER     "gpt2_tokenizer.bin"
 #define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+#define HELLASWAG     "dev/data/hellaswag/hellaswag_val.bin"
 
 static int exists(const char *path) { return access(path, R_OK) == 0; }
 
@@ -190,32 +191,51 @@ static void report_skipped(const Run *r, const char *flag, const Loader *loader)
                skipped + loader_info(loader).shards, r->B, r->T);
 }
 
+static void open_hellaswag(Run *r) {
+    char err[512];
+    if (!exists(HELLASWAG)) {
+        print0(r, "HellaSwag eval not found at %s, skipping its evaluation\n", HELLASWAG);
+        return;
+    }
+    if (hellaswag_open(&r->hellaswag, HELLASWAG, r->config.vocab_size, err) != 0) die("-h 1: %s", err);
+    if (hellaswag_longest(r->hellaswag) > r->T)
+        die("-h 1: %s: the longest example has %zu tokens: use -t %zu or more, or -h 0", HELLASWAG,
+            hellaswag_longest(r->hellaswag), hellaswag_longest(r->hellaswag));
+}
+
+// -x, or as many steps as llm.c takes from the same files: all their tokens, whatever is left of each.
+static void count_steps(Run *r) {
+    const Options *o = &r->options;
+    const size_t tokens = loader_info(r->train).tokens, of_step = r->B * r->T * r->M;
+    r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : tokens / of_step;
+    if (o->profile > 0 && (size_t)o->profile >= r->steps) {
+        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more",
+            (long long)o->profile, r->steps, (long long)o->profile + 1);
+    }
+    if (r->steps == 0 && o->max_steps < 0) {
+        die("-i %s: has %zu tokens, less than the %zu of a step: use a smaller -d or -b, or give the number of steps "
+            "with -x",
+            o->train_files, tokens, of_step);
+    }
+}
+
 void open_data(Run *r) {
     Options *o = &r->options;
     char err[512];
     const int same = strcmp(o->train_files, o->val_files) == 0 ? 1 : file_lists_same(o->train_files, o->val_files, err);
     if (same < 0) die("%s", err);
     if (same) o->val_files = o->train_files;  // the same files by other names
-    r->train = open_loader(r, o->train_files, 0);
+    r->train = open_loader(r, o->overfit ? o->val_files : o->train_files, o->overfit != 0);
     if (o->val_every > 0 || options_given(o, "j")) r->val = open_loader(r, o->val_files, 1);
     if (o->val_every == 0) {  // a wrong -j is an error even if it is not used
         loader_close(r->val);
         r->val = NULL;
     }
-    const size_t epoch = loader_num_samples(r->train) / r->M;
-    r->steps = o->max_steps >= 0 ? (size_t)o->max_steps : epoch;
-    if (o->profile > 0 && (size_t)o->profile >= r->steps) {
-        die("--profile %lld: not in a run of %zu steps, whose first is not counted: use -x %lld or more",
-            (long long)o->profile, r->steps, (long long)o->profile + 1);
-    }
-    if (r->steps == 0 && o->max_steps < 0) {
-        die("-i %s: has %zu micro-batches, less than the %zu of a step: use a smaller -d or -b, or give the number of "
-            "steps with -x",
-            o->train_files, loader_num_samples(r->train), r->M);
-    }
+    count_steps(r);
+    if (o->hellaswag) open_hellaswag(r);
 
-    report_skipped(r, "-i", r->train);
-    if (o->val_files != o->train_files) report_skipped(r, "-j", r->val);
+    report_skipped(r, o->overfit ? "-j" : "-i", r->train);
+    if (o->val_files != o->train_files && !o->overfit) report_skipped(r, "-j", r->val);
     const int text = loader_info(r->train).is_text;
     if ((text || has_tokenizer_file(r)) && tokenizer_open(&r->tokenizer, text ? NULL : TOKENIZER, err) != 0)
         die("%s", err);
@@ -224,12 +244,14 @@ void open_data(Run *r) {
 // Ranks on different hosts may have found different files under one name. They would train a mixture, or wait for each
 // other for ever.
 void check_same_inputs(Run *r) {
-    static const char *const NAMES[NUM_INPUTS] = { "-e", "-i", "-j", TOKENIZER };
-    const char *values[NUM_INPUTS] = { r->options.model, r->options.train_files, r->options.val_files, "" };
+    static const char *const NAMES[NUM_INPUTS] = { "-e", "-i", "-j", TOKENIZER, HELLASWAG };
+    const char *values[NUM_INPUTS] = { r->options.model, r->options.train_files, r->options.val_files, "", "" };
     char err[ERR_BYTES] = "", data_err[512] = "";
     char *model = r->file.path, tokenizer[] = TOKENIZER, *tokenizer_path = tokenizer;
+    char hellaswag[] = HELLASWAG, *hellaswag_path = hellaswag;
     if (r->file.fd != -1) content_hash(&model, 1, &r->content[INPUT_MODEL], err, sizeof err);
     r->content[INPUT_MODEL] ^= XXH3_64bits(&r->config, sizeof r->config);  // sizes that a descriptor or a default chose
+    if (r->hellaswag != NULL) content_hash(&hellaswag_path, 1, &r->content[INPUT_HELLASWAG], err, sizeof err);
     if (has_tokenizer_file(r)) content_hash(&tokenizer_path, 1, &r->content[INPUT_TOKENIZER], err, sizeof err);
     if (loader_content_hash(r->train, &r->content[INPUT_TRAIN], data_err) != 0 ||
         (r->val != NULL && loader_content_hash(r->val, &r->content[INPUT_VAL], data_err) != 0))

@@ -14,13 +14,13 @@ void choose_device(Run *r);
 // Chooses the model, and the defaults of whatever the command line leaves open; r->choice says which.
 void choose_model_and_data(Run *r);
 
-// Opens the data; the number of steps follows from it.
+// Opens the data, and HellaSwag with -h 1; the number of steps follows from it.
 void open_data(Run *r);
 
 // Creates the mesh and the communicators of r.
 void create_transport(Run *r);
 
-// Dies if the model, the data or the tokenizer of a rank has another content than rank 0's.
+// Dies if the model, the data, HellaSwag or the tokenizer of a rank has another content than rank 0's.
 void check_same_inputs(Run *r);
 
 // Dies if the plan of this run does not fit into the memory that is available now, on any host or GPU (--force 1: goes

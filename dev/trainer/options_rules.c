@@ -1,0 +1,155 @@
+// Rules that involve several flags, or the build: what contradicts itself is refused with a remedy; what does not apply
+// here, but does no harm, is accepted as in llm.c, and a note says so.
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer/options.h"
+
+#define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
+
+// Adds a line to the notes.
+__attribute__((format(printf, 2, 3))) static void note(Options *o, const char *format, ...) {
+    const size_t length = strlen(o->notes);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(o->notes + length, sizeof o->notes - length, format, args);
+    va_end(args);
+}
+
+// llm.c ignores these, too.
+static void note_what_does_not_apply(Options *o, const OptionsBuild *build) {
+    const int mpi = o->init_method == OPTION_INIT_MPI;
+    if (mpi && o->server_ip != NULL) note(o, "-ps: not used with -pi mpi\n");
+    if (mpi && o->shared_dir != NULL) note(o, "-pf: not used with -pi mpi\n");
+    if (build->cpu && o->gpu_info_every > 0) {
+        note(o, "-lg %lld: there is no GPU to report on\n", (long long)o->gpu_info_every);
+        o->gpu_info_every = 0;
+    }
+    if (o->checkpoint_every > 0 && o->output_dir == NULL)
+        note(o, "-n %lld: no checkpoints are written, for there is no -o\n", (long long)o->checkpoint_every);
+    if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0))
+        note(o, "-%s: no checkpoints are written, for there is no -n\n", o->checkpoints_keep > 0 ? "nk" : "nm");
+}
+
+// How the processes are started. With MPI, launch.c compares -pn, -pr and -pg with what MPI says.
+static int check_init(const Options *o, char *err, size_t err_bytes) {
+    const int mpi = o->init_method == OPTION_INIT_MPI;
+    const int tcp = o->init_method == OPTION_INIT_TCP;
+    const char *method = tcp ? "tcp" : "fs";
+    if (o->gpus_per_node == 0) {
+        return FAIL("-pg 0: a machine has at least one process: use 1 or more, or leave the flag out");
+    }
+    if (mpi) {
+        return 0;
+    }
+    if (o->processes < 1 || o->rank < 0) {
+        return FAIL(
+            "-pi %s: each process has to be told how many there are, and which one it is: add -pn PROCESSES -pr RANK",
+            method);
+    }
+    if (o->rank >= o->processes) {
+        return FAIL("-pr %lld: there is no such rank among -pn %lld processes: use 0 to %lld", (long long)o->rank,
+                    (long long)o->processes, (long long)o->processes - 1);
+    }
+    if (tcp && o->server_ip == NULL) {
+        return FAIL("-pi tcp: where does rank 0 listen? add -ps with the address of its machine");
+    }
+    if (!tcp && o->shared_dir == NULL) {
+        return FAIL("-pi fs: where do the ranks meet? add -pf with a directory that all of them see");
+    }
+    if (tcp ? o->shared_dir != NULL : o->server_ip != NULL) {
+        return FAIL("-%s: is not for -pi %s: leave it out", tcp ? "pf" : "ps", method);
+    }
+    const zero_transport *t = options_transport(o);
+    if (t != NULL && zero_transport_needs_mpi(t)) {
+        return FAIL("--transport mpi: MPI carries nothing between processes that it has not started: use --transport "
+                    "nccl, or -pi mpi with mpirun -n PROCESSES");
+    }
+    return 0;
+}
+
+int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+    if (build->cpu && options_given(o, "f") && o->tf32) {
+        return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
+    }
+    if (!options_given(o, "f")) {
+        o->tf32 = !build->cpu;
+    }
+    if (o->plan != OPTION_PLAN_OFF && o->settings.delay_seed != 0) {
+        return FAIL("--inject-delays %llu: a plan is that of a run without delays: leave it out",
+                    (unsigned long long)o->settings.delay_seed);
+    }
+    if (o->plan_ranks == 0) {
+        return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
+    }
+    if (!options_given(o, "precision")) {
+        o->settings.dtype = build->bf16 ? ZERO_BF16 : ZERO_F32;
+    }
+    if (o->settings.dtype == ZERO_F32 && o->settings.master != ZERO_MASTER_FP32) {
+        return FAIL("-w %d: fp32 parameters are their own master weights: use -w 1, or %s",
+                    o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
+                    o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
+    }
+    if (check_init(o, err, err_bytes) != 0) {
+        return -1;
+    }
+    if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
+        return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
+    }
+    if (o->resume && o->output_dir == NULL) {
+        return FAIL("-y 1: there is no directory to resume from: add -o DIR, or use -y 0");
+    }
+    if (o->val_files != NULL && o->train_files == NULL) {
+        return FAIL("-j %.200s: validation data without training data: add -i", o->val_files);
+    }
+    if (o->micro_batches == 0) {
+        return FAIL("--micro-batches 0: nothing to train on: use a positive number, or leave the flag out");
+    }
+    if (o->micro_batches > 0 && o->total_batch_tokens > 0) {
+        return FAIL("--micro-batches %lld: -d %lld gives the size of a step too: use one of the two",
+                    (long long)o->micro_batches, (long long)o->total_batch_tokens);
+    }
+    if (o->total_batch_tokens == 0) {
+        return FAIL("-d 0: nothing to train on: use a positive number, or -1 for one micro-batch per rank");
+    }
+    if (o->val_batches == 0 && o->val_every > 0) {
+        return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
+    }
+    note_what_does_not_apply(o, build);
+    return 0;
+}
+
+int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,
+                        size_t err_bytes) {
+    size_t B = (size_t)o->batch_size;
+    size_t T = (size_t)o->seq_len;
+    if (T > max_seq_len) {
+        return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len,
+                    max_seq_len);
+    }
+    if (B * T > 1 << 30) {
+        return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens "
+                    "of a step",
+                    B, T, B * T);
+    }
+    const size_t unit = o->micro_batches > 0 ? 1 : B * T, once = unit * ranks;  // micro-batches, or tokens
+    const size_t total = o->micro_batches > 0        ? (size_t)o->micro_batches
+                         : o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens
+                                                     : once;
+    if (total % once != 0) {
+        size_t below = total / once * once;
+        char both[96], of[96];
+        if (below == 0) {
+            snprintf(both, sizeof both, "the smallest value that works is %zu", once);
+        } else {
+            snprintf(both, sizeof both, "the nearest values that work are %zu and %zu", below, below + once);
+        }
+        if (o->micro_batches > 0)
+            return FAIL("--micro-batches %zu: not a multiple of %zu ranks: %s", total, ranks, both);
+        snprintf(of, sizeof of, "-b %zu x -t %zu x %zu ranks = %zu tokens", B, T, ranks, once);
+        return FAIL("-d %zu: not a multiple of %s: %s", total, of, both);
+    }
+    *micro_steps = total / once;
+    return 0;
+}
