@@ -637,8 +637,8 @@ static double validate(Run *r) {
     return loss;
 }
 
-// Returns how many HellaSwag examples are answered right. Their completions are rows; B rows make a micro-batch, and the
-// ranks share out the micro-batches as in validate, so the answers do not depend on their number. Collective.
+// Returns how many HellaSwag examples are answered right. Their completions are rows; B rows make a micro-batch, and
+// the ranks share out the micro-batches as in validate, so the answers do not depend on their number. Collective.
 static size_t evaluate_hellaswag(Run *r) {
     const HellaSwag *h = r->hellaswag;
     const size_t rows = hellaswag_rows(h), ranks = (size_t)r->ranks, B = r->B;
