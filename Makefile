@@ -217,8 +217,8 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
-# What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the fuzzer of all parsers,
-# with clang's libFuzzer or, by gcc, with its own mutations.
+# What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the fuzzer of all
+# parsers, with clang's libFuzzer or, by gcc, with its own mutations.
 PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/optimizers/optimizers \
                dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file \
                $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))

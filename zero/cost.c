@@ -154,8 +154,9 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
             gathered_sums ? "4 x largest unit" : "0", with_replicas);
 
     size_t tables = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + l->num_tensors * sizeof(zero_tensor_args);
-    for (size_t u = 0; u < l->num_units; u++)
-        tables += zero_optimizer_chunks(l, stage, p->rank, u, NULL) * sizeof(zero_optimizer_chunk);
+    for (size_t r = 0; r < l->num_runs; r++)
+        tables += (l->run_first[r + 1] - l->run_first[r]) *
+                  zero_optimizer_chunks(l, stage, p->rank, l->run_first[r], NULL) * sizeof(zero_optimizer_chunk);
     size_t transport = zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * b,
                                                stage == 3   ? 0
                                                : stage == 0 ? gathered_sums

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LIMIT     (SIZE_MAX / 2)  // nothing overflows as long as no sum exceeds it
+#define OVERFLOWS "the sizes of the tensors overflow size_t"
+
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 void zero_layout_destroy(zero_layout *l) {
@@ -14,6 +17,7 @@ void zero_layout_destroy(zero_layout *l) {
     free(l->unit_offset);
     free(l->unit_frozen);
     free(l->trained_offset);
+    free(l->run_first);
     memset(l, 0, sizeof *l);
 }
 
@@ -39,27 +43,43 @@ static int copy_tensors(zero_layout *l, const zero_tensor *tensors, size_t num_t
     return 0;
 }
 
-static void find_frozen_units(zero_layout *l) {
-    size_t trained = 0;
-    for (size_t u = 0; u < l->num_units; u++) {
-        l->unit_frozen[u] = 1;
-        for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1]; t++) l->unit_frozen[u] &= l->tensors[t].frozen != 0;
-        l->trained_offset[u] = trained;
-        if (!l->unit_frozen[u]) trained += zero_layout_unit_numel(l, u);
-    }
-    l->trained_offset[l->num_units] = trained;
+static int is_frozen(const zero_layout *l, size_t unit) {
+    for (size_t t = l->unit_first[unit]; t < l->unit_first[unit + 1]; t++)
+        if (!l->tensors[t].frozen) return 0;
+    return 1;
 }
+
+// Whether two units have as many tensors, of the same sizes and attributes.
+static int are_alike(const zero_layout *l, size_t a, size_t b) {
+    const size_t n = l->unit_first[a + 1] - l->unit_first[a];
+    if (l->unit_first[b + 1] - l->unit_first[b] != n) return 0;
+    const zero_tensor *s = l->tensors + l->unit_first[a], *t = l->tensors + l->unit_first[b];
+    for (size_t i = 0; i < n; i++)
+        if (s[i].numel != t[i].numel || s[i].decay != t[i].decay || s[i].tied != t[i].tied ||
+            s[i].frozen != t[i].frozen)
+            return 0;
+    return 1;
+}
+
+static void find_runs(zero_layout *l) {
+    l->num_runs = 0;
+    for (size_t u = 0; u < l->num_units; u++) {
+        l->unit_frozen[u] = (unsigned char)is_frozen(l, u);
+        if (!u || !are_alike(l, u - 1, u)) l->run_first[l->num_runs++] = u;
+    }
+    l->run_first[l->num_runs] = l->num_units;
+}
+
+static size_t run_units(const zero_layout *l, size_t run) { return l->run_first[run + 1] - l->run_first[run]; }
 
 int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why) {
     memset(l, 0, sizeof *l);
     if (!num_tensors || !ranks) return fail(l, why, "a layout needs at least one tensor and one rank");
-    if (ranks > SIZE_MAX / ZERO_ALIGN / 2) return fail(l, why, "too many ranks");
     for (size_t t = 0; t < num_tensors; t++) {
         const size_t previous = t ? tensors[t - 1].unit : 0;
         if (t ? tensors[t].unit != previous && tensors[t].unit != previous + 1 : tensors[t].unit != 0)
             return fail(l, why, "tensors must be listed unit by unit, units ascending from 0 without gaps");
     }
-    l->ranks = ranks;
     l->num_tensors = num_tensors;
     l->num_units = tensors[num_tensors - 1].unit + 1;
     l->tensor_offset = malloc(num_tensors * sizeof *l->tensor_offset);
@@ -67,40 +87,67 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
     l->unit_offset = malloc((l->num_units + 1) * sizeof *l->unit_offset);
     l->unit_frozen = malloc(l->num_units);
     l->trained_offset = malloc((l->num_units + 1) * sizeof *l->trained_offset);
+    l->run_first = malloc((l->num_units + 1) * sizeof *l->run_first);
     if (!l->tensor_offset || !l->unit_first || !l->unit_offset || !l->unit_frozen || !l->trained_offset ||
-        copy_tensors(l, tensors, num_tensors))
+        !l->run_first || copy_tensors(l, tensors, num_tensors))
         return fail(l, why, "out of host memory for the layout's tables");
 
-    const size_t limit = SIZE_MAX / 2;  // nothing below overflows as long as no sum exceeds it
-    size_t t = 0, physical = 0;
+    size_t t = 0;
     for (size_t u = 0; u < l->num_units; u++) {
         size_t in_unit = 0;
         l->unit_first[u] = t;
-        l->unit_offset[u] = physical;
         for (; t < num_tensors && tensors[t].unit == u; t++) {
-            if (in_unit > limit - ZERO_ALIGN || tensors[t].numel > limit - ZERO_ALIGN - in_unit)
-                return fail(l, why, "the sizes of the tensors overflow size_t");
+            if (in_unit > LIMIT - ZERO_ALIGN || tensors[t].numel > LIMIT - ZERO_ALIGN - in_unit)
+                return fail(l, why, OVERFLOWS);
             l->tensor_offset[t] = in_unit;
             l->numel += tensors[t].numel;
             in_unit = round_up(in_unit + tensors[t].numel, ZERO_ALIGN);
         }
-        const size_t with_padding = in_unit + ZERO_ALIGN * ranks;  // both are at most limit: this cannot wrap
-        if (with_padding > limit || physical > limit - with_padding)
-            return fail(l, why, "the sizes of the tensors overflow size_t");
-        physical += round_up(in_unit, ZERO_ALIGN * ranks);
     }
     l->unit_first[l->num_units] = num_tensors;
-    l->unit_offset[l->num_units] = physical;
+    find_runs(l);
+    return zero_layout_set_ranks(l, ranks, why) ? fail(l, why, *why) : 0;
+}
+
+int zero_layout_set_ranks(zero_layout *l, size_t ranks, const char **why) {
+    size_t physical = 0;
+    if (!ranks || ranks > SIZE_MAX / ZERO_ALIGN / 2) return *why = "too many ranks", -1;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t content = zero_layout_unit_content(l, l->run_first[r]), to = ZERO_ALIGN * ranks;
+        if (content + to > LIMIT) return *why = OVERFLOWS, -1;  // both are at most LIMIT: this cannot wrap
+        const size_t units = run_units(l, r), unit = round_up(content, to);
+        if (unit && units > (LIMIT - physical) / unit) return *why = OVERFLOWS, -1;
+        physical += units * unit;
+    }
+    l->ranks = ranks;
     l->numel_padded = physical;
-    find_frozen_units(l);
+    physical = 0;
+    size_t trained = 0;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t unit = round_up(zero_layout_unit_content(l, l->run_first[r]), ZERO_ALIGN * ranks);
+        for (size_t u = l->run_first[r]; u < l->run_first[r + 1]; u++) {
+            l->unit_offset[u] = physical;
+            l->trained_offset[u] = trained;
+            physical += unit;
+            trained += l->unit_frozen[u] ? 0 : unit;
+        }
+    }
+    l->unit_offset[l->num_units] = physical;
+    l->trained_offset[l->num_units] = trained;
     return 0;
 }
 
 void zero_layout_set_frozen(zero_layout *l, size_t tensor, int frozen) {
+    const char *why;
     l->tensors[tensor].frozen = frozen;
-    find_frozen_units(l);
+    find_runs(l);
+    (void)zero_layout_set_ranks(l, l->ranks, &why);  // which were possible before
 }
 
+size_t zero_layout_unit_content(const zero_layout *l, size_t unit) {
+    const size_t last = l->unit_first[unit + 1] - 1;
+    return round_up(l->tensor_offset[last] + l->tensors[last].numel, ZERO_ALIGN);
+}
 size_t zero_layout_unit_numel(const zero_layout *l, size_t unit) {
     return l->unit_offset[unit + 1] - l->unit_offset[unit];
 }
@@ -109,8 +156,10 @@ size_t zero_layout_shard_offset(const zero_layout *l, size_t unit) { return l->u
 
 static size_t largest(const zero_layout *l, int with_frozen) {
     size_t n = 0;
-    for (size_t u = 0; u < l->num_units; u++)
-        if ((with_frozen || !l->unit_frozen[u]) && zero_layout_unit_numel(l, u) > n) n = zero_layout_unit_numel(l, u);
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r], numel = zero_layout_unit_numel(l, u);
+        if ((with_frozen || !l->unit_frozen[u]) && numel > n) n = numel;
+    }
     return n;
 }
 size_t zero_layout_largest_unit(const zero_layout *l) { return largest(l, 1); }
@@ -129,8 +178,10 @@ size_t zero_layout_replica_chunk(const zero_layout *l, size_t unit, size_t repli
 size_t zero_layout_replica_offset(const zero_layout *l, size_t unit, size_t replicas) {
     size_t offset = 0;
     if (replicas == 1) return l->trained_offset[unit] / l->ranks;
-    for (size_t u = 0; u < unit; u++)
-        if (!l->unit_frozen[u]) offset += zero_layout_replica_chunk(l, u, replicas);
+    for (size_t r = 0; l->run_first[r] < unit; r++) {
+        const size_t first = l->run_first[r], units = unit < l->run_first[r + 1] ? unit - first : run_units(l, r);
+        if (!l->unit_frozen[first]) offset += units * zero_layout_replica_chunk(l, first, replicas);
+    }
     return offset;
 }
 
@@ -141,9 +192,10 @@ size_t zero_layout_replica_begin(const zero_layout *l, size_t unit, size_t repli
 
 size_t zero_layout_replica_buffer(const zero_layout *l, size_t replicas) {
     size_t numel = 0;
-    for (size_t u = 0; u < l->num_units; u++)
-        if (!l->unit_frozen[u] && zero_layout_replica_chunk(l, u, replicas) * replicas > numel)
-            numel = zero_layout_replica_chunk(l, u, replicas) * replicas;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r], of_unit = zero_layout_replica_chunk(l, u, replicas) * replicas;
+        if (!l->unit_frozen[u] && of_unit > numel) numel = of_unit;
+    }
     return numel;
 }
 

@@ -51,6 +51,10 @@ typedef struct zero_layout {
     // Frozen units, all of whose tensors are frozen, have no gradients and no optimizer state; the others are trained.
     unsigned char *unit_frozen;  // [num_units]
     size_t *trained_offset;      // [num_units + 1], in a buffer of the trained units alone
+    // Runs of units in a row whose tensors are alike (sizes and attributes), such as layers. What sums over all units
+    // goes by runs, so that many layers cost no time.
+    size_t num_runs;
+    size_t *run_first;  // [num_runs + 1], first unit of a run
 } zero_layout;
 
 // Returns 0, or -1 with a reason in *why: the description is inconsistent (units out of order, sizes that overflow), or
@@ -59,7 +63,12 @@ int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_te
 void zero_layout_destroy(zero_layout *l);
 void zero_layout_set_frozen(zero_layout *l, size_t tensor, int frozen);
 
+// Divides the same tensors among another number of ranks, much faster than zero_layout_create would. Returns 0, or -1
+// with a reason in *why; the layout is then what it was. Not collective.
+int zero_layout_set_ranks(zero_layout *l, size_t ranks, const char **why);
+
 size_t zero_layout_unit_numel(const zero_layout *l, size_t unit);    // padded
+size_t zero_layout_unit_content(const zero_layout *l, size_t unit);  // without the padding that depends on ranks
 size_t zero_layout_largest_unit(const zero_layout *l);               // padded elements of the largest unit
 size_t zero_layout_largest_trained_unit(const zero_layout *l);       // the same, without frozen units
 size_t zero_layout_shard_numel(const zero_layout *l, size_t unit);   // of one rank: unit_numel / ranks

@@ -70,27 +70,64 @@ void zero_param_cache_invalidate(zero_param_cache *c) {
     c->order_at = 0;
 }
 
+// A micro-step: acquires and releases each unit of the order. Returns the elements that are all-gathered.
+static size_t simulate(zero_param_cache *c, const zero_layout *l) {
+    size_t gathered = 0;
+    for (size_t i = 0; i < c->order_length; i++) {
+        const size_t u = c->order[i];
+        zero_param_cache_slot *s = zero_param_cache_find(c, u);
+        if (!s) {
+            s = zero_param_cache_take(c, u);
+            gathered += zero_layout_unit_numel(l, u);
+        }
+        zero_param_cache_acquired(c, s);
+        for (size_t k = 0; k < c->prefetch; k++) {
+            const size_t next = zero_param_cache_ahead(c, k);
+            if (next == ZERO_NO_UNIT || zero_param_cache_find(c, next)) continue;
+            if (zero_param_cache_take(c, next)) gathered += zero_layout_unit_numel(l, next);
+        }
+        zero_param_cache_released(c, s);
+    }
+    return gathered;
+}
+
+// Whether all that comes is what came after the slots were `then`, when the clock was then_clock: the same units, used
+// as long ago.
+static int same_state(const zero_param_cache *c, const zero_param_cache_slot *then, uint64_t then_clock) {
+    for (size_t i = 0; i < c->num_slots; i++) {
+        const zero_param_cache_slot *s = &c->slots[i];
+        if (s->unit != then[i].unit || !s->used != !then[i].used) return 0;
+        if (s->used && c->clock - s->used != then_clock - then[i].used) return 0;
+    }
+    return 1;
+}
+
 size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
                                 int drop, size_t micro_batches) {
     zero_param_cache c;
-    size_t gathered = 0;
-    if (zero_param_cache_create(&c, l, order, order_length, prefetch)) micro_batches = 0;
+    size_t gathered = 0, then_gathered = 0, then_done = 0;
+    uint64_t then_clock = 0;
+    zero_param_cache_slot *then = malloc(l->num_units * sizeof *then);
+    if (zero_param_cache_create(&c, l, order, order_length, prefetch) || !then) micro_batches = 0;
     c.drop = drop;
-    for (size_t i = 0; i < micro_batches * order_length; i++) {
-        const size_t u = order[i % order_length];
-        zero_param_cache_slot *s = zero_param_cache_find(&c, u);
-        if (!s) {
-            s = zero_param_cache_take(&c, u);
-            gathered += zero_layout_unit_numel(l, u);
+    // Micro-steps soon repeat. When the state is that of an earlier micro-step, whole periods are skipped (Brent's
+    // algorithm: it is compared with the last power of two).
+    for (size_t done = 0; done < micro_batches; done++) {
+        if (done && same_state(&c, then, then_clock)) {
+            const size_t period = done - then_done, periods = (micro_batches - done) / period;
+            gathered += periods * (gathered - then_gathered);
+            done += periods * period;
+            if (done == micro_batches) break;
         }
-        zero_param_cache_acquired(&c, s);
-        for (size_t k = 0; k < prefetch; k++) {
-            const size_t next = zero_param_cache_ahead(&c, k);
-            if (next == ZERO_NO_UNIT || zero_param_cache_find(&c, next)) continue;
-            if (zero_param_cache_take(&c, next)) gathered += zero_layout_unit_numel(l, next);
+        if (!(done & (done - 1))) {
+            memcpy(then, c.slots, c.num_slots * sizeof *then);
+            then_clock = c.clock;
+            then_gathered = gathered;
+            then_done = done;
         }
-        zero_param_cache_released(&c, s);
+        gathered += simulate(&c, l);
     }
+    free(then);
     zero_param_cache_destroy(&c);
     return gathered;
 }

@@ -3,15 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int descending(const void *a, const void *b) {
-    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
-    return (x < y) - (x > y);
-}
+// Units of one size.
+struct size_class {
+    size_t numel, units;
+};
 
-// Elements of a unit, without the padding that depends on the number of ranks.
-static size_t used_numel(const zero_layout *l, size_t u) {
-    const size_t last = l->unit_first[u + 1] - 1;
-    return (l->tensor_offset[last] + l->tensors[last].numel + ZERO_ALIGN - 1) / ZERO_ALIGN * ZERO_ALIGN;
+static int descending(const void *a, const void *b) {
+    const struct size_class *x = a, *y = b;
+    return (x->numel < y->numel) - (x->numel > y->numel);
 }
 
 static int is_tied(const zero_layout *l, size_t u) {
@@ -20,16 +19,16 @@ static int is_tied(const zero_layout *l, size_t u) {
     return tied;
 }
 
-// The largest unit that shares, of n units in order of size.
-static size_t largest_shared(const size_t *sizes, size_t n) {
+// The largest size that shares, of n classes in order of size. Units of equal size share if the first of them does.
+static size_t largest_shared(const struct size_class *classes, size_t n) {
     size_t larger = 0, least = (size_t)-1, largest = 0;
     for (size_t i = 0; i < n; i++) {
-        const size_t all = larger + sizes[i] * (i + 1 < n ? 2 : 1);
+        const size_t all = larger + classes[i].numel * (i + 1 < n || classes[i].units > 1 ? 2 : 1);
         if (all < least) {
             least = all;
-            largest = sizes[i];
+            largest = classes[i].numel;
         }
-        larger += sizes[i];
+        larger += classes[i].numel * classes[i].units;
     }
     return largest;
 }
@@ -40,31 +39,35 @@ static int is_in(const zero_layout *l, enum zero_pool_kind kind, size_t u) {
 
 int zero_pool_create(zero_pool *p, const zero_layout *l, enum zero_pool_kind kind, size_t depth) {
     size_t n = 0, numel = 0, sharing = 0;
-    size_t *sizes = malloc(l->num_units * sizeof *sizes);
+    struct size_class *classes = malloc(l->num_runs * sizeof *classes);
     *p = (zero_pool){ .num_units = l->num_units,
                       .buffers = calloc(l->num_units, sizeof *p->buffers),
                       .shares = calloc(l->num_units, 1) };
-    if (!sizes || !p->buffers || !p->shares) {
-        free(sizes);
+    if (!classes || !p->buffers || !p->shares) {
+        free(classes);
         zero_pool_destroy(p);
         return -1;
     }
-    for (size_t u = 0; u < l->num_units; u++)
-        if (is_in(l, kind, u) && !is_tied(l, u)) sizes[n++] = used_numel(l, u);
-    qsort(sizes, n, sizeof *sizes, descending);
-    const size_t most = largest_shared(sizes, n);
-    free(sizes);
-    for (size_t u = 0; u < l->num_units; u++) {
-        p->shares[u] = is_in(l, kind, u) && !is_tied(l, u) && used_numel(l, u) <= most;
-        if (!p->shares[u]) continue;
-        sharing++;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r];
+        if (is_in(l, kind, u) && !is_tied(l, u))
+            classes[n++] = (struct size_class){ zero_layout_unit_content(l, u), l->run_first[r + 1] - u };
+    }
+    qsort(classes, n, sizeof *classes, descending);
+    const size_t most = largest_shared(classes, n);
+    free(classes);
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r], units = l->run_first[r + 1] - u;
+        if (!is_in(l, kind, u) || is_tied(l, u) || zero_layout_unit_content(l, u) > most) continue;
+        memset(p->shares + u, 1, units);
+        sharing += units;
         if (zero_layout_unit_numel(l, u) > numel) numel = zero_layout_unit_numel(l, u);
     }
     p->num_shared = depth < sharing ? depth : sharing;
     for (; p->num_buffers < p->num_shared; p->num_buffers++)
         p->buffers[p->num_buffers] = (zero_pool_buffer){ numel, ZERO_NO_UNIT };
-    for (size_t u = 0; u < l->num_units && depth; u++)
-        if (is_in(l, kind, u) && !p->shares[u])
+    for (size_t r = 0; r < l->num_runs && depth; r++)
+        for (size_t u = l->run_first[r]; u < l->run_first[r + 1] && is_in(l, kind, u) && !p->shares[u]; u++)
             p->buffers[p->num_buffers++] = (zero_pool_buffer){ zero_layout_unit_numel(l, u), u };
     return 0;
 }

@@ -6,6 +6,9 @@
 // answer fits, and one rank less does not. When the tokens of a step are given (-d), G = tokens / (B T N) must be a
 // whole number, so only N that divide it count, and all of them are tried.
 //
+// The search divides one layout again and again, and the formulas go by runs of equal units, so that neither many
+// layers nor many micro-steps cost time: 65536 layers and 10^10 tokens a step are planned in under a second.
+//
 // Time is an estimate from three given numbers, without a model of latency: computing takes FLOPs / (N x peak x
 // efficiency), receiving takes bytes / bandwidth. A step takes at least the larger of the two (if one hides the other
 // entirely), at most their sum.
@@ -55,7 +58,7 @@ static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remot
     return zero_transport_shape(in->transport, &in->comm_config, ranks, remote);
 }
 
-static zero_cost plan_of_groups(const PlanInput *in, int stage, size_t ranks, size_t group) {
+static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks, size_t group) {
     size_t micro_steps = micro_steps_of(in, ranks);
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
     zero_settings settings = in->settings;
@@ -72,33 +75,50 @@ static zero_cost plan_of_groups(const PlanInput *in, int stage, size_t ranks, si
     };
 }
 
+// The model's layout, divided again for each number of ranks that is tried.
+typedef struct {
+    zero_layout shards;  // of a shard group
+    zero_layout one;     // of all ranks as one group
+} Layouts;
+
+static void layouts_destroy(Layouts *l) {
+    zero_layout_destroy(&l->shards);
+    zero_layout_destroy(&l->one);
+}
+
+static int layouts_create(Layouts *l, const PlanInput *in, const char **why) {
+    memset(l, 0, sizeof *l);
+    const int failed = zero_layout_create(&l->shards, in->tensors, in->num_tensors, 1, why) != 0 ||
+                       zero_layout_create(&l->one, in->tensors, in->num_tensors, 1, why) != 0;
+    if (failed) layouts_destroy(l);
+    return failed ? -1 : 0;
+}
+
 // Groups of neighbours shard; rank r of one and rank r of the others hold the same. All ranks are one group where
-// groups would cost more wire.
-static size_t group_size(const PlanInput *in, int stage, size_t ranks) {
+// groups would cost more wire. Returns the ranks of a group, and divides l->shards among them; 0: that cannot be.
+static size_t group_size(Layouts *l, const PlanInput *in, int stage, size_t ranks, const char **why) {
     const size_t group = in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
-    zero_layout of_group, of_all;
-    const char *why;
+    if (zero_layout_set_ranks(&l->shards, group, why) != 0) return 0;
     if (stage == 0 || group >= ranks || ranks % group != 0 || micro_steps_of(in, ranks) == 0 ||
-        zero_layout_create(&of_group, in->tensors, in->num_tensors, group, &why) != 0) {
+        zero_layout_set_ranks(&l->one, ranks, why) != 0) {
         return group;
     }
-    int one_level = 0;
-    if (zero_layout_create(&of_all, in->tensors, in->num_tensors, ranks, &why) == 0) {
-        const zero_cost groups = plan_of_groups(in, stage, ranks, group), one = plan_of_groups(in, stage, ranks, ranks);
-        one_level = zero_cost_one_level(&groups, &of_group, &one, &of_all);
-        zero_layout_destroy(&of_all);
-    }
-    zero_layout_destroy(&of_group);
-    return one_level ? ranks : group;
+    const zero_cost groups = plan_of(in, stage, ranks, group), one = plan_of(in, stage, ranks, ranks);
+    if (!zero_cost_one_level(&groups, &l->shards, &one, &l->one)) return group;
+    return zero_layout_set_ranks(&l->shards, ranks, why) == 0 ? ranks : 0;
+}
+
+static int is_one_level(const PlanInput *in, size_t group) {
+    return in->settings.shard_group > 0 && in->settings.shard_group != in->ranks && group == in->ranks;
 }
 
 int plan_one_level(const PlanInput *in, int stage) {
-    const size_t group = in->settings.shard_group;
-    return group > 0 && group != in->ranks && group_size(in, stage, in->ranks) == in->ranks;
-}
-
-static zero_cost plan_of(const PlanInput *in, int stage, size_t ranks) {
-    return plan_of_groups(in, stage, ranks, group_size(in, stage, ranks));
+    Layouts l;
+    const char *why;
+    if (layouts_create(&l, in, &why) != 0) return 0;
+    const int one = is_one_level(in, group_size(&l, in, stage, in->ranks, &why));
+    layouts_destroy(&l);
+    return one;
 }
 
 // All rows of memory; returns their number, and their sum in *total.
@@ -120,39 +140,50 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
     return n;
 }
 
-static int bytes_fit(const PlanInput *in, int stage, size_t ranks, uint64_t bytes) {
-    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group_size(in, stage, ranks));
+// Stage 0 shards nothing, so there are no groups.
+static int bytes_fit(const PlanInput *in, int stage, size_t ranks, size_t group, uint64_t bytes) {
+    return (double)bytes <= in->device_bytes && (stage > 0 || ranks == group);
 }
 
-static int fits(const PlanInput *in, int stage, size_t ranks) {
-    zero_layout l;
-    const char *why;
-    if (micro_steps_of(in, ranks) == 0 || ranks % group_size(in, stage, ranks) != 0 ||
-        zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, stage, ranks), &why) != 0) {
-        return 0;
-    }
-    zero_cost plan = plan_of(in, stage, ranks);
+// l->shards is that of groups of `group` ranks.
+static int group_fits(const Layouts *l, const PlanInput *in, int stage, size_t ranks, size_t group) {
+    const zero_cost plan = plan_of(in, stage, ranks, group);
     zero_row rows[PLAN_ROWS];
     uint64_t total;
-    memory_rows(in, &plan, &l, rows, &total);
-    zero_layout_destroy(&l);
-    return bytes_fit(in, stage, ranks, total);
+    memory_rows(in, &plan, &l->shards, rows, &total);
+    return bytes_fit(in, stage, ranks, group, total);
 }
 
-static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
+static int fits(Layouts *l, const PlanInput *in, int stage, size_t ranks) {
+    const char *why;
+    const size_t wanted = in->settings.shard_group > 0 ? in->settings.shard_group : ranks;
+    if (micro_steps_of(in, ranks) == 0 || ranks % wanted != 0 || zero_layout_set_ranks(&l->shards, wanted, &why) != 0) {
+        return 0;
+    }
+    const int groups_fit = group_fits(l, in, stage, ranks, wanted);
+    if (wanted == ranks || stage == 0) return groups_fit;
+    // Which it is takes long to say (zero_cost_one_level), and is asked only if it matters.
+    if (zero_layout_set_ranks(&l->shards, ranks, &why) == 0 && group_fits(l, in, stage, ranks, ranks) == groups_fit) {
+        return groups_fit;
+    }
+    const size_t group = group_size(l, in, stage, ranks, &why);
+    return group > 0 && group_fits(l, in, stage, ranks, group);
+}
+
+static void find_smallest(Layouts *l, const PlanInput *in, int stage, PlanStage *s) {
     for (size_t ranks = 1; ranks <= PLAN_MAX_RANKS && s->smallest_power == 0; ranks *= 2) {
-        s->smallest_power = fits(in, stage, ranks) ? ranks : 0;
+        s->smallest_power = fits(l, in, stage, ranks) ? ranks : 0;
     }
     const size_t whole = in->settings.shard_group > 0 ? in->settings.shard_group : 1;  // N is a multiple of it
     if (in->total_tokens > 0) {
         for (size_t ranks = whole; ranks <= PLAN_MAX_RANKS && s->smallest == 0; ranks += whole) {
-            s->smallest = fits(in, stage, ranks) ? ranks : 0;
+            s->smallest = fits(l, in, stage, ranks) ? ranks : 0;
         }
         return;
     }
     size_t too_few = 0;
     size_t enough = 1;
-    while (whole * enough <= PLAN_MAX_RANKS && !fits(in, stage, whole * enough)) {
+    while (whole * enough <= PLAN_MAX_RANKS && !fits(l, in, stage, whole * enough)) {
         too_few = enough;
         enough *= 2;
     }
@@ -161,7 +192,7 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
     }
     while (enough > too_few + 1) {
         size_t middle = too_few + (enough - too_few) / 2;
-        if (fits(in, stage, whole * middle)) {
+        if (fits(l, in, stage, whole * middle)) {
             enough = middle;
         } else {
             too_few = middle;
@@ -170,10 +201,14 @@ static void find_smallest(const PlanInput *in, int stage, PlanStage *s) {
     s->smallest = whole * enough;
 }
 
-static void make_stage(const PlanInput *in, const zero_layout *l, int stage, PlanStage *s) {
-    const zero_cost plan = plan_of(in, stage, in->ranks);
+// layouts->shards is that of groups of `group` ranks.
+static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t group, PlanStage *s) {
+    const zero_layout *l = &layouts->shards;
+    const zero_cost plan = plan_of(in, stage, in->ranks, group);
+    s->shard_group = group;
+    s->one_level = is_one_level(in, group);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
-    s->fits = bytes_fit(in, stage, in->ranks, s->memory_total);
+    s->fits = bytes_fit(in, stage, in->ranks, group, s->memory_total);
     s->wire_rows = zero_cost_wire(&plan, l, s->wire, PLAN_ROWS);
     if (plan.replicas == 1) {
         plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
@@ -200,25 +235,27 @@ static void make_stage(const PlanInput *in, const zero_layout *l, int stage, Pla
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;  // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
     s->wire_s = (double)s->wire_total / in->link_bytes_per_second;
-    find_smallest(in, stage, s);
+    find_smallest(layouts, in, stage, s);  // the last: it divides again
 }
 
 int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_bytes) {
-    zero_layout l;
+    Layouts l;
     zero_row rows[PLAN_ROWS];
     const char *why;
-    if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, in->settings.stage, in->ranks), &why)) {
+    const int stage = in->settings.stage;
+    const size_t group = layouts_create(&l, in, &why) == 0 ? group_size(&l, in, stage, in->ranks, &why) : 0;
+    if (group == 0) {
         snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
-        return -1;
+    } else {
+        const zero_cost plan = plan_of(in, stage, in->ranks, group);
+        memory_rows(in, &plan, &l.shards, rows, bytes);
     }
-    const zero_cost plan = plan_of(in, in->settings.stage, in->ranks);
-    memory_rows(in, &plan, &l, rows, bytes);
-    zero_layout_destroy(&l);
-    return 0;
+    layouts_destroy(&l);
+    return group == 0 ? -1 : 0;
 }
 
 int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
-    zero_layout l;
+    Layouts l;
     const char *why;
     memset(p, 0, sizeof *p);
     p->lowest_stage = p->best_stage = -1;
@@ -233,16 +270,17 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
                  in->ranks);
         return -1;
     }
-    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+    int status = layouts_create(&l, in, &why);
+    for (int stage = 0; stage < PLAN_STAGES && status == 0; stage++) {
         PlanStage *s = &p->stage[stage];
-        if (zero_layout_create(&l, in->tensors, in->num_tensors, group_size(in, stage, in->ranks), &why) != 0) {
-            snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
-            return -1;
+        const size_t group = group_size(&l, in, stage, in->ranks, &why);
+        if (group == 0) {
+            status = -1;
+            break;
         }
-        p->numel = l.numel;
-        p->numel_padded = stage == 0 ? l.numel_padded : p->numel_padded;
-        make_stage(in, &l, stage, s);
-        zero_layout_destroy(&l);
+        p->numel = l.shards.numel;
+        p->numel_padded = stage == 0 ? l.shards.numel_padded : p->numel_padded;
+        make_stage(in, &l, stage, group, s);
         if (p->lowest_stage < 0 && s->fits) {
             p->lowest_stage = stage;
         }
@@ -250,7 +288,9 @@ int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes) {
             p->best_stage = stage;
         }
     }
-    return 0;
+    if (status != 0) snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
+    layouts_destroy(&l);
+    return status;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -390,7 +430,7 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     }
     for
         ACROSS(stage) {
-            if (plan_one_level(in, stage)) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
+            if (p->stage[stage].one_level) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
         }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
@@ -476,7 +516,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             const PlanStage *s = &p->stage[stage];
             fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
                     s->fits ? "true" : "false");
-            json_ranks(out, "shard_group", group_size(in, stage, in->ranks));
+            json_ranks(out, "shard_group", s->shard_group);
             json_ranks(out, "smallest_ranks", s->smallest);
             json_ranks(out, "smallest_power_of_two", s->smallest_power);
             fprintf(out, ",\n     \"seconds\": {\"computing\": %.9g, \"receiving\": %.9g}", s->compute_s, s->wire_s);

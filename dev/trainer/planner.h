@@ -42,8 +42,9 @@ typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
-    int fits;  // 0 also where there is no such run: stage 0 shards nothing, so it has no
-               // groups
+    int fits;            // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
+    size_t shard_group;  // ranks of one
+    int one_level;       // see plan_one_level
     // Model states are the rows from parameters to AdamW v: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;
     double compute_s, wire_s;         // of a step

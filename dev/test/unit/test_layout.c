@@ -257,6 +257,57 @@ static void sizes_beyond_32_bits_are_exact(void) {
     }
 }
 
+// Units of a few kinds in a random order: what is computed by runs of equal units is what all units have; the layout
+// that is divided again is the one that is made for that number of ranks.
+static void runs_and_other_ranks_give_the_same_layout(void) {
+    static const size_t kinds[][2] = { { 64, 1 }, { 64, 1 }, { 64, 2 }, { 0, 0 }, { 1000, 5000 } };
+    for (unsigned seed = 0; seed < 200; seed++) {
+        zero_tensor tensors[40];
+        zero_layout l, want;
+        const char *why;
+        unsigned random = seed;
+        for (size_t u = 0, logical = 0; u < 20; u++) {
+            const size_t kind = (size_t)rand_r(&random) % (1 + seed % COUNT(kinds));
+            for (size_t k = 0; k < 2; logical += kinds[kind][k++])
+                tensors[2 * u + k] = (zero_tensor){ "t", kinds[kind][k], u, logical, (int)k, kind == 1, kind == 2 };
+        }
+        CHECK_EQ(zero_layout_create(&l, tensors, COUNT(tensors), 7, &why), 0);
+        CHECK_EQ(l.run_first[0], 0);
+        CHECK_EQ(l.run_first[l.num_runs], 20);
+        for (size_t u = 1, r = 0; u < 20; u++) {
+            const zero_tensor *a = &tensors[2 * u - 2], *b = &tensors[2 * u];
+            const int alike = a[0].numel == b[0].numel && a[1].numel == b[1].numel && a->tied == b->tied &&
+                              a->frozen == b->frozen;
+            CHECK_EQ(l.run_first[r + 1] == u, !alike);
+            r += !alike;
+        }
+        for (size_t n = 0; n < COUNT(RANKS); n++) {
+            CHECK_EQ(zero_layout_set_ranks(&l, SIZE_MAX / 192, &why), -1);  // changes nothing
+            CHECK_EQ(zero_layout_set_ranks(&l, RANKS[n], &why), 0);
+            CHECK_EQ(zero_layout_create(&want, tensors, COUNT(tensors), RANKS[n], &why), 0);
+            CHECK_EQ(l.ranks, RANKS[n]);
+            CHECK_EQ(l.numel_padded, want.numel_padded);
+            CHECK(!memcmp(l.unit_offset, want.unit_offset, 21 * sizeof *l.unit_offset));
+            CHECK(!memcmp(l.trained_offset, want.trained_offset, 21 * sizeof *l.trained_offset));
+            size_t largest = 0, chunks = 0, buffer = 0;
+            for (size_t u = 0; u < 20; u++) {
+                const size_t numel = zero_layout_unit_numel(&l, u), chunk = zero_layout_replica_chunk(&l, u, 3);
+                CHECK_EQ(numel, round_up(zero_layout_unit_content(&l, u), 64 * RANKS[n]));
+                CHECK_EQ(zero_layout_replica_offset(&l, u, 3), chunks);
+                largest = numel > largest ? numel : largest;
+                if (tensors[2 * u].frozen) continue;
+                chunks += chunk;
+                buffer = 3 * chunk > buffer ? 3 * chunk : buffer;
+            }
+            CHECK_EQ(zero_layout_replica_offset(&l, 20, 3), chunks);
+            CHECK_EQ(zero_layout_replica_buffer(&l, 3), buffer);
+            CHECK_EQ(zero_layout_largest_unit(&l), largest);
+            zero_layout_destroy(&want);
+        }
+        zero_layout_destroy(&l);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------------
 // Refusals.
 
@@ -393,6 +444,7 @@ int main(int argc, char **argv) {
     RUN(the_owner_of_an_element_is_another_rank_or_place);
     RUN(models_are_owned_once_on_up_to_65536_ranks);
     RUN(sizes_beyond_32_bits_are_exact);
+    RUN(runs_and_other_ranks_give_the_same_layout);
     RUN(impossible_descriptions_are_refused_with_a_message);
     RUN(sums_that_wrap_around_are_refused);
     RUN(data_parallel_meshes_number_the_ranks);

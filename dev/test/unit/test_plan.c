@@ -245,6 +245,38 @@ static void test_175b_on_65536_ranks(void) {
     CHECK(p.stage[0].memory_total > 16 * (uint64_t)174600000000);
 }
 
+// 65536 layers with 10^10 tokens a step took more than a minute: the formulas walked all layers in all micro-steps, for
+// each number of ranks. The time is printed.
+static void test_many_layers_and_micro_steps_cost_no_time(void) {
+    enum { UNITS = 1 + 65536, TOKENS = 1 << 13 };
+    static zero_tensor many[UNITS];
+    static size_t both_ways[2 * UNITS];
+    PlanInput in = model(2, 1000, 8);
+    Plan p, q;
+    for (size_t u = 0; u < UNITS; u++) {
+        many[u] = (zero_tensor){ "unit", u ? 1200 : 5000, u, 0, 1, u == 0 };
+        both_ways[u] = both_ways[2 * UNITS - 1 - u] = u;
+    }
+    in.tensors = many;
+    in.num_tensors = UNITS;
+    in.order = both_ways;
+    in.order_length = 2 * UNITS;
+    in.total_tokens = (size_t)5 * 5 * 5 * 5 * 5 * 5 * 5 * 5 * 5 * TOKENS;  // 1.6 * 10^10
+    const clock_t begin = clock();
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    in.settings.shard_group = 8;
+    in.ranks = 64;
+    CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
+    printf("planned twice in %.3f s\n", (double)(clock() - begin) / CLOCKS_PER_SEC);
+    CHECK_EQ(p.numel, 5000 + 65536 * 1200);
+    // Stage 3, in a micro-step: all layers there and back but the last two, which are still in the two buffers; the
+    // embedding, whose buffer is its own, in the first one only.
+    const uint64_t layer = 192, embedding = 640;  // of a rank, with padding
+    const uint64_t gathers = p.micro_steps * (2 * 65536 - 2) - 2 * (p.micro_steps - 1);
+    CHECK_EQ(p.stage[3].wire[1].kind, ZERO_WIRE_PARAMS);
+    CHECK_EQ(p.stage[3].wire[1].expected, (gathers * layer + embedding) * 7 * 2);
+}
+
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_the_table_of_the_zero_paper);
@@ -255,5 +287,6 @@ int main(int argc, char **argv) {
     RUN(test_tokens_that_cannot_be_divided_are_refused);
     RUN(test_time_is_work_by_rate);
     RUN(test_175b_on_65536_ranks);
+    RUN(test_many_layers_and_micro_steps_cost_no_time);
     return test_finish();
 }

@@ -178,6 +178,49 @@ static void the_parameter_cache_always_finds_a_buffer(void) {
     }
 }
 
+// The traffic of a step, by acquiring every unit in every micro-step.
+static size_t plain_traffic(const zero_layout *l, const size_t *order, size_t length, size_t prefetch, int drop,
+                            size_t micro_batches) {
+    zero_param_cache c;
+    size_t gathered = 0;
+    REQUIRE(zero_param_cache_create(&c, l, order, length, prefetch) == 0, "out of memory");
+    c.drop = drop;
+    for (size_t i = 0; i < micro_batches * length; i++) {
+        zero_param_cache_slot *s = zero_param_cache_find(&c, order[i % length]);
+        if (!s) {
+            s = zero_param_cache_take(&c, order[i % length]);
+            gathered += zero_layout_unit_numel(l, order[i % length]);
+        }
+        zero_param_cache_acquired(&c, s);
+        for (size_t k = 0; k < prefetch; k++) {
+            const size_t ahead = zero_param_cache_ahead(&c, k);
+            if (ahead != ZERO_NO_UNIT && !zero_param_cache_find(&c, ahead) && zero_param_cache_take(&c, ahead))
+                gathered += zero_layout_unit_numel(l, ahead);
+        }
+        zero_param_cache_released(&c, s);
+    }
+    zero_param_cache_destroy(&c);
+    return gathered;
+}
+
+// Traffic is predicted by periods of micro-steps.
+static void periods_gather_what_all_micro_steps_do(void) {
+    size_t sizes[MAX_UNITS], order[4 * MAX_UNITS];
+    int tied[MAX_UNITS], periodic = 0;
+    for (int round = 0; round < 3000; round++) {
+        const size_t n = random_sizes(sizes, tied), prefetch = below(3), length = 1 + below(4 * n), G = below(40);
+        const int drop = !below(4), there_and_back = (int)below(2);
+        zero_layout l = layout_of(sizes, tied, n, 1 + below(5));
+        for (size_t i = 0; i < length; i++) order[i] = !there_and_back ? below(n) : i / n % 2 ? n - 1 - i % n : i % n;
+        const size_t one = zero_param_cache_traffic(&l, order, length, prefetch, drop, 1);
+        const size_t all = zero_param_cache_traffic(&l, order, length, prefetch, drop, G);
+        CHECK_EQ(all, plain_traffic(&l, order, length, prefetch, drop, G));
+        periodic += G > 1 && all != G * one;
+        zero_layout_destroy(&l);
+    }
+    CHECK(periodic > 500, "only %d times a micro-step gathered other units than the first one", periodic);
+}
+
 // Of all parameters, how many the buffers hold.
 static void units_that_differ_a_little_cost_what_equal_ones_do(void) {
     size_t sizes[12], psi = 0;
@@ -205,6 +248,7 @@ int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(a_unit_always_finds_a_buffer);
     RUN(the_parameter_cache_always_finds_a_buffer);
+    RUN(periods_gather_what_all_micro_steps_do);
     RUN(units_that_differ_a_little_cost_what_equal_ones_do);
     RUN(an_embedding_does_not_set_the_size_of_shared_buffers);
     return test_finish();
