@@ -26,7 +26,9 @@
 #include "data/durable_file.h"
 #include "gpt2/initial_weights.h"
 #include "trainer/checkpoint_format.h"
+#include "trainer/checkpoint_llmc.h"
 #include "trainer/directory.h"
+#include "trainer/resume_llmc.h"
 #include "zero/state_hash.h"
 
 // first_failure, with the rank and the host whose file it is: a disk, or its connection, may be one host's.
@@ -280,21 +282,29 @@ void resume_micro_batches(Run *r) {
     options_set_default(o, "micro-batches", text);
 }
 
-// Everything that would make the run another one ends it here.
-static void check_same_run(const Run *r, const Checkpoint *c, const char *path) {
-    const GPT2Config *a = &c->config, *b = &r->config;
+void check_same_model(const Run *r, const GPT2Config *a, const char *path) {
+    const GPT2Config *b = &r->config;
     if (a->max_seq_len != b->max_seq_len || a->vocab_size != b->vocab_size || a->num_layers != b->num_layers ||
         a->padded_vocab_size != b->padded_vocab_size || a->num_heads != b->num_heads || a->channels != b->channels)
         die("%s: is of a model with %zu layers, %zu heads, %zu channels, %zu words and %zu positions: use its -e", path,
             a->num_layers, a->num_heads, a->channels, a->vocab_size, a->max_seq_len);
+}
+
+void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, const char *path) {
+    const zero_optimizer *optimizer = zero_optimizer_get(r->options.settings.optimizer);
+    if (of_checkpoint != optimizer)
+        die("%s: holds the state of %s, and this run uses %s: begin a run from its weights with -e and another -o",
+            path, of_checkpoint->name, optimizer->name);
+}
+
+// Everything that would make the run another one ends it here.
+static void check_same_run(const Run *r, const Checkpoint *c, const char *path) {
+    check_same_model(r, &c->config, path);
     if (c->B != r->B || c->T != r->T || c->M != r->M)
         die("%s: its run had %zu micro-batches of -b %zu -t %zu in a step, this one has %zu of -b %zu -t %zu: use "
             "--micro-batches %zu -b %zu -t %zu",
             path, c->M, c->B, c->T, r->M, r->B, r->T, c->M, c->B, c->T);
-    const zero_optimizer *optimizer = zero_optimizer_get(r->options.settings.optimizer);
-    if (c->optimizer != optimizer)
-        die("%s: holds the state of %s, and this run uses %s: begin a run from its weights with -e and another -o",
-            path, c->optimizer->name, optimizer->name);
+    check_same_optimizer(r, c->optimizer, path);
     if (c->seed != r->options.settings.seed)
         die("%s: its run had --seed %llu, which gives another order of the data: use that", path,
             (unsigned long long)c->seed);
@@ -399,26 +409,31 @@ static int verified(const Run *r, size_t step, Checkpoint *c, char *err) {
 static int resume(Run *r) {
     char err[ERR_BYTES] = "", path[CHECKPOINT_PATH];
     const char *dir = r->options.output_dir;
-    size_t *steps = NULL, *all = allocate((size_t)r->ranks * sizeof *all);
+    struct {
+        size_t step, from_llmc;
+    } mine, *all = allocate((size_t)r->ranks * sizeof *all);
+    size_t *steps = NULL;
     Checkpoint *c = allocate(sizeof *c);
     int found = 0;
     // Rank 0's list counts: the others may see a file a little later.
     const int n = r->rank == 0 ? checkpoint_steps(dir, &steps, err, sizeof err) : 0;
     agree(r, err);
     for (int i = 0;; i++) {
-        const size_t mine = i < n ? steps[i] : SIZE_MAX;
+        mine.step = i < n ? steps[i] : SIZE_MAX;
+        mine.from_llmc = i < n && llmc_set_exists(dir, steps[i]);
         gather(r, &mine, sizeof mine, all);
-        if (all[0] == SIZE_MAX && i == 0) break;
-        if (all[0] == SIZE_MAX)
+        const size_t step = all[0].step;
+        if (step == SIZE_MAX && i == 0) break;
+        if (step == SIZE_MAX)
             die("-o %s: none of its checkpoints is complete (reasons above): begin again without -y, "
                 "in another directory, or with -e from one of its models",
                 dir);
-        found = verified(r, all[0], c, err);
+        found = all[0].from_llmc ? resume_llmc(r, step, err) : verified(r, step, c, err);
         if (found) break;
-        print0(r, "skipped the checkpoint of step %zu: %s\n", all[0], err);
+        print0(r, "skipped the checkpoint of step %zu: %s\n", step, err);
         checkpoint_free(c);
     }
-    if (found) {
+    if (found && !all[0].from_llmc) {
         checkpoint_path(path, dir, CHECKPOINT_MANIFEST, c->step);
         check_same_run(r, c, path);
         report_changes(r, c);

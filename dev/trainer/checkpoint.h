@@ -3,6 +3,7 @@
 #define TRAINER_CHECKPOINT_H
 
 #include "trainer/run.h"
+#include "zero/optimizers/optimizers.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,6 +17,10 @@ void resume_micro_batches(Run *r);
 // complete checkpoint in -o; if there is none, or without -y, from r->file or from the seed. Then drops the lines of
 // main.log from that step on. Collective.
 void set_state(Run *r);
+
+// Die if a checkpoint is not of the run's model, or of its optimizer. path: for the message.
+void check_same_model(const Run *r, const GPT2Config *of_checkpoint, const char *path);
+void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, const char *path);
 
 // Writes the checkpoint of the state before step `step`, then deletes the ones that -nk no longer keeps. When it
 // returns, the checkpoint is on the disk. Collective; between steps.
