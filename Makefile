@@ -217,8 +217,8 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
-# What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the fuzzer of all
-# parsers, with clang's libFuzzer or, by gcc, with its own mutations.
+# What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the tool for
+# checkpoints, and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its own mutations.
 PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/optimizers/optimizers \
                dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file \
                $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))
@@ -240,6 +240,8 @@ $(1)/$(notdir $(4)): $(addprefix $(1)/,$(addsuffix .o,$(5) $(PARSERS)))
 	$$(Q)$(2) $(3) $$^ -o $$@ $$(LDFLAGS) -lxxhash -lm $(6)
 -include $(patsubst %,$(1)/%.d,$(5) $(PARSERS))
 endef
+CKPT_DIR    := build/ckpt$(DEBUG:%=-debug)$(SANITIZE:%=-%)
+$(eval $(call PLAIN_PROGRAM,$(CKPT_DIR),$$(CC),$$(OPTIMIZE) -fopenmp,ckpt,$(call strip_suffix,dev/ckpt/*.c)))
 $(eval $(call PLAIN_PROGRAM,build/fuzz-gcc,gcc,$$(FUZZ_FLAGS) $$(FUZZ_gcc),fuzz_files,$(FUZZ_FILES)))
 $(eval $(call PLAIN_PROGRAM,build/fuzz-clang,clang,$$(FUZZ_FLAGS) $$(FUZZ_clang),fuzz_files,$(FUZZ_FILES),\
     $$$$(clang -print-runtime-dir)/$(LIBFUZZER) -lstdc++))
@@ -273,8 +275,8 @@ $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,
 
 TEXT = dev/data/text/default.txt
 
-.PHONY: help setup data all test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples cuda \
-        format check-format clean FORCE
+.PHONY: help setup data all ckpt test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples \
+        cuda format check-format clean FORCE
 FORCE:
 
 setup:
@@ -288,9 +290,10 @@ train_gpt2_zero: $(TEXT)
 train_gpt2_zero test_gpt2_zero: %: $(BUILD)/%
 	@[ "$$(readlink $@)" = $< ] || { ln -sfn $< $@ && echo "  $@ -> $<"; }
 
-all: $(call BINARIES,$(PROGRAMS))
+all: $(call BINARIES,$(PROGRAMS)) ckpt
 test_programs: $(call BINARIES,test_gpt2_zero $(TESTS))
 examples: $(call BINARIES,$(EXAMPLES))
+ckpt: $(CKPT_DIR)/ckpt
 
 $(if $(filter run,$(MAKECMDGOALS)),$(if $(shell [ "$(NP)" -ge 1 ] 2> /dev/null && echo ok),, \
     $(error make run NP=$(NP): NP is the number of ranks, use a number from 1)))
@@ -340,6 +343,7 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
   test-long        what takes too long for that: half an hour of fuzzing and sanitizers
   fuzz             random configurations against plain ones, bit for bit, and mutated files: SECONDS=60; SEED=...
   bench            the benchmarks                         examples   dev/examples
+  ckpt             build/ckpt/ckpt, the tool for checkpoints: needs no MPI, no GPU (dev/docs/checkpoints.md)
   cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU
   all              every program, nothing is run          data       the default text
   setup            install what is missing                clean      remove build/ and the links

@@ -2,7 +2,7 @@
 
 build cpu FP32 all
 [ -n "$suffix" ] || build cpu FP32 $fp32/faulty_trainer
-build cpu FP32 build/fuzz-gcc/fuzz_files
+build cpu FP32 build/fuzz-gcc/fuzz_files build/ckpt$suffix/ckpt
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
     $asan/test_{emulator,kernels,model,gpt2_zero,comm,comm_failures,nccl,nccl_stand_in}
@@ -19,6 +19,7 @@ run 0 60 "files" $fp32/test_files
 run 0 60 "options" $fp32/test_options
 run 0 60 "log, learning rate, model files" $fp32/test_output
 run 0 60 "content of files" $fp32/test_content_hash
+run 0 60 "checkpoints of llm.c" $fp32/test_llmc_state
 run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
@@ -140,6 +141,11 @@ run 0 200 "llm.c's flags, log lines and files" dev/test/cli/test_llmc_flags.sh $
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints bf16" dev/test/cli/test_checkpoint.sh $bf16/train_gpt2_zero
+for precision in fp32 bf16; do
+    run 0 200 "llm.c's checkpoints are continued, $precision" dev/test/cli/test_llmc_state.sh \
+        build/cpu-$precision$suffix/train_gpt2_zero $fp32/test_llmc_state build/ckpt$suffix/ckpt
+done
+run 0 200 "tool for checkpoints" dev/test/cli/test_ckpt.sh {$fp32,$bf16}/train_gpt2_zero build/ckpt$suffix/ckpt
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
 run 0 120 "a file system that fails: some calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer few
 run 0 60 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few

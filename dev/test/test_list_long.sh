@@ -3,6 +3,7 @@
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures} \
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
+    SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -11,6 +12,8 @@ if [ -z "$suffix" ]; then
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 0 300 "fuzz: parsers of files, 60 s" build/fuzz-gcc/fuzz_files --seconds 60 --seed 2
+    run 0 600 "tool for checkpoints, 500 damages, SANITIZE=address" dev/test/cli/test_ckpt.sh \
+        {$fp32,$bf16}/train_gpt2_zero build/ckpt-address/ckpt 500
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
     run 0 900 "a file system that fails: all calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer all
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
@@ -36,8 +39,8 @@ for SANITIZE in address undefined; do
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
     build cpu FP32 $dir/test_{gpt2_zero,engine_contract,engine_failure}
-    build cpu FP32 $dir/test_{layout,options,output,content_hash,data,bootstrap,comm,nccl,engine}
-    for program in layout options output content_hash data; do
+    build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
+    for program in layout options output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
     done
     run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp

@@ -205,33 +205,23 @@ static void publish(Writer *w) {
     free(text);
 }
 
-static void delete_checkpoint(const Run *r, size_t step) {
-    char path[CHECKPOINT_PATH];
-    for (int f = CHECKPOINT_FILES - 1; f >= 0; f--) {  // the manifest before what it describes
-        checkpoint_path(path, r->options.output_dir, (enum checkpoint_file)f, step);
-        if (unlink(path) != 0 && errno != ENOENT)
-            fprintf(stderr, "warning: %s: cannot be deleted: %s\n", path, strerror(errno));
-    }
-    print0(r, "Deleting checkpoint at step %zu\n", step);
-}
-
 // Keeps the newest -nk checkpoints up to this one, which is good, and those that -nm protects. Models without optimizer
 // state are not ours. Later steps were damaged when the run was resumed, and will be replaced.
 static void delete_old_checkpoints(const Run *r, size_t step) {
     const size_t keep = (size_t)r->options.checkpoints_keep, major = (size_t)r->options.major_checkpoint_every;
     if (r->rank != 0 || keep == 0) return;
-    char err[ERR_BYTES], path[2][CHECKPOINT_PATH];
+    char err[ERR_BYTES], manifest[CHECKPOINT_PATH];
     size_t *steps, kept = 0;
     const int n = checkpoint_steps(r->options.output_dir, &steps, err, sizeof err);
     if (n < 0) fprintf(stderr, "warning: %s\n", err);
     for (int i = 0; i < n; i++) {
-        if (steps[i] > step) continue;
-        checkpoint_path(path[0], r->options.output_dir, CHECKPOINT_MANIFEST, steps[i]);
-        checkpoint_path(path[1], r->options.output_dir, CHECKPOINT_OPTIMIZER, steps[i]);
-        const int complete = access(path[0], F_OK) == 0;
-        if (!complete && access(path[1], F_OK) != 0) continue;
+        if (steps[i] > step || !checkpoint_is_ours(r->options.output_dir, steps[i])) continue;
+        checkpoint_path(manifest, r->options.output_dir, CHECKPOINT_MANIFEST, steps[i]);
+        const int complete = access(manifest, F_OK) == 0;
         if (complete && (kept++ < keep || (major > 0 && steps[i] % major == 0))) continue;
-        delete_checkpoint(r, steps[i]);
+        if (checkpoint_delete(r->options.output_dir, steps[i], err, sizeof err) != 0)
+            fprintf(stderr, "warning: %s\n", err);
+        print0(r, "Deleting checkpoint at step %zu\n", steps[i]);
     }
     free(steps);
 }

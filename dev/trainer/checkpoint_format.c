@@ -138,6 +138,23 @@ int checkpoint_steps(const char *dir, size_t **steps, char *err, size_t err_byte
     return (int)unique;
 }
 
+int checkpoint_is_ours(const char *dir, size_t step) {
+    char manifest[CHECKPOINT_PATH], optimizer[CHECKPOINT_PATH];
+    checkpoint_path(manifest, dir, CHECKPOINT_MANIFEST, step);
+    checkpoint_path(optimizer, dir, CHECKPOINT_OPTIMIZER, step);
+    return access(manifest, F_OK) == 0 || access(optimizer, F_OK) == 0;
+}
+
+int checkpoint_delete(const char *dir, size_t step, char *err, size_t err_bytes) {
+    char path[CHECKPOINT_PATH];
+    int status = 0;
+    for (int f = CHECKPOINT_FILES - 1; f >= 0; f--) {
+        checkpoint_path(path, dir, (enum checkpoint_file)f, step);
+        if (unlink(path) != 0 && errno != ENOENT) status = FAIL("%s: cannot be deleted: %s", path, strerror(errno));
+    }
+    return status;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // The manifest: writing.
 

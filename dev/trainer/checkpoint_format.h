@@ -80,6 +80,12 @@ void checkpoint_path(char *out, const char *dir, enum checkpoint_file file, size
 // malloc'ed. A directory that does not exist has none.
 int checkpoint_steps(const char *dir, size_t **steps, char *err, size_t err_bytes);
 
+// Whether dir has the manifest or the optimizer state of a step. A model alone is not ours to delete.
+int checkpoint_is_ours(const char *dir, size_t step);
+
+// Deletes the files of a step, the manifest before what it describes. Returns 0, or -1 and a message.
+int checkpoint_delete(const char *dir, size_t step, char *err, size_t err_bytes);
+
 // The text of the manifest, malloc'ed; NULL: out of memory.
 char *checkpoint_manifest(const Checkpoint *c);
 
