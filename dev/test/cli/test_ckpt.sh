@@ -86,7 +86,9 @@ continued() {       # a bf16 run that continues it has the state of one that con
 }
 check "fp32 to bf16 -w 2 is continued" continued 2 "nothing is lost"
 check "fp32 to bf16 -w 0 loses bits, and is continued" continued 0 "lost: the lower 16 bits of "
-loses() { gives 0 "lost: the lower 16 bits of " convert "$work/half" "$work/half0" -w 0 && "$ckpt" verify "$work/half0"; }
+loses() {
+    gives 0 "lost: the lower 16 bits of " convert "$work/half" "$work/half0" -w 0 && "$ckpt" verify "$work/half0"
+}
 check "bf16 -w 2 to -w 0" loses
 check "bf16 -w 0 to -w 1" gives 0 "nothing is lost" convert "$work/half0" "$work/half1" -w 1
 models() {
@@ -115,7 +117,8 @@ for ((i = 0; i < damages; i++)); do
     at=$(((RANDOM * 32768 + RANDOM) % $(stat -c %s "$path")))
     byte=$(od -An -tu1 -j $at -N 1 "$path")
     printf '%b' "\\x$(printf %02x $((byte ^ 1 << RANDOM % 8)))" | dd of="$path" bs=1 seek=$at conv=notrunc status=none
-    gives 1 "step 6: not good: $path: " verify "$work/changed" 6 > "$log.flip" || flips+="$path, byte $at: $(cat "$log.flip"); "
+    gives 1 "step 6: not good: $path: " verify "$work/changed" 6 > "$log.flip" ||
+        flips+="$path, byte $at: $(cat "$log.flip"); "
 done
 report "$damages flipped bits are found, and the file is named" "$flips"
 check "what is damaged is not converted" gives 2 "$work/changed" convert "$work/changed" "$work/w"
