@@ -55,7 +55,7 @@ int zero_agree(zero *z, int e) {
 }
 
 int zero_mean(zero *z, const double *values, size_t n, double *mean) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     const size_t ranks = (size_t)z->ranks, replicas = (size_t)z->replicas;
     double *group = gather(z, z->config.shard_comm, values, n * sizeof *values);
     double *all = group;

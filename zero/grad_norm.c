@@ -99,7 +99,7 @@ static int add_over_all(zero *z, uint64_t *wide, size_t n, const char *phase) {
 }
 
 int zero_grad_norm(zero *z, double *norm) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     uint64_t *parts = malloc(ZERO_SQUARES_BYTES), sum[ZERO_NORM_WORDS] = { 0 };
     int e = parts ? zero_grads_merge(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "gradient norm", 0);
@@ -131,7 +131,7 @@ static int sum_squares_of_tensors(zero *z, uint64_t *parts, uint64_t *wide) {
 }
 
 int zero_tensor_norms(zero *z, double *norms) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     const size_t T = z->layout.num_tensors;
     uint64_t *parts = malloc(ZERO_SQUARES_BYTES), *sums = calloc(T * ZERO_WIDE_WORDS + 1, sizeof *sums);
     int e = parts && sums ? sum_squares_of_tensors(z, parts, sums)

@@ -340,7 +340,7 @@ static int check_micro_batch(zero *z, size_t u, size_t micro_batch) {
 }
 
 static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     if (check_micro_batch(z, u, micro_batch)) return z->failed;
     struct unit *unit = &z->units[u];
     if (z->merged)
@@ -389,7 +389,7 @@ static int begin_reduction(zero *z, size_t u) {
 }
 
 int zero_release_grads(zero *z, size_t u) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     if (u >= z->layout.num_units || z->units[u].state != UNIT_ACQUIRED)
         return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are released without being acquired", u);
     z->units[u].state = UNIT_REDUCING;
@@ -403,7 +403,7 @@ int zero_release_grads(zero *z, size_t u) {
 // ---- micro-batches and steps ----------------------------------------------------------------------------------------
 
 int zero_finish_backward(zero *z) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     int e = ZERO_OK;
     size_t most = z->micro_batches + 1;
     while (z->pending_count && !e) e = reduce_oldest(z);
@@ -428,7 +428,7 @@ int zero_finish_backward(zero *z) {
 size_t zero_get_micro_batches(const zero *z) { return z->micro_batches; }
 
 int zero_set_total_weight(zero *z, double weight) {
-    if (zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
     if (!(weight > 0 && weight <= FLT_MAX))
         return zero_fail(z, ZERO_ERR_ARG, "zero_set_total_weight: %g: use the sum of positive weights", weight);
     zero_record_call(z, CALL_SET_WEIGHT, &weight, sizeof weight);
@@ -450,7 +450,7 @@ void zero_wire_start(zero *z) {
 }
 
 int zero_begin_step(zero *z) {
-    if (zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
     const int e = zero_params_invalidate(z);  // before counting: this receives what was prefetched earlier
     zero_wire_start(z);
     return e;

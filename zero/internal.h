@@ -106,7 +106,7 @@ struct zero {
     uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
 
     // state.c
-    int in_callback;  // of a fill, load, visit or hash
+    int in_callback;  // of a fill, load or visit, or in a hash
     // HOST_CHUNK elements each
     float *host;
     uint16_t *host_params, *host_low;  // bf16 parameters, and low halves of master weights
@@ -119,6 +119,9 @@ struct zero {
 int zero_fail(zero *z, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 int zero_comm_check(zero *z, int e);
 int zero_device_check(zero *z, cudaError_t e, const char *what);
+
+// What each call begins with: returns the first error, if there is one; refuses calls in a callback.
+int zero_enter(zero *z);
 
 // Makes what is queued on `follower` from here on wait for what is on `leader` now.
 int zero_follow(zero *z, cudaStream_t follower, cudaStream_t leader);

@@ -147,7 +147,7 @@ zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor) { retu
 int zero_is_frozen(const zero *z, size_t unit) { return unit_frozen(z, unit); }
 
 int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *options) {
-    if (zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
     if (t >= z->layout.num_tensors) return zero_fail(z, ZERO_ERR_ARG, "there is no tensor %zu", t);
     const char *name = z->layout.tensors[t].name;
     if (z->micro_batches)
@@ -270,7 +270,7 @@ static int update(zero *z, zero_optimizer_args args) {
 }
 
 int zero_step(zero *z, const zero_hyperparameters *h) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     if (check_hyperparameters(z, h)) return z->failed;
     zero_record_call(z, CALL_STEP, h, sizeof *h);
     int e = zero_params_released(z);
@@ -292,13 +292,14 @@ zero_step_info zero_last_step(const zero *z) { return z->step; }
 uint64_t zero_get_updates(const zero *z) { return z->updates; }
 
 int zero_set_updates(zero *z, uint64_t updates) {
-    if (zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
     zero_record_call(z, CALL_SET_UPDATES, &updates, sizeof updates);
     z->updates = updates;
     return ZERO_OK;
 }
 
 int zero_discard(zero *z) {
+    if (z->in_callback) return zero_enter(z);
     if (z->failed && z->failed != ZERO_ERR_ARG && z->failed != ZERO_ERR_CALLBACK) return z->failed;
     z->failed = ZERO_OK;
     z->agreed = 0;

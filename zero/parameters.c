@@ -88,9 +88,13 @@ void zero_params_destroy(zero *z) {
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) unshard_finish(z, &z->cache.slots[i]);
     zero_comm_free(z->config.shard_comm, z->params);
     zero_window_destroy(z->config.shard_comm, z->window);
-    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++)
-        zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr,
-                             z->cache.pool.buffers[i].numel * z->elem);
+    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) {
+        const size_t bytes = z->cache.pool.buffers[i].numel * z->elem;
+        if (zero_comm_in_flight(z->config.shard_comm) && z->param_buffers[i].ptr)  // it is kept
+            zero_accounting_add(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, 0, bytes);
+        else
+            zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, bytes);
+    }
     zero_param_cache_destroy(&z->cache);
     free(z->param_buffers);
 }
@@ -175,7 +179,7 @@ static int unshard(zero *z, size_t u, const void **p) {
 }
 
 static int acquire_params(zero *z, size_t u, const void **p) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     if (u >= z->layout.num_units) return zero_fail(z, ZERO_ERR_ARG, "there is no unit %zu", u);
     if (exceeds_pool(z, u))
         return zero_fail(z, ZERO_ERR_ARG,
@@ -203,7 +207,7 @@ const void *zero_acquire_params(zero *z, size_t unit) {
 }
 
 int zero_release_params(zero *z, size_t u) {
-    if (z->failed) return z->failed;
+    if (zero_enter(z)) return z->failed;
     if (u >= z->layout.num_units || !z->units[u].users)
         return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
     z->units[u].users--;

@@ -85,6 +85,7 @@ static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, 
             if (fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
                 e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback that fills tensor %s failed",
                               z->layout.tensors[s.tensor].name);
+            if (!e) e = z->failed;  // it has made a call
             if (!e) e = write_chunk(z, state, u, s.unit_begin + at - begin, n);
         }
     return e;
@@ -98,8 +99,7 @@ static int check_state(zero *z, enum zero_state state) {
 
 // One callback at a time: they share the host buffers.
 static int enter_callback(zero *z) {
-    if (z->failed) return z->failed;
-    if (z->in_callback) return zero_fail(z, ZERO_ERR_ARG, "a fill, load, visit or hash in the callback of another one");
+    if (zero_enter(z)) return z->failed;
     z->in_callback = 1;
     return ZERO_OK;
 }
@@ -191,6 +191,7 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
                 if (!e && fn(ctx, s.tensor, s.tensor_begin + at, n, z->host))
                     e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback of zero_visit failed at tensor %s",
                                   z->layout.tensors[s.tensor].name);
+                if (!e) e = z->failed;
             }
     }
     return e;

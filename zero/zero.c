@@ -35,6 +35,12 @@ int zero_fail(zero *z, int code, const char *format, ...) {
     return code;
 }
 
+int zero_enter(zero *z) {
+    if (z->in_callback)
+        zero_fail(z, ZERO_ERR_ARG, "a call in the callback of a fill, load or visit: make it afterwards");
+    return z->failed;
+}
+
 int zero_comm_check(zero *z, int e) {
     if (!e || z->failed) return e ? z->failed : ZERO_OK;
     const char *message = zero_comm_error(z->config.shard_comm);  // empty if the other transport failed

@@ -34,7 +34,9 @@
 // next norm or hash.
 //
 // The module has no globals, prints nothing and never exits. A zero belongs to one host thread. "Collective": all ranks
-// must call.
+// must call. Several engines may share communicators, in turn, also within a micro-batch; an accounting that they share
+// has the bytes of all, and so have reports of wire bytes. The callbacks of a fill, load or visit must not call the
+// engine that calls them, except for what cannot fail.
 #ifndef ZERO_H
 #define ZERO_H
 #include <cuda_runtime_api.h>

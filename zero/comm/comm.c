@@ -22,6 +22,7 @@ void zero_comm_reset_error(zero_comm *c) {
 }
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
 cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
+int zero_comm_in_flight(const zero_comm *c) { return c->in_flight; }
 
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit) {
     c->phase = phase;
@@ -96,10 +97,27 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
         (unsigned long long)theirs->bytes);
 }
 
+void zero_comm_say_behind(const zero_comm *c, char *message, size_t bytes, int peer, const struct zero_comm_call *mine,
+                          const struct zero_comm_call *its_last, double timeout_s) {
+    char its[64] = "it has begun none";
+    if (its_last->number)
+        snprintf(its, sizeof its, "its last one is %s of unit %llu", zero_comm_call_name(its_last->kind),
+                 (unsigned long long)its_last->unit);
+    snprintf(message, bytes,
+             "rank %d has not come within %.3g s to collective %llu, %s of unit %llu; %s: it died, stopped, or took "
+             "another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
+             zero_comm_world_rank(c, peer), timeout_s, (unsigned long long)mine->number,
+             zero_comm_call_name(mine->kind), (unsigned long long)mine->unit, its);
+}
+
 // All collectives pass here: numbers the call, and adds it to the history of later ones.
 static struct zero_comm_call note_call(zero_comm *c, enum zero_comm_call_kind kind, uint64_t buffer, uint64_t offset,
                                        uint64_t bytes) {
     const struct zero_comm_call call = { ++c->calls, kind, c->phase_unit, buffer, offset, bytes, c->history };
+    if (c->shown) {
+        c->shown->call = call;
+        atomic_store_explicit(&c->shown->number, call.number, memory_order_release);
+    }
     c->records[call.number % ZERO_COMM_RECORDS] = (struct zero_comm_record){ call, c->phase, 0, zero_clock(), 0 };
     const uint64_t fields[] = { call.kind, call.unit, call.buffer, call.offset, call.bytes };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)

@@ -27,7 +27,8 @@
 // An all-gather has no `done`: its chunks arrive in place. A transport without a stream of its own (MPI) waits on the
 // host; one that has a stream (NCCL) moves bytes there, and its waits are events. A caller that finishes an all-to-all
 // on that very stream, zero_comm_stream(), right after begin, and adds the chunks there, overlaps all of it with its
-// own stream. Operations are finished in the order in which they were begun.
+// own stream. Operations may be finished in another order than they were begun, the same on all ranks, and scalars be
+// gathered in between: so several engines can use one communicator in turn.
 //
 // Every wait of the host has a time-out; its message names the rank that did not come, and the phase. Functions return
 // ZERO_OK or a ZERO_ERR_* code; zero_comm_error() has the message. "Collective": every rank of the communicator calls
@@ -106,8 +107,8 @@ size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype);
 // ---- collectives ----------------------------------------------------------------------------------------------------
 
 // All-to-all: buf holds size chunks of chunk_bytes each, inside one zero_comm_alloc. finish: *chunks is a device array
-// of size pointers, valid until done. Collective. With a stream of its own a transport has room for the chunks of one
-// all-to-all: the next one begins after done.
+// of size pointers, valid until done, before which nothing else is finished. Collective. With a stream of its own a
+// transport has room for the chunks of one all-to-all: the next one begins after done.
 int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket);
 int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
 int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
@@ -168,6 +169,10 @@ size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, s
 // with a stream may still be moving the bytes. Not collective; for the caller that has got an error. Returns
 // ZERO_ERR_ARG if the file cannot be written.
 int zero_comm_write_records(const zero_comm *c, const char *path);
+
+// Returns 1 if messages of a collective that failed may still be read from, or written to, memory that was passed to
+// it. The caller keeps that memory for ever, as this transport keeps its own. Not collective.
+int zero_comm_in_flight(const zero_comm *c);
 
 // ---- testing, destroying --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 // transport's own struct begins with a zero_comm.
 #ifndef ZERO_TRANSPORT_H
 #define ZERO_TRANSPORT_H
+#include <stdatomic.h>
 #include "zero/comm/comm.h"
 #include "zero/comm/transport_registry.h"
 
@@ -45,6 +46,13 @@ struct zero_comm_call {
     uint64_t kind, unit;             // unit: of zero_comm_phase
     uint64_t buffer, offset, bytes;  // where in which symmetric buffer; bytes: of a chunk
     uint64_t history;                // a hash of all records before this one
+};
+
+// The last collective of a rank, in memory that it shares with the ranks of its host. Looked at after a failure, when
+// its owner writes no more, or has died.
+struct zero_comm_shown {
+    _Atomic uint64_t number;  // written last
+    struct zero_comm_call call;
 };
 
 // The flight recorder: the last collectives of this rank.
@@ -115,7 +123,9 @@ struct zero_comm {
     size_t phase_unit;
     uint64_t calls, history;                             // collectives so far, and a hash of their records
     struct zero_comm_record records[ZERO_COMM_RECORDS];  // of collective n at n % ZERO_COMM_RECORDS
-    int failed;  // ZERO_ERR_COMM: a collective has failed. For good: later ones return it, with the first message
+    int failed;     // ZERO_ERR_COMM: a collective has failed. For good: later ones return it, with the first message
+    int in_flight;  // zero_comm_in_flight
+    struct zero_comm_shown *shown;  // where the last record is shown to other ranks of this host; NULL: nowhere
     uint64_t received[ZERO_WIRE_KINDS];
     uint64_t delay_state;  // of the random delays; 0: none
     char name[160], error[640];
@@ -133,6 +143,11 @@ const char *zero_comm_call_name(uint64_t kind);  // "an all-to-all", for message
 
 // ZERO_OK if a peer has made the same call, and the same ones before it; else fails.
 int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer, const struct zero_comm_call *theirs);
+
+// Writes the message of a time-out: `peer` has not come to this rank's collective, and which its last one is that is
+// known (number 0: none).
+void zero_comm_say_behind(const zero_comm *c, char *message, size_t bytes, int peer, const struct zero_comm_call *mine,
+                          const struct zero_comm_call *its_last, double timeout_s);
 
 // Records a message (printf style, "rank R, in <phase> (unit U): " in front) and returns code. After ZERO_ERR_COMM the
 // first message stays.

@@ -1,6 +1,7 @@
 // transport_registry.c: the list of transports, and the part of creating a communicator that they have in common.
 #include "zero/comm/transport_registry.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "zero/comm/transport.h"
 
@@ -47,12 +48,32 @@ int zero_comm_create(zero_comm **out, const zero_transport *t, zero_bootstrap *b
     return keep_message(t->create(out, boot, config, accounting), out, err, err_bytes);
 }
 
+// Ranks that describe other meshes would split otherwise, and wait for each other.
+static int agree_on_mesh(zero_comm *world, const zero_mesh *m, char *err, size_t err_bytes) {
+    static const char *const names[] = { "tensor", "pipe", "shard" };
+    enum { FIELDS = sizeof names / sizeof *names };
+    const int mine[FIELDS] = { m->tensor, m->pipe, m->shard }, size = zero_comm_size(world);
+    int(*all)[FIELDS] = calloc((size_t)size, sizeof *all);
+    int e = all ? zero_comm_allgather_host(world, mine, sizeof mine, all)
+                : zero_comm_fail(world, ZERO_ERR_MEMORY, "out of host memory");
+    for (int r = 0; r < size && !e; r++)
+        for (int i = 0; i < FIELDS && !e; i++)
+            if (all[r][i] != mine[i])
+                e = zero_comm_fail(world, ZERO_ERR_ARG,
+                                   "zero_mesh.%s is %d, but %d on rank %d: all ranks need the same", names[i], mine[i],
+                                   all[r][i], r);
+    free(all);
+    if (e) snprintf(err, err_bytes, "%s", zero_comm_error(world));
+    return e;
+}
+
 int zero_mesh_comms_create(zero_mesh_comms *out, const zero_mesh *m, const zero_transport *t, zero_bootstrap *boot,
                            const zero_comm_config *config, zero_accounting *accounting, char *err, size_t err_bytes) {
     const int stripe = m->pipe_rank * m->tensor + m->tensor_rank;  // ranks of one stripe are data-parallel
     zero_comm *world = NULL;
     *out = (zero_mesh_comms){ NULL, NULL, NULL };
     int e = zero_comm_create(&world, t, boot, config, accounting, err, err_bytes);
+    if (!e) e = agree_on_mesh(world, m, err, err_bytes);
     if (!e && m->tensor * m->pipe > 1)
         e = keep_message(world->ops->split(world, stripe, m->data_rank, m->data, &out->data), &out->data, err,
                          err_bytes);

@@ -39,9 +39,42 @@ static int no_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *
     return 1;
 }
 
-static int visits_again(void *z, size_t tensor, size_t begin, size_t count, const float *values) {
-    (void)tensor, (void)begin, (void)count, (void)values;
-    return zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG;
+// Calls the engine in its callback, and says that all is well.
+static zero *engine;
+static int call_back(void) {
+    double norms[TENSORS];
+    uint64_t hash[2];
+    const zero_tensor_options options = zero_get_tensor_options(engine, 0);
+    const int results[] = { zero_visit(engine, ZERO_STATE_M, NULL, NULL),
+                            zero_fill(engine, no_fill, NULL),
+                            zero_hash(engine, &hash[0], &hash[1]),
+                            zero_discard(engine),
+                            zero_begin_step(engine),
+                            zero_step(engine, &adamw),
+                            zero_grad_norm(engine, norms),
+                            zero_tensor_norms(engine, norms),
+                            zero_mean(engine, norms, 1, norms),
+                            zero_finish_backward(engine),
+                            zero_set_updates(engine, 1),
+                            zero_set_total_weight(engine, 1),
+                            zero_set_tensor_options(engine, 0, &options),
+                            zero_release_params(engine, 0),
+                            zero_release_grads(engine, 0),
+                            zero_acquire_params(engine, 0) ? ZERO_OK : ZERO_ERR_ARG,
+                            zero_acquire_grads(engine, 0, 0) ? ZERO_OK : ZERO_ERR_ARG };
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++)
+        CHECK(results[i] == ZERO_ERR_ARG, "call %zu in a callback returns %d", i, results[i]);
+    return 0;
+}
+
+static int calls_in_visit(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    (void)ctx, (void)tensor, (void)begin, (void)count, (void)values;
+    return call_back();
+}
+
+static int calls_in_fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+    fill(ctx, tensor, begin, count, out);
+    return call_back();
 }
 
 static void acquires_and_releases_are_paired(zero *z) {
@@ -78,8 +111,11 @@ static void calls_have_an_order(zero *z) {
     refused(z, zero_load(z, ZERO_STATE_M, fill, NULL) == ZERO_ERR_ARG, "between steps");
     CHECK(micro_batch(z, (size_t)rank, 7, 0) == ZERO_OK && zero_acquire_params(z, 0));
     refused(z, zero_step(z, &adamw) == ZERO_ERR_ARG, "unit 0 are still acquired");
-    refused(z, zero_visit(z, ZERO_STATE_V + 1, visits_again, z) == ZERO_ERR_ARG, "no state 2");
-    refused(z, zero_visit(z, ZERO_STATE_M, visits_again, z) == ZERO_ERR_ARG, "in the callback of another");
+    refused(z, zero_visit(z, ZERO_STATE_V + 1, calls_in_visit, z) == ZERO_ERR_ARG, "no state 2");
+    engine = z;
+    refused(z, zero_visit(z, ZERO_STATE_M, calls_in_visit, z) == ZERO_ERR_ARG, "in the callback");
+    refused(z, zero_load(z, ZERO_STATE_M, calls_in_fill, z) == ZERO_ERR_ARG, "in the callback");
+    refused(z, zero_load(z, ZERO_STATE_MASTER, calls_in_fill, z) == ZERO_ERR_ARG, "in the callback");
     h = adamw, h.max_norm = -1;
     refused(z, zero_step(z, &h) == ZERO_ERR_ARG, "max_norm is -1");
     h = adamw, h.lr = NAN;

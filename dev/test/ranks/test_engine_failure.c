@@ -181,6 +181,40 @@ static void the_transport_serves_the_next_engine(const struct way *way, int stag
     leave(c);
 }
 
+// ---- engines on one transport ---------------------------------------------------------------------------------------
+
+// Two engines take turns, unit by unit: each trains to the bits that it reaches alone.
+static void engines_take_turns(const struct way *way, int stage) {
+    uint64_t want[2], hash[2];
+    double mean, loss = 1;
+    zero_comm *c = join(way, PATIENT);
+    zero *z = make(c, stage), *both[2];
+    trains(z, want);
+    zero_destroy(z);
+    for (int i = 0; i < 2; i++) both[i] = make(c, i ? (stage + 1) % STAGES : stage);
+    for (size_t s = 0; s < 2; s++) {
+        for (size_t g = 0; g < 2; g++) {
+            const size_t j = g * (size_t)ranks + (size_t)rank;
+            for (size_t u = 0; u < 2 * UNITS; u++)
+                CHECK(zero_acquire_params(both[u % 2], u / 2) && !zero_release_params(both[u % 2], u / 2), "%s%s",
+                      zero_error(both[0]), zero_error(both[1]));
+            for (size_t u = 2 * UNITS; u-- > 0;)
+                CHECK(backward_unit(both[u % 2], u / 2, j, s, 0) == ZERO_OK, "%s%s", zero_error(both[0]),
+                      zero_error(both[1]));
+            CHECK(zero_finish_backward(both[0]) == ZERO_OK && zero_mean(both[0], &loss, 1, &mean) == ZERO_OK &&
+                      mean == 1 && zero_finish_backward(both[1]) == ZERO_OK,
+                  "%s%s", zero_error(both[0]), zero_error(both[1]));
+        }
+        for (int i = 0; i < 2; i++) CHECK(zero_step(both[i], &adamw) == ZERO_OK, "%s", zero_error(both[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(zero_hash(both[i], &hash[0], &hash[1]) == ZERO_OK, "%s", zero_error(both[i]));
+        CHECK_BYTES(hash, want, sizeof hash);
+        zero_destroy(both[i]);
+    }
+    leave(c);
+}
+
 // ---- a micro-batch that is dropped ----------------------------------------------------------------------------------
 
 // A dropped micro-batch may be the one that needs most partial sums.
@@ -233,6 +267,20 @@ static void a_group_that_differs_is_reported(void) {
     zero_mesh_comms_destroy(&comms);
 }
 
+// Other group settings on one rank: all ranks are told the field, before any of them waits in a group.
+static void other_meshes_are_told(const struct way *way) {
+    zero_mesh mesh;
+    zero_mesh_comms comms;
+    char err[640] = "";
+    const int shard = rank == 0 ? ranks : 1;
+    const zero_comm_config config = config_of_way(way, PATIENT);
+    REQUIRE(zero_mesh_create(&mesh, rank, ranks, 1, 1, shard, err, sizeof err) == ZERO_OK, "%s", err);
+    const int e = zero_mesh_comms_create(&comms, &mesh, zero_transport_find(way->transport), boot, &config, &memory,
+                                         err, sizeof err);
+    CHECK(e == ZERO_ERR_ARG && !comms.data && strstr(err, "zero_mesh.shard is"), "create returns %d: %s", e, err);
+    all_is_given_back();
+}
+
 // Rank 0 has no replicate group, where the others have one: its shard group is told at once, and tells the other one.
 // Only rank 2, which waits for rank 0 in the replicate group, has to time out.
 static void a_rank_without_a_replicate_group_is_told(void) {
@@ -260,6 +308,8 @@ int main(int argc, char **argv) {
             const struct way *way = &ways[main_ways[w]];
             CASE("a transport fails after an engine that was destroyed halfway: stage %d, %s", stage, way->name)
                 the_transport_serves_the_next_engine(way, stage);
+            CASE("engines on one transport disturb each other: stage %d, %s", stage, way->name)
+                engines_take_turns(way, stage);
             CASE("a dropped micro-batch is missing in the memory formula: stage %d, %s", stage, way->name)
                 dropped_micro_batches_count_as_memory(way, stage);
             for (int stall = 0; stall < STALLS && ranks > 1; stall++)
@@ -272,6 +322,10 @@ int main(int argc, char **argv) {
         CASE("ranks with other configurations are told") other_configurations_are_told(c);
     zero_comm_destroy(c);
     CASE("constructors report failures as text") constructors_report_failures_as_text();
+    for (int w = 0; w < MAIN_WAYS && ranks > 1; w++)
+        if (way_runs_here(&ways[main_ways[w]]))
+            CASE("ranks with other groups wait for each other: %s", ways[main_ways[w]].name)
+                other_meshes_are_told(&ways[main_ways[w]]);
     if (ranks > 1)
         CASE("a failure of the replicate group has a message of the shard group")
             the_transport_that_failed_is_reported();

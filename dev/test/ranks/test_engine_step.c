@@ -10,7 +10,7 @@ static zero *make_with(zero_comm *c, int stage, enum zero_optimizer_kind optimiz
 }
 
 // The gradient of micro-batch j, times a weight, of one unit.
-static void backward_unit(zero *z, size_t u, size_t g, size_t step, float weight) {
+static void weighted_unit(zero *z, size_t u, size_t g, size_t step, float weight) {
     const size_t n = zero_layout_unit_numel(zero_get_layout(z), u), j = g * (size_t)ranks + (size_t)rank;
     void *device = zero_acquire_grads(z, u, g);
     REQUIRE(device, "%s", zero_error(z));
@@ -29,7 +29,7 @@ enum { G = 3, STEPS = 3 };
 // G micro-batches, with weights w[g] or all 1.
 static void backward(zero *z, size_t step, const float *w) {
     for (size_t g = 0; g < G; g++) {
-        for (size_t u = UNITS; u-- > 0;) backward_unit(z, u, g, step, w ? w[g] : 1);
+        for (size_t u = UNITS; u-- > 0;) weighted_unit(z, u, g, step, w ? w[g] : 1);
         CHECK(zero_finish_backward(z) == ZERO_OK, "%s", zero_error(z));
     }
 }
@@ -47,7 +47,7 @@ static void units_may_come_one_by_one(zero_comm *c, int stage) {
     for (size_t s = 0; s < STEPS; s++) {
         backward(a, s, NULL);
         for (size_t u = UNITS; u-- > 0;)
-            for (size_t g = 0; g < G; g++) backward_unit(b, u, g, s, 1);
+            for (size_t g = 0; g < G; g++) weighted_unit(b, u, g, s, 1);
         CHECK(zero_finish_backward(b) == ZERO_OK && zero_get_micro_batches(b) == G, "%s", zero_error(b));
         CHECK(zero_step(a, &adamw) == ZERO_OK && zero_step(b, &adamw) == ZERO_OK, "%s%s", zero_error(a), zero_error(b));
     }
@@ -207,7 +207,7 @@ static void optimizers_are_right(zero_comm *c, enum zero_optimizer_kind kind, in
                 options[0] = zero_get_tensor_options(z, 0);
                 CHECK(options[0].first_update == THAW);
             }
-            for (size_t u = UNITS; u-- > 0;) backward_unit(z, u, 0, s, 1);
+            for (size_t u = UNITS; u-- > 0;) weighted_unit(z, u, 0, s, 1);
             CHECK(zero_finish_backward(z) == ZERO_OK && zero_step(z, &adamw) == ZERO_OK, "%s", zero_error(z));
             const double norm = reference_step(kind, s, options);
             CHECK(fabs(zero_last_step(z).norm - norm) <= 1e-6 * norm, "norm %.9g, not %.9g", zero_last_step(z).norm,

@@ -125,24 +125,27 @@ static int forward(zero *z) {
     return ZERO_OK;
 }
 
-// One micro-batch, units from last to first, poison in one element of one rank if asked for.
+// The backward of one unit, poison in one element of one rank if asked for.
+static int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
+    const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
+    void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
+    if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+    char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
+    for (size_t t = 0; t < TENSORS; t++)
+        if (tensors[t].unit == u)
+            for (size_t i = 0; i < tensors[t].numel; i++)
+                put(g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
+    if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
+    device_write(device, g, n * element());
+    free(g);
+    const int e = zero_release_grads(z, u);
+    return e ? e : zero_release_params(z, u);
+}
+
+// One micro-batch, units from last to first.
 static int micro_batch(zero *z, size_t j, size_t step, float poison) {
     int e = forward(z);
-    for (size_t u = UNITS; u-- > 0 && !e;) {
-        const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
-        void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
-        if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
-        char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
-        for (size_t t = 0; t < TENSORS; t++)
-            if (tensors[t].unit == u)
-                for (size_t i = 0; i < tensors[t].numel; i++)
-                    put(g, zero_tensor_offset(z, t) + i, gradient(tensors[t].logical + i, j, step));
-        if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
-        device_write(device, g, n * element());
-        free(g);
-        e = zero_release_grads(z, u);
-        if (!e) e = zero_release_params(z, u);
-    }
+    for (size_t u = UNITS; u-- > 0 && !e;) e = backward_unit(z, u, j, step, poison);
     return e ? e : zero_finish_backward(z);
 }
 

@@ -10,7 +10,7 @@
 #include "test/harness/harness.h"
 #include "trainer/environment.h"
 #include "trainer/host.h"
-#include "zero/comm/mpi/shared_memory.h"
+#include "zero/comm/shared_memory.h"
 #include "zero/host_memory.h"
 
 static char root[256], err[512];

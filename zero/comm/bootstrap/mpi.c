@@ -81,7 +81,7 @@ free_all:
 }
 
 static void destroy(zero_bootstrap *b) {
-    if (!b->failed) (void)MPI_Comm_free(&((bootstrap_mpi *)b)->comm);
+    if (!b->failed) zero_bootstrap_free(&((bootstrap_mpi *)b)->comm, b->timeout_s);
 }
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
@@ -90,24 +90,36 @@ MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b) {
     return b->ops == &ops && !b->failed ? ((const bootstrap_mpi *)b)->comm : MPI_COMM_NULL;
 }
 
+// Waits until the request is complete, MPI fails or time is up. Returns 1 if it is complete.
+static int is_complete(MPI_Request *request, double timeout_s) {
+    zero_stopwatch waited = { 0 };
+    int done = 0;
+    for (double pause = 1e-5;; zero_bootstrap_pause(&pause, 2e-3)) {
+        if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return 0;
+        if (done || zero_stopwatch_read(&waited) > timeout_s) return done;
+    }
+}
+
 // MPI writes the communicator when it is complete, which may be after the time-out: then the place is lost.
 int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s) {
     MPI_Comm *copy = malloc(sizeof *copy);
     MPI_Request request;
-    int done = 0;
     if (!copy || MPI_Comm_idup(comm, copy, &request) != MPI_SUCCESS) {
         free(copy);
         return ZERO_ERR_COMM;
     }
-    zero_stopwatch waited = { 0 };
-    for (double pause = 1e-5; !done; zero_bootstrap_pause(&pause, 2e-3)) {
-        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return ZERO_ERR_COMM;
-        if (!done && zero_stopwatch_read(&waited) > timeout_s) return ZERO_ERR_COMM;
-        if (done) break;
-    }
+    if (!is_complete(&request, timeout_s)) return ZERO_ERR_COMM;
     *out = *copy;
     free(copy);
     return ZERO_OK;
+}
+
+// MPI_Comm_free may wait for the other ranks, without end.
+void zero_bootstrap_free(MPI_Comm *comm, double timeout_s) {
+    MPI_Request request;
+    int finalized = 0;
+    if (MPI_Finalized(&finalized) != MPI_SUCCESS || finalized || MPI_Ibarrier(*comm, &request) != MPI_SUCCESS) return;
+    if (is_complete(&request, timeout_s)) (void)MPI_Comm_free(comm);
 }
 
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {

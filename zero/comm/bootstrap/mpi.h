@@ -23,6 +23,9 @@ MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b);
 // MPI_Comm_dup with a time-out. Returns ZERO_OK; or ZERO_ERR_COMM if MPI failed or a rank has not come.
 int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s);
 
+// MPI_Comm_free, once all ranks have come; if one does not come in time the communicator is kept for ever.
+void zero_bootstrap_free(MPI_Comm *comm, double timeout_s);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,10 +1,11 @@
 // collectives.c: all-to-all, all-gather and reduce-scatter of the MPI transport.
 //
-// Shared memory. Each rank has a control block with two counters, *ready* (the last ticket that it has begun) and
-// *done* (the last one that it has finished reading), on which the others wait. All ranks begin the same collectives in
-// the same order, so "the peer's ready >= ticket" is all there is to know; the record of the call is beside it in a
-// ring, and a peer that began something else is reported. Peers read in place, so reducing N buffers costs one pass
-// over them, about as much as copying them.
+// Shared memory. Each rank has a control block with two rings of counters on which the others wait. A ticket's place in
+// *ready* has the ticket once peers may read this rank's buffer, in *done* once this rank has read theirs. (Rings,
+// since collectives may be finished in another order than they were begun, as those of two engines.) All ranks begin
+// the same collectives in the same order, so "the peer's ready >= ticket" is all there is to know; the record of the
+// call is beside it in a third ring, and a peer that began something else is reported. Peers read in place, so reducing
+// N buffers costs one pass over them, about as much as copying them.
 //
 // Messages. To ranks of other hosts chunks go by MPI_Isend/Irecv (messages.c), posted in finish, into a scratch of one
 // unit.
@@ -21,13 +22,15 @@ int zero_mpi_device_check(comm_mpi *m, cudaError_t e) {
 
 // ---- waiting for the ranks of this host -----------------------------------------------------------------------------
 
-int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint32_t *counter, uint64_t value, const char *verb) {
-    uint32_t seen;
-    if (!zero_shm_wait(counter, (uint32_t)value, m->spin, m->config.timeout_s, &seen)) return ZERO_OK;
-    return zero_comm_fail(&m->base, ZERO_ERR_COMM,
-                          "rank %d has not come within %.3g s (it %s %u, this rank waits for %u): it died, stopped, or "
-                          "took another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
-                          zero_comm_world_rank(&m->base, peer), m->config.timeout_s, verb, seen, (uint32_t)value);
+int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint64_t *counter, uint64_t value, const char *verb) {
+    uint64_t seen;
+    if (!zero_shm_wait(counter, value, m->spin, m->config.timeout_s, &seen)) return ZERO_OK;
+    return zero_comm_fail(
+        &m->base, ZERO_ERR_COMM,
+        "rank %d has not come within %.3g s (it %s %llu, this rank waits for %llu): it died, stopped, or "
+        "took another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
+        zero_comm_world_rank(&m->base, peer), m->config.timeout_s, verb, (unsigned long long)seen,
+        (unsigned long long)value);
 }
 
 int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket) {
@@ -35,34 +38,21 @@ int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket) {
     int e = ZERO_OK;
     for (int r = 0; r < c->size && !e; r++)
         if (r != c->rank && m->on_host[r])
-            e = zero_mpi_wait(m, r, &zero_mpi_control(m, r)->done, ticket, "has read collective");
+            e = zero_mpi_wait(m, r, &zero_mpi_control(m, r)->done[ticket % RING], ticket, "has read collective");
     return e;
-}
-
-// The time-out's message: which rank is behind, and in which operations both are.
-static int rank_is_behind(comm_mpi *m, int peer, zero_ticket ticket, uint32_t seen) {
-    const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING],
-                                *last = &zero_mpi_control(m, peer)->ring[seen % RING];
-    char its[64] = "it has begun none";
-    if (seen)
-        snprintf(its, sizeof its, "its last one is %s of unit %llu", zero_comm_call_name(last->kind),
-                 (unsigned long long)last->unit);
-    return zero_comm_fail(
-        &m->base, ZERO_ERR_COMM,
-        "rank %d has not come within %.3g s to collective %llu, %s of unit %llu; %s: it died, stopped, "
-        "or took another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
-        zero_comm_world_rank(&m->base, peer), m->config.timeout_s, (unsigned long long)mine->number,
-        zero_comm_call_name(mine->kind), (unsigned long long)mine->unit, its);
 }
 
 // Waits until the peer has begun this ticket, and checks that it is the same call.
 static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket) {
-    uint32_t seen;
-    if (zero_shm_wait(&zero_mpi_control(m, peer)->ready, (uint32_t)ticket, m->spin, m->config.timeout_s, &seen))
-        return rank_is_behind(m, peer, ticket, seen);
-    const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING],
-                                *theirs = &zero_mpi_control(m, peer)->ring[ticket % RING];
-    return zero_comm_compare(&m->base, mine, peer, theirs);
+    uint64_t seen;
+    struct control *its = zero_mpi_control(m, peer);
+    const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING];
+    if (!zero_shm_wait(&its->ready[ticket % RING], ticket, m->spin, m->config.timeout_s, &seen))
+        return zero_comm_compare(&m->base, mine, peer, &its->ring[ticket % RING]);
+    char message[512];
+    zero_comm_say_behind(&m->base, message, sizeof message, peer, mine, &its->ring[its->begun % RING],
+                         m->config.timeout_s);
+    return zero_comm_fail(&m->base, ZERO_ERR_COMM, "%s", message);
 }
 
 // ---- begin ----------------------------------------------------------------------------------------------------------
@@ -74,13 +64,14 @@ static int begin(comm_mpi *m, const struct zero_comm_call *call, char *buf, enum
     if (m->begun - m->finished >= ZERO_COMM_MAX_PENDING)
         return zero_comm_fail(&m->base, ZERO_ERR_ARG, "more than %d collectives pending", ZERO_COMM_MAX_PENDING);
     *ticket = ++m->begun;
-    m->pending[*ticket % RING] = (struct pending){ *call, buf, wire };
+    m->pending[*ticket % RING] = (struct pending){ *call, buf, wire, 0 };
     if (m->base.size == 1) return ZERO_OK;
     struct control *mine = zero_mpi_control(m, m->base.rank);
     mine->ring[*ticket % RING] = *call;
+    atomic_store_explicit(&mine->begun, *ticket, memory_order_release);
     if (m->staged && reads_buffer) return ZERO_OK;
     const int e = reads_buffer ? zero_mpi_device_check(m, cudaStreamSynchronize(stream)) : ZERO_OK;
-    if (!e) zero_shm_publish(&mine->ready, *ticket);
+    if (!e) zero_shm_publish(&mine->ready[*ticket % RING], *ticket);
     return e;
 }
 
@@ -120,7 +111,7 @@ static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes,
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     m->staging_ticket = ticket;
-    zero_shm_publish(&zero_mpi_control(m, m->base.rank)->ready, ticket);
+    zero_shm_publish(&zero_mpi_control(m, m->base.rank)->ready[ticket % RING], ticket);
     return ZERO_OK;
 }
 
@@ -130,19 +121,25 @@ static int exchange_messages(comm_mpi *m, const struct zero_comm_call *call, cha
     return e ? e : zero_mpi_wait_messages(m, &m->messages);
 }
 
-static int next_to_finish(comm_mpi *m, zero_ticket ticket, enum zero_comm_call_kind kind) {
-    if (ticket == m->finished + 1 && ticket <= m->begun && m->pending[ticket % RING].call.kind == kind) return ZERO_OK;
-    return zero_comm_fail(&m->base, ZERO_ERR_ARG, "collectives must be finished in the order in which they were begun");
+static int check_pending(comm_mpi *m, zero_ticket ticket, enum zero_comm_call_kind kind) {
+    const struct pending *p = &m->pending[ticket % RING];
+    if (ticket <= m->finished || ticket > m->begun || p->finished || p->call.kind != kind)
+        return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s is finished that is not pending", zero_comm_call_name(kind));
+    if (m->chunks_of && m->chunks_of != ticket)
+        return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s is finished before the last all-to-all is done",
+                              zero_comm_call_name(kind));
+    return ZERO_OK;
 }
 
 static void finished(comm_mpi *m, zero_ticket ticket) {
-    m->finished = ticket;
-    if (m->base.size > 1) zero_shm_publish(&zero_mpi_control(m, m->base.rank)->done, ticket);
+    m->pending[ticket % RING].finished = 1;
+    while (m->finished < m->begun && m->pending[(m->finished + 1) % RING].finished) m->finished++;
+    if (m->base.size > 1) zero_shm_publish(&zero_mpi_control(m, m->base.rank)->done[ticket % RING], ticket);
 }
 
 int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
     comm_mpi *m = zero_mpi_self(c);
-    int e = next_to_finish(m, ticket, ZERO_CALL_ALL_TO_ALL);
+    int e = check_pending(m, ticket, ZERO_CALL_ALL_TO_ALL);
     if (e) return e;
     const struct pending *p = &m->pending[ticket % RING];
     const size_t bytes = p->call.bytes, whole = bytes * (size_t)c->size;
@@ -181,18 +178,23 @@ int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
         e = zero_mpi_device_check(m, cudaMemcpyAsync(m->chunks_device, m->chunks, (size_t)size * sizeof *m->chunks,
                                                      cudaMemcpyHostToDevice, stream));
     *chunks = m->chunks_device;
+    m->chunks_of = e ? 0 : ticket;
     return e;
 }
 
 int zero_mpi_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
-    const int e = zero_mpi_device_check(zero_mpi_self(c), cudaStreamSynchronize(stream));
-    if (!e) finished(zero_mpi_self(c), ticket);
+    comm_mpi *m = zero_mpi_self(c);
+    if (!ticket || ticket != m->chunks_of)
+        return zero_comm_fail(c, ZERO_ERR_ARG, "an all-to-all is done that is not the last one that was finished");
+    const int e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
+    m->chunks_of = 0;
+    if (!e) finished(m, ticket);
     return e;
 }
 
 int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     comm_mpi *m = zero_mpi_self(c);
-    int e = next_to_finish(m, ticket, ZERO_CALL_ALLGATHER);
+    int e = check_pending(m, ticket, ZERO_CALL_ALLGATHER);
     if (e) return e;
     const struct pending *p = &m->pending[ticket % RING];
     const size_t bytes = p->call.bytes, own = (size_t)c->rank * bytes;
@@ -223,12 +225,6 @@ int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t str
     return e;
 }
 
-// What is synchronous can only be called when nothing is pending.
-static int nothing_pending(comm_mpi *m, const char *what) {
-    if (m->begun == m->finished) return ZERO_OK;
-    return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s while another collective is pending", what);
-}
-
 // Up to SCALAR_BYTES of each rank's scalars, to all + r * stride.
 static int gather_scalars(comm_mpi *m, const struct zero_comm_call *call, const char *mine, char *all, size_t stride) {
     zero_comm *c = &m->base;
@@ -246,15 +242,15 @@ static int gather_scalars(comm_mpi *m, const struct zero_comm_call *call, const 
         if (!e) memcpy(all + (size_t)r * stride, zero_mpi_control(m, r)->scalars[slot], call->bytes);
     }
     if (!e) finished(m, ticket);
-    m->scalar_ticket[slot] = m->begun;
+    m->scalar_ticket[slot] = ticket;
     return e;
 }
 
 int zero_mpi_allgather_host(zero_comm *c, const struct zero_comm_call *call, const void *mine, size_t bytes,
                             void *all) {
     comm_mpi *m = zero_mpi_self(c);
-    int e = nothing_pending(m, "an all-gather of scalars");
-    if (!e) memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
+    int e = ZERO_OK;
+    memcpy((char *)all + (size_t)c->rank * bytes, mine, bytes);
     for (size_t at = 0; at < bytes && c->size > 1 && !e; at += SCALAR_BYTES) {
         struct zero_comm_call part = *call;
         part.offset = at;
@@ -284,13 +280,12 @@ int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, con
     if (n > 0x7fffffff)
         return zero_comm_fail(c, ZERO_ERR_ARG,
                               "MPI_Reduce_scatter_block takes at most 2^31 - 1 elements in all: use ZERO_REDUCE_EXACT");
-    int e = nothing_pending(m, "a reduce-scatter");
     if (m->context)
         return zero_comm_fail(
             c, ZERO_ERR_ARG,
             "MPI's reduce-scatter is for the communicator of all ranks, this one is a part of them: use "
             "ZERO_REDUCE_EXACT");
-    if (!e) e = meet(m, call);
+    int e = meet(m, call);
     // all in fp32, then the sum
     if (!e) e = zero_mpi_grow(m, &m->received, &m->received_bytes, (n + chunk_numel) * sizeof(float), 0);
     if (e) return e;

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/mpi/mpi_internal.h"
@@ -20,32 +19,10 @@ static zero_comm_shape mpi_shape(const zero_comm *c) {
     return shape_of((size_t)c->size, m->staged, m->num_remote > 0);
 }
 
-// What ranks must have in common to map each other's memory through /proc.
-struct host {
-    char boot[64];  // of the kernel
-    uint64_t pid_namespace;
-    int pretended;  // config.ranks_per_host
-};
-
-static void find_own_host(const comm_mpi *m, struct host *h) {
-    struct stat st;
-    memset(h, 0, sizeof *h);
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (!f || !fgets(h->boot, sizeof h->boot, f)) (void)gethostname(h->boot, sizeof h->boot - 1);
-    if (f) fclose(f);
-    if (!stat("/proc/self/ns/pid", &st)) h->pid_namespace = st.st_ino;
-    if (m->config.ranks_per_host > 0) h->pretended = m->base.rank / m->config.ranks_per_host;
-}
-
 static int find_host(comm_mpi *m) {
-    struct host mine, *all = calloc((size_t)m->base.size, sizeof *all);
-    if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
-    find_own_host(m, &mine);
-    const int e = zero_mpi_meet(m, &mine, sizeof mine, all);
-    for (int r = 0; r < m->base.size && !e; r++)
-        m->on_host[r] = r == m->base.rank || !memcmp(&all[r], &mine, sizeof mine);
-    free(all);
-    return e;
+    const int pretended = m->config.ranks_per_host > 0 ? m->base.rank / m->config.ranks_per_host : 0;
+    const int e = zero_shm_find_host(m->base.rank, m->base.size, pretended, m->on_host, zero_mpi_meet, m);
+    return e == ZERO_ERR_MEMORY ? zero_comm_fail(&m->base, e, "out of host memory") : e;
 }
 
 static int find_world_ranks(comm_mpi *m) {
@@ -119,9 +96,10 @@ static int create_on(zero_comm **out, struct mpi_root *root, int context, int ra
     m->config = *config;
     if (m->config.timeout_s <= 0) m->config.timeout_s = 300;
     m->on_host = calloc((size_t)size, sizeof *m->on_host);
+    m->last = calloc((size_t)size, sizeof *m->last);
     m->chunks = calloc((size_t)size, sizeof *m->chunks);
     m->chunks_device = zero_accounting_alloc(memory, ZERO_MEM_TRANSPORT, (size_t)size * sizeof *m->chunks);
-    if (!m->on_host || !m->chunks || !m->chunks_device)
+    if (!m->on_host || !m->last || !m->chunks || !m->chunks_device)
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for the tables of %d ranks", size);
     int e = find_world_ranks(m);
     if (!e && size > 1) e = find_host(m);
@@ -194,11 +172,12 @@ static int mpi_split(zero_comm *from, int color, int rank, int size, zero_comm *
     return create_on(out, m->root, ++m->root->contexts, rank, size, mpi_rank, &m->config, m->memory);
 }
 
-static void release_root(struct mpi_root *root) {
-    if (!root || --root->users) return;
-    int finalized = 0;
-    (void)MPI_Finalized(&finalized);
-    if (!finalized) (void)MPI_Comm_free(&root->comm);
+static void release_root(const comm_mpi *m) {
+    struct mpi_root *root = m->root;
+    if (!root) return;
+    root->failed |= m->base.failed;
+    if (--root->users) return;
+    if (!root->failed) zero_bootstrap_free(&root->comm, m->config.timeout_s);
     free(root);
 }
 
@@ -209,7 +188,7 @@ static void mpi_destroy(zero_comm *c) {
     if (m->memory)
         zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0,
                             m->control.bytes + m->received_bytes + m->device_scratch_bytes);
-    if (m->in_flight) {  // scratch and staging are kept
+    if (c->in_flight) {  // scratch and staging are kept
         if (m->staging.peer) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, m->staging.bytes);
     } else {
         if (m->staging.peer) zero_mpi_unmap_staging(m, &m->staging);
@@ -222,8 +201,9 @@ static void mpi_destroy(zero_comm *c) {
     free(m->on_host);
     free(m->mpi_rank);
     free(c->world_rank);
-    if (!m->in_flight) release_root(m->root);
-    free(m);
+    free(m->last);
+    release_root(m);
+    if (!c->in_flight) free(m);  // it has records that are being sent
 }
 
 const zero_comm_ops zero_mpi_ops = {

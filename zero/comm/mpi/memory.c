@@ -4,10 +4,8 @@
 // or the host cannot reach the device's (staged), it is device memory, and chunks travel through scratch.
 #include "zero/comm/mpi/mpi_internal.h"
 
-static int meet(void *m, const void *mine, size_t bytes, void *all) { return zero_mpi_meet(m, mine, bytes, all); }
-
 int zero_mpi_map(comm_mpi *m, struct zero_shm *s, size_t bytes) {
-    return zero_shm_map(s, m->base.rank, m->base.size, m->on_host, bytes, meet, m);
+    return zero_shm_map(s, m->base.rank, m->base.size, m->on_host, bytes, zero_mpi_meet, m);
 }
 
 static struct zero_shm *map_of(comm_mpi *m, const struct zero_comm_buffer *b) { return &m->maps[b - m->base.buffers]; }
@@ -31,7 +29,7 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
 int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b) {
     comm_mpi *m = zero_mpi_self(c);
     struct zero_shm *map = map_of(m, b);
-    if (m->in_flight) {  // the memory is kept
+    if (c->in_flight) {  // the memory is kept
         zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else if (map->peer) {
         zero_shm_unmap(map);

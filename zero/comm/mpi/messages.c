@@ -78,10 +78,10 @@ static int time_out(comm_mpi *m, struct messages *msgs) {
         int arrived = 0;
         if (msgs->requests[i] == MPI_REQUEST_NULL) continue;
         if (MPI_Test(&msgs->requests[i], &arrived, MPI_STATUS_IGNORE) == MPI_SUCCESS && arrived) continue;
-        return zero_comm_fail(&m->base, ZERO_ERR_COMM,
-                              "no message from or to rank %d within %.3g s: it died, stopped, or took another path; "
-                              "see its own output, or allow more time (zero_comm_config.timeout_s)",
-                              zero_comm_world_rank(&m->base, msgs->peer[i]), m->config.timeout_s);
+        char message[512];
+        zero_comm_say_behind(&m->base, message, sizeof message, msgs->peer[i], &msgs->mine, &m->last[msgs->peer[i]],
+                             m->config.timeout_s);
+        return zero_comm_fail(&m->base, ZERO_ERR_COMM, "%s", message);
     }
     return e;
 }
@@ -103,7 +103,7 @@ static void give_up(comm_mpi *m, struct messages *msgs) {
         if (!left) break;
         nanosleep(&(struct timespec){ 0, 200 * 1000 }, NULL);
     }
-    if (left) m->in_flight = msgs->lost = 1;
+    if (left) m->base.in_flight = msgs->lost = 1;
     msgs->count = 0;
 }
 
@@ -120,6 +120,7 @@ static int wait_messages(comm_mpi *m, struct messages *msgs) {
         }
         if (all) {
             msgs->count = 0;
+            for (int r = 0; r < m->base.size && msgs->theirs; r++) m->last[r] = msgs->theirs[r];
             return same_call(m, msgs);
         }
         if (zero_stopwatch_read(&waited) > m->config.timeout_s) {
@@ -151,7 +152,8 @@ static void name_missing(comm_mpi *m, MPI_Request *requests, char *names, size_t
 }
 
 // The buffers are lost if a message was given up: it may still come.
-int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all) {
+int zero_mpi_meet(void *comm, const void *mine, size_t bytes, void *all) {
+    comm_mpi *m = comm;
     const int size = m->base.size, n = (int)bytes, tag = m->context * ZERO_MPI_TAGS + ZERO_MPI_MEET;
     char *own = malloc(bytes), *received = malloc((size_t)size * bytes), names[256];
     MPI_Request *requests = malloc(2 * (size_t)size * sizeof *requests);  // of rank r: receive, then send

@@ -5,29 +5,27 @@
 //     messages.c     messages between hosts
 //     collectives.c  all-to-all, all-gather, reduce-scatter
 //     windows.c      windows
-//     shared_memory.[ch]  memory that the ranks of a host map, and counters in it to wait on
 #ifndef ZERO_MPI_INTERNAL_H
 #define ZERO_MPI_INTERNAL_H
 #include <mpi.h>
 #include <stdatomic.h>
-#include "zero/comm/mpi/shared_memory.h"
+#include "zero/comm/shared_memory.h"
 #include "zero/comm/transport.h"
 
 enum { RING = 2 * ZERO_COMM_MAX_PENDING, SCALAR_BYTES = 4096 };
 
-struct control {             // one per rank, written by its owner, read by the ranks of its host
-    _Atomic uint32_t ready;  // the last ticket that its owner has begun
-    char pad1[60];
-    _Atomic uint32_t done;  // the last one that its owner has finished reading
-    char pad2[60];
-    struct zero_comm_call ring[RING];  // what was begun, by ticket
+struct control {                               // one per rank, written by its owner, read by the ranks of its host
+    _Atomic uint64_t begun;                    // the last ticket, for messages
+    _Atomic uint64_t ready[RING], done[RING];  // by ticket: the last one that peers may read; that its owner has read
+    struct zero_comm_call ring[RING];          // what was begun, by ticket
     char scalars[2][SCALAR_BYTES];
 };
 
-struct pending {  // begun by this rank, and not finished
+struct pending {  // begun by this rank
     struct zero_comm_call call;
     char *buf;
     enum zero_wire wire;
+    int finished;
 };
 
 // Messages of one collective with every rank of another host, and their tags.
@@ -44,13 +42,13 @@ struct messages {
 struct mpi_root {
     MPI_Comm comm;
     int users, contexts;
+    int failed;  // one of them: the others may never come to free it
 };
 
 typedef struct comm_mpi {
     zero_comm base;
     struct mpi_root *root;
     int context, *mpi_rank;  // [size] rank r's number in root->comm
-    int in_flight;           // after a failure: messages may still be read from or written to memory, which is kept
     zero_comm_config config;
     int staged, pinned, spin;  // pinned: staging is
     int *on_host;              // [size] 1: rank r shares this host's memory (this rank included)
@@ -59,7 +57,8 @@ typedef struct comm_mpi {
     struct zero_shm control;
     zero_accounting *memory;
     struct zero_shm maps[ZERO_COMM_MAX_BUFFERS];  // of the symmetric buffers
-    zero_ticket begun, finished;
+    zero_ticket begun, finished;                  // finished: it, and all before it
+    zero_ticket chunks_of;                        // the all-to-all whose chunks are being read
     struct pending pending[RING];
     zero_ticket scalar_ticket[2], staging_ticket;
     size_t scalar_count;
@@ -70,6 +69,7 @@ typedef struct comm_mpi {
     size_t device_scratch_bytes;
     const void **chunks, **chunks_device;  // [size]
     struct messages messages;              // of the collective at hand
+    struct zero_comm_call *last;  // [size] of each rank of another host, the last that it is known to have begun
 } comm_mpi;
 
 static inline comm_mpi *zero_mpi_self(zero_comm *c) { return (comm_mpi *)c; }
@@ -83,7 +83,7 @@ extern const zero_comm_ops zero_mpi_ops;
 int zero_mpi_device_check(comm_mpi *m, cudaError_t e);
 
 // collectives.c: waits until a counter of a peer has reached value. verb ("has begun collective") is for the message.
-int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint32_t *counter, uint64_t value, const char *verb);
+int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint64_t *counter, uint64_t value, const char *verb);
 int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket);  // until the ranks of this host have read ticket's buffer
 int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
                               zero_ticket *ticket);
@@ -105,9 +105,9 @@ int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_cal
 int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
 // An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's
 // mine. On a time-out the message names the ranks that are missing.
-int zero_mpi_meet(comm_mpi *m, const void *mine, size_t bytes, void *all);
+int zero_mpi_meet(void *comm, const void *mine, size_t bytes, void *all);  // a zero_shm_meet; comm: a comm_mpi
 int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, int is_send, MPI_Request **out);
-// Frees the messages' own memory; those that are still under way are cancelled, or else noted in m->in_flight.
+// Frees the messages' own memory; those that are still under way are cancelled, or else noted in in_flight.
 void zero_mpi_free_messages(comm_mpi *m, struct messages *msgs);
 
 // memory.c. zero_mpi_map: zero_shm_map over this communicator's ranks.

@@ -13,10 +13,10 @@
 #include "zero/comm/mpi/mpi_internal.h"
 
 struct epochs {
-    _Atomic uint32_t opened;
-    char pad[60];
-    _Atomic uint32_t closed;
-    char pad2[60];
+    _Atomic uint64_t opened;
+    char pad[56];
+    _Atomic uint64_t closed;
+    char pad2[56];
 };
 
 struct gather {
@@ -84,12 +84,12 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     comm_mpi *m = zero_mpi_self(c);
     struct window *w = of(base);
     for (int i = 0; i < ZERO_WINDOW_MAX_GATHERS; i++) zero_mpi_free_messages(m, &w->gathers[i].messages);
-    if (w->map.peer || m->in_flight)
+    if (w->map.peer || c->in_flight)
         zero_accounting_add(base->memory, base->category, 0, base->bytes);
     else
         zero_accounting_free(base->memory, base->category, base->shard, base->bytes);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
-    if (m->in_flight) {  // the memory is kept
+    if (c->in_flight) {  // the memory is kept
         zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes);
         return;
     }

@@ -176,7 +176,23 @@ static comm_nccl *new_comm(int rank, int size, struct nccl_context *x, zero_acco
     return m;
 }
 
-// The last part of creating: tables, and everybody's world rank.
+static int meet(void *comm, const void *mine, size_t bytes, void *all) {
+    return zero_comm_allgather_host(comm, mine, bytes, all);
+}
+
+// Ranks of one host see each other's last collective, so that after a time-out they can tell who is behind. Where they
+// cannot map each other's memory, as between containers, they do without.
+static int show_collectives(comm_nccl *m) {
+    const int rank = m->base.rank, size = m->base.size;
+    int *on_host = calloc((size_t)size, sizeof *on_host);
+    int e = on_host ? zero_shm_find_host(rank, size, 0, on_host, meet, m) : ZERO_ERR_MEMORY;
+    if (!e) e = zero_shm_map(&m->shown, rank, size, on_host, sizeof(struct zero_comm_shown), meet, m);
+    free(on_host);
+    if (!e) m->base.shown = (struct zero_comm_shown *)m->shown.peer[rank];
+    return e == ZERO_ERR_MEMORY ? ZERO_OK : e;
+}
+
+// The last part of creating: tables, everybody's world rank, and what ranks see of each other.
 static int set_up(comm_nccl *m, int world_rank) {
     const size_t size = (size_t)m->base.size;
     m->base.stream = m->context->stream;
@@ -186,7 +202,8 @@ static int set_up(comm_nccl *m, int world_rank) {
     if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t r = 0; r < size; r++) all[r] = world_rank;  // until all are known: of this rank, in messages
     m->base.world_rank = all;
-    const int e = zero_comm_allgather_host(&m->base, &world_rank, sizeof world_rank, all);
+    int e = zero_comm_allgather_host(&m->base, &world_rank, sizeof world_rank, all);
+    if (!e && size > 1) e = show_collectives(m);
     m->base.received[ZERO_WIRE_SCALARS] = 0;
     return e;
 }
@@ -302,6 +319,7 @@ static void destroy(zero_comm *c) {
         (void)zero_nccl_leave(m, NULL, x->lib.CommDestroy(m->comm));
     }
     if (x) wait_until_aborted(x);
+    zero_shm_unmap(&m->shown);
     release_context(x);
     free(c->world_rank);
     free(m);

@@ -14,6 +14,7 @@
 #define ZERO_NCCL_INTERNAL_H
 #include "zero/clock.h"
 #include "zero/comm/nccl/waits.h"
+#include "zero/comm/shared_memory.h"
 #include "zero/comm/transport.h"
 
 // Sizes in the formulas, which need no NCCL. ncclMemAlloc allocates in multiples of the device's recommended
@@ -51,11 +52,12 @@ struct nccl_library {
 
 enum { NCCL_RING = ZERO_COMM_MAX_PENDING, NCCL_MAX_COMMS = 4 };
 
-// For messages: what a rank does, in which phase.
+// For messages: what a rank does, in which phase, for which collective of a communicator.
 struct nccl_activity {
     const char *what, *phase;
     size_t unit;
-    int rank;
+    const struct comm_nccl *comm;
+    struct zero_comm_call call;
     double since;
 };
 
@@ -111,6 +113,7 @@ typedef struct comm_nccl {
     zero_ticket all_to_all;          // begun, and its chunks not yet read
     zero_ticket last_read;           // the last all-to-all whose chunks were read on another stream
     char *scalars, *scalars_device;  // [size * NCCL_SCALAR_BYTES] pinned, and on the device
+    struct zero_shm shown;           // the last collective of each rank of this host, if that can be mapped
 } comm_nccl;
 
 static inline comm_nccl *zero_nccl_self(zero_comm *c) { return (comm_nccl *)c; }

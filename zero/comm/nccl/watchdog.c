@@ -44,7 +44,9 @@ __attribute__((format(printf, 3, 4))) static void fail(struct nccl_context *x, c
                                                        const char *format, ...) {
     if (x->failed) return;
     va_list args;
-    const int n = snprintf(x->message, sizeof x->message, "rank %d, in %s (unit %zu): ", d->rank, d->phase, d->unit);
+    const zero_comm *c = &d->comm->base;
+    const int n = snprintf(x->message, sizeof x->message,
+                           "rank %d, in %s (unit %zu): ", zero_comm_world_rank(c, c->rank), d->phase, d->unit);
     va_start(args, format);
     vsnprintf(x->message + n, sizeof x->message - (size_t)n, format, args);
     va_end(args);
@@ -75,8 +77,11 @@ static void fail_result(struct nccl_context *x, const struct nccl_activity *d, n
 
 static struct nccl_activity activity_of(const comm_nccl *m, const char *what) {
     const zero_comm *c = &m->base;
-    return (struct nccl_activity){ what, c->phase ? c->phase : "start-up", c->phase_unit,
-                                   zero_comm_world_rank(c, c->rank), 0 };
+    return (struct nccl_activity){ .what = what,
+                                   .phase = c->phase ? c->phase : "start-up",
+                                   .unit = c->phase_unit,
+                                   .comm = m,
+                                   .call = c->records[c->calls % ZERO_COMM_RECORDS].call };
 }
 
 int zero_nccl_enter(comm_nccl *m, const char *what) {
@@ -146,11 +151,30 @@ int zero_nccl_op_end(comm_nccl *m, struct nccl_op *op) {
 
 // ---- the watchdog ---------------------------------------------------------------------------------------------------
 
+// Of the ranks of this host, one that has not come to the collective and is the furthest behind.
+static void fail_time_out(struct nccl_context *x, const struct nccl_activity *d, const char *what_happened) {
+    const comm_nccl *m = d->comm;
+    const struct zero_comm_shown *last = NULL;
+    int behind = -1;
+    for (int r = 0; r < m->base.size && m->base.shown; r++) {
+        const struct zero_comm_shown *its = (const struct zero_comm_shown *)m->shown.peer[r];
+        if (!its || its->number >= (last ? last->number : d->call.number)) continue;
+        last = its;
+        behind = r;
+    }
+    char message[512];
+    if (!last) {
+        fail(x, d, "the %s has %s within %.3g s: another rank died, stopped, or took another path; " REMEDY, d->what,
+             what_happened, x->config.timeout_s);
+        return;
+    }
+    zero_comm_say_behind(&m->base, message, sizeof message, behind, &d->call, &last->call, x->config.timeout_s);
+    fail(x, d, "%s", message);
+}
+
 static void look_at_call(struct nccl_context *x) {
     const struct nccl_activity *d = &x->call;
-    if (d->since > 0 && x->ran.seconds - d->since > x->config.timeout_s)
-        fail(x, d, "the %s has not returned within %.3g s: another rank died, stopped, or took another path; " REMEDY,
-             d->what, x->config.timeout_s);
+    if (d->since > 0 && x->ran.seconds - d->since > x->config.timeout_s) fail_time_out(x, d, "not returned");
 }
 
 static void look_at_operations(struct nccl_context *x) {
@@ -168,11 +192,7 @@ static void look_at_operations(struct nccl_context *x) {
         if (op->activity.since == 0)
             op->activity.since = x->ran.seconds;
         else if (x->ran.seconds - op->activity.since > x->config.timeout_s)
-            fail(x, &op->activity,
-                 "the %s has begun on the device and not ended within %.3g s: another rank died, stopped, or took "
-                 "another "
-                 "path; " REMEDY,
-                 op->activity.what, x->config.timeout_s);
+            fail_time_out(x, &op->activity, "begun on the device and not ended");
         return;
     }
 }

@@ -1,5 +1,5 @@
 // shared_memory.c: memory by memfd, waiting by futex (shared_memory.h).
-#include "zero/comm/mpi/shared_memory.h"
+#include "zero/comm/shared_memory.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -15,24 +15,52 @@
 #include "zero/clock.h"
 #include "zero/host_memory.h"
 
-void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value) {
-    atomic_store_explicit(counter, (uint32_t)value, memory_order_release);
-    syscall(SYS_futex, counter, FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+// The word of a counter that changes with each step: a futex has 32 bits.
+static uint32_t *low_word(_Atomic uint64_t *counter) {
+    return (uint32_t *)counter + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
 }
 
-int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double timeout_s, uint32_t *seen) {
+void zero_shm_publish(_Atomic uint64_t *counter, uint64_t value) {
+    atomic_store_explicit(counter, value, memory_order_release);
+    syscall(SYS_futex, low_word(counter), FUTEX_WAKE, 1 << 30, NULL, NULL, 0);
+}
+
+int zero_shm_wait(_Atomic uint64_t *counter, uint64_t value, int spin, double timeout_s, uint64_t *seen) {
     zero_stopwatch waited = { 0 };
     for (int i = 0;; i++) {
         *seen = atomic_load_explicit(counter, memory_order_acquire);
-        if ((int32_t)(*seen - value) >= 0) return 0;  // a signed difference: counters wrap
+        if (*seen >= value) return 0;
         if (i < spin) {
             atomic_signal_fence(memory_order_seq_cst);
             continue;
         }
         if (zero_stopwatch_read(&waited) > timeout_s) return -1;
         const struct timespec slice = { 0, 200 * 1000 * 1000 };
-        syscall(SYS_futex, counter, FUTEX_WAIT, *seen, &slice, NULL, 0);
+        syscall(SYS_futex, low_word(counter), FUTEX_WAIT, (uint32_t)*seen, &slice, NULL, 0);
     }
+}
+
+// What ranks must have in common to map each other's memory through /proc.
+struct host {
+    char boot[64];  // of the kernel
+    uint64_t pid_namespace;
+    int pretended;
+};
+
+int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_shm_meet *meet, void *ctx) {
+    struct host mine, *all = calloc((size_t)ranks, sizeof *all);
+    struct stat st;
+    if (!all) return ZERO_ERR_MEMORY;
+    memset(&mine, 0, sizeof mine);
+    mine.pretended = pretended;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (!f || !fgets(mine.boot, sizeof mine.boot, f)) (void)gethostname(mine.boot, sizeof mine.boot - 1);
+    if (f) fclose(f);
+    if (!stat("/proc/self/ns/pid", &st)) mine.pid_namespace = st.st_ino;
+    const int e = meet(ctx, &mine, sizeof mine, all);
+    for (int r = 0; r < ranks && !e; r++) on_host[r] = r == rank || !memcmp(&all[r], &mine, sizeof mine);
+    free(all);
+    return e;
 }
 
 // How the others find this rank's memory.

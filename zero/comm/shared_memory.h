@@ -19,6 +19,10 @@ struct zero_shm {
 // An all-gather of `bytes` of each rank, with a time-out. Returns ZERO_OK or an error code.
 typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
 
+// on_host[r] = 1 if this rank can hope to map rank r's memory: they have the kernel, the namespace of process ids and
+// `pretended` in common. Collective over the ranks of meet.
+int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_shm_meet *meet, void *ctx);
+
 // Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. Collective over the ranks of meet.
 // Returns ZERO_OK; or, if that is impossible on any rank, ZERO_ERR_MEMORY on all ranks; or the error of meet. After an
 // error nothing is mapped. Memory that the host does not have is refused here: touching it later would end the process.
@@ -28,11 +32,11 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
 int zero_shm_has_memory(struct zero_shm *s, int ranks_here, const char *root);
 void zero_shm_unmap(struct zero_shm *s);  // not collective; peers keep their mappings
 
-// A counter that only its owner writes, ascending (it may wrap). Publishing makes everything written before visible to
-// ranks that have waited for the value.
-void zero_shm_publish(_Atomic uint32_t *counter, uint64_t value);
+// A counter that only its owner writes, ascending. Publishing makes everything written before visible to ranks that
+// have waited for the value.
+void zero_shm_publish(_Atomic uint64_t *counter, uint64_t value);
 // Waits until the counter has reached value; polls `spin` times before it sleeps. Returns 0; or -1 after timeout_s
 // seconds, and *seen is the counter.
-int zero_shm_wait(_Atomic uint32_t *counter, uint32_t value, int spin, double timeout_s, uint32_t *seen);
+int zero_shm_wait(_Atomic uint64_t *counter, uint64_t value, int spin, double timeout_s, uint64_t *seen);
 
 #endif
