@@ -4,9 +4,10 @@
 #include <cuda_runtime_api.h>
 
 const char *zero_memory_category_name(enum zero_memory_category c) {
-    static const char *const names[ZERO_MEM_CATEGORIES] = { "parameters",     "gradients",         "gradient shards",
-                                                            "master weights", "optimizer state 1", "optimizer state 2",
-                                                            "unit buffers",   "activations",       "transport" };
+    static const char *const names[ZERO_MEM_CATEGORIES] = {
+        "parameters",        "gradients",          "gradient shards", "master weights", "optimizer state 1",
+        "optimizer state 2", "average of weights", "unit buffers",    "activations",    "transport"
+    };
     return names[c];
 }
 

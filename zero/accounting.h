@@ -17,6 +17,7 @@ enum zero_memory_category {
     ZERO_MEM_MASTER,        // fp32 master weights, or their low halves (bf16 parameters)
     ZERO_MEM_STATE,         // the optimizer's first state, fp32 (AdamW: m)
     ZERO_MEM_STATE_2,       // its second state (AdamW: v); the i-th is ZERO_MEM_STATE + i
+    ZERO_MEM_EMA,           // moving average of the weights, fp32
     ZERO_MEM_UNIT_BUFFERS,  // pools of unit-sized buffers; stage 0's unit of gathered gradient sums
     ZERO_MEM_ACTIVATIONS,   // the caller's
     ZERO_MEM_TRANSPORT,     // scratch and tables of the transport and the engine

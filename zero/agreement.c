@@ -105,6 +105,7 @@ static const struct {
     FIELD("settings.reduction", settings.reduction),
     FIELD("settings.prefetch", settings.prefetch),
     FIELD("settings.shard_group", settings.shard_group),
+    FIELD("settings.ema_decay", settings.ema_decay),
     FIELD("settings.seed", settings.seed),
     FIELD("settings.delay_seed", settings.delay_seed),
     FIELD("the size of replicate_comm", replicas),
@@ -124,15 +125,25 @@ static long long value_of(const struct card *c, size_t field) {
     return wide;
 }
 
+static void write_value(char *text, size_t bytes, const struct card *c, size_t field) {
+    if (fields[field].offset == offsetof(struct card, settings.ema_decay))
+        snprintf(text, bytes, "%.17g", c->settings.ema_decay);
+    else
+        snprintf(text, bytes, "%lld", value_of(c, field));
+}
+
 static int compare(zero *z, zero_comm *comm, const struct card *mine) {
     struct card *all = gather(z, comm, mine, sizeof *mine);
     if (!all) return z->failed;
     for (int r = 0; r < zero_comm_size(comm) && !z->failed; r++)
         for (size_t f = 0; f < sizeof fields / sizeof *fields; f++)
-            if (value_of(mine, f) != value_of(&all[r], f))
-                zero_fail(z, ZERO_ERR_ARG, "%s is %lld, but %lld on rank %d of %s: all ranks need the same",
-                          fields[f].name, value_of(mine, f), value_of(&all[r], f), r,
-                          comm == z->config.shard_comm ? "shard_comm" : "replicate_comm");
+            if (value_of(mine, f) != value_of(&all[r], f)) {
+                char values[2][32];
+                write_value(values[0], sizeof values[0], mine, f);
+                write_value(values[1], sizeof values[1], &all[r], f);
+                zero_fail(z, ZERO_ERR_ARG, "%s is %s, but %s on rank %d of %s: all ranks need the same", fields[f].name,
+                          values[0], values[1], r, comm == z->config.shard_comm ? "shard_comm" : "replicate_comm");
+            }
     free(all);
     return z->failed;
 }

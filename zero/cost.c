@@ -132,6 +132,7 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
         add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], psi_t / (stage == 0 ? 1 : l->ranks) * sizeof(float),
             "4 %s%s", psi_trained(l), over);
+    if (p->settings.ema_decay > 0) add(&t, MEMORY(ZERO_MEM_EMA), state, "4 Psi%s", over);
 
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
     const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest_trained * sizeof(float) : 0;

@@ -174,12 +174,17 @@ static int clear_padding(zero *z) {
     return e;
 }
 
-int zero_between_micro_batches(zero *z) {
+int zero_units_finished(zero *z) {
     for (size_t u = 0; u < z->layout.num_units && !z->failed; u++)
         if (!unit_frozen(z, u) && (z->units[u].state != UNIT_FREE || z->units[u].micro_batches != z->micro_batches))
             zero_fail(z, ZERO_ERR_ARG,
                       "a micro-batch is unfinished (unit %zu): call zero_finish_backward or zero_discard first", u);
     return z->failed;
+}
+
+int zero_between_micro_batches(zero *z) {
+    const int e = zero_units_finished(z);
+    return e ? e : zero_uses_weights(z);
 }
 
 int zero_grads_merge(zero *z) {
@@ -341,7 +346,7 @@ static int check_micro_batch(zero *z, size_t u, size_t micro_batch) {
 
 static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
     if (zero_enter(z)) return z->failed;
-    if (check_micro_batch(z, u, micro_batch)) return z->failed;
+    if (zero_uses_weights(z) || check_micro_batch(z, u, micro_batch)) return z->failed;
     struct unit *unit = &z->units[u];
     if (z->merged)
         return zero_fail(z, ZERO_ERR_ARG, "a micro-batch after zero_grad_norm: call zero_step or zero_discard first");

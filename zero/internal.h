@@ -7,6 +7,7 @@
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
 //     grad_norm.c   norm of the gradient, of all or by tensor
 //     optimizer.c   step, discard
+//     ema.c         the moving average of the weights in place of the parameters
 //     state.c       fill, load, visit, hash; reports
 //     host_io.c     helpers for data in host memory and in files
 #ifndef ZERO_INTERNAL_H
@@ -100,6 +101,8 @@ struct zero {
     zero_tensor_args *tensor_args, *device_args;  // [num_tensors]: on the host, on the device
     int has_options;                              // some tensor's options are not those of all
     void *master;                                 // fp32, 16-bit low halves, or NULL: master_bytes per element
+    float *ema;                                   // fp32 average of the weights, as the optimizer's states; NULL: none
+    int uses_ema;                                 // the parameters are the average (zero_use_ema)
     zero_optimizer_chunk *chunks;                 // device; places in this rank's part of the unit
     size_t *first_chunk;                          // [num_units + 1]
     uint64_t *squares;                            // device: ZERO_SQUARE_PARTS wide integers
@@ -158,6 +161,7 @@ enum zero_call {
     CALL_SET_WEIGHT,
     CALL_SET_UPDATES,
     CALL_SET_OPTIONS,
+    CALL_USE_EMA,
     CALL_STEP
 };
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
@@ -168,7 +172,8 @@ int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
 int zero_grads_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_grads_destroy(zero *z);
 int zero_grads_release(zero *z);          // frees buffers and sums, to be created again. Collective; between steps
-int zero_between_micro_batches(zero *z);  // fails if one has begun and is not finished
+int zero_units_finished(zero *z);         // fails if a micro-batch has begun and is not finished
+int zero_between_micro_batches(zero *z);  // the same, or if zero_use_ema is on
 int zero_grads_merge(zero *z);            // all partial sums into partial_sums[0], once a step
 int zero_grads_reset(zero *z);            // no micro-batches; ends the step's count of wire bytes
 int zero_grads_abandon(zero *z);          // finishes what is pending; no unit holds a buffer
@@ -195,6 +200,9 @@ int zero_params_update_end(zero *z);
 void zero_keep_earlier_bytes(zero *z);
 
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
+
+// Fails if the parameters are the moving average.
+int zero_uses_weights(zero *z);
 
 // Of the gradient sums that were merged, those of frozen tensors become zero: they are not part of a norm.
 int zero_clear_frozen(zero *z);

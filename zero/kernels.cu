@@ -6,6 +6,7 @@
 // write each byte once.
 #include "zero/kernels.h"
 #include "zero/device.cuh"
+#include "zero/master_weights.h"
 
 static cudaLaunchConfig_t launch_config(size_t blocks, int threads, cudaStream_t stream) {
     cudaLaunchConfig_t c = {};
@@ -296,6 +297,42 @@ cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cuda
     static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "CUDA's atomics are on unsigned long long");
     const cudaLaunchConfig_t c = launch_config(ZERO_SQUARE_PARTS, block_threads(256), stream);
     return cudaLaunchKernelEx(&c, square_sum_kernel, reinterpret_cast<unsigned long long *>(out), x, n);
+}
+
+// ---- moving average of the weights ----------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(256) exchange_ema_kernel(float *params, float *ema, int, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        const fvec param = ld(params + i);
+        st(params + i, ld(ema + i));
+        st(ema + i, param);
+    }
+}
+
+__global__ void __launch_bounds__(256) exchange_ema_kernel(bf16 *params, float *ema, int back, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) {
+        const uvec param = ld16(params + i), word = bits(ld(ema + i));
+        if (back) {
+            st16(params + i, each([](auto w) { return w >> 16; }, word));
+            st(ema + i, from_bits(each([](auto p, auto w) { return zero_master_join(p, w & 0xffff); }, param, word)));
+        } else {
+            st16(params + i, each([](auto w) { return zero_master_round(w); }, word));
+            st(ema + i, from_bits(each([](auto p, auto w) { return p << 16 | (w & 0xffff); }, param, word)));
+        }
+    }
+}
+
+cudaError_t zero_kernel_exchange_ema(void *params, float *ema, enum zero_dtype dtype, int back, size_t n,
+                                     cudaStream_t stream) {
+    const cudaLaunchConfig_t c = launch_config(sum_blocks(n), block_threads(256), stream);
+    return dtype == ZERO_F32 ? cudaLaunchKernelEx(&c, (void (*)(float *, float *, int, size_t))exchange_ema_kernel,
+                                                  static_cast<float *>(params), ema, back, n)
+                             : cudaLaunchKernelEx(&c, (void (*)(bf16 *, float *, int, size_t))exchange_ema_kernel,
+                                                  static_cast<bf16 *>(params), ema, back, n);
 }
 
 // ---- self-check -----------------------------------------------------------------------------------------------------

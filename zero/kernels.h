@@ -75,6 +75,12 @@ enum {
 };
 cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream);
 
+// Exchanges n weights and their moving averages. fp32: params and ema change places. bf16: params become the rounded
+// averages, and each word of ema holds the parameter in its upper half and the average's low half, from which back = 1
+// restores both (master_weights.h). n: a multiple of 8.
+cudaError_t zero_kernel_exchange_ema(void *params, float *ema, enum zero_dtype dtype, int back, size_t n,
+                                     cudaStream_t stream);
+
 // Checks that this build rounds the product in a * b + c, as the promised bits require; whether compilers contract it
 // into a fused multiply-add depends on their flags. *contracts = 1: kernels.cu was compiled without -ffp-contract=off
 // (nvcc: -fmad=false). Waits for the stream.

@@ -67,6 +67,8 @@ static void destroy_moments(zero *z, size_t u) {
 int zero_optimizer_create(zero *z, int e) {
     if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) e = create_moments(z, u);
+    if (!e && z->config.settings.ema_decay > 0)
+        e = zero_alloc(z, ZERO_MEM_EMA, state_total(z) * sizeof(float), &z->ema);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARES_BYTES, &z->squares);
     if (!e) e = create_chunks(z);
     return e ? e : create_options(z);
@@ -76,6 +78,7 @@ void zero_optimizer_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
     zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
     for (size_t u = 0; u < z->layout.num_units && z->units; u++) destroy_moments(z, u);
+    zero_accounting_free(accounting, ZERO_MEM_EMA, z->ema, state_total(z) * sizeof(float));
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARES_BYTES);
     if (z->first_chunk)
         zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
@@ -223,6 +226,7 @@ static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_arg
         .params = updated_params(z, u),
         .master = updated_master(z, u),
         .grads = grads,
+        .ema = z->ema ? z->ema + state_offset(z, u) : NULL,
     };
     memcpy(arrays.state, z->units[u].moments, sizeof arrays.state);
     zero_comm_inject_delay(z->config.shard_comm);
@@ -281,6 +285,7 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
     if (!z->step.skipped) {
         const float scale = z->step.scale * (1.0f / (float)zero_total_weight(z));
         zero_optimizer_args args = zero_optimizer_prepare(h, scale, z->config.settings.seed, z->updates + 1);
+        args.ema_weight = (float)(1 - z->config.settings.ema_decay);
         e = write_tensor_args(z, h, &args);
         if (!e) e = update(z, args);
         z->updates += !e;

@@ -15,6 +15,8 @@ typedef struct zero_settings {
     enum zero_reduction reduction;  // how gradients are summed over ranks
     int prefetch;                   // stage 3: number of units to all-gather ahead of use: 0, 1 or 2
     size_t shard_group;             // ranks of a shard group (MiCS, HSDP); 0: all ranks form one
+    double ema_decay;               // not 0: an exponential moving average of the weights is kept (zero_use_ema):
+                                    // average += (1 - ema_decay) (weight - average) with each update
     uint64_t seed;                  // of stochastic rounding (ZERO_MASTER_NONE)
     uint64_t delay_seed;            // not 0: debug races. Injects random delays before collectives and fills released
                                     // buffers with NaN; same bits, slower

@@ -51,30 +51,32 @@ static size_t held_numel(const zero *z, enum zero_state state, size_t u) {
     return state == ZERO_STATE_GRADS ? sum_numel(z, u) : state_numel(z, u);
 }
 
-// Of a frozen unit there are only parameters and master weights.
+// Of a frozen unit there are only the weights and their average.
 static int is_absent(const zero *z, enum zero_state state, size_t u) {
-    return state >= ZERO_STATE_OPTIMIZER && unit_frozen(z, u);
+    return state >= ZERO_STATE_OPTIMIZER && state != ZERO_STATE_EMA && unit_frozen(z, u);
 }
 
 // This rank's part of a unit: of the optimizer's state, or of the sums of gradients.
 static float *held(const zero *z, enum zero_state state, size_t u) {
     return state == ZERO_STATE_GRADS ? z->partial_sums[0] + sum_offset(z, u)
+           : state == ZERO_STATE_EMA ? z->ema + state_offset(z, u)
                                      : z->units[u].moments[state - ZERO_STATE_OPTIMIZER];
 }
 
 // Writes n fp32 values in z->host to a state of unit u, from element `at` of this rank's part on.
-static int write_chunk(zero *z, enum zero_state state, size_t u, size_t at, size_t n) {
+static int write_chunk(zero *z, enum zero_state state, int fill, size_t u, size_t at, size_t n) {
     if (state >= ZERO_STATE_OPTIMIZER) return copy_in(z, held(z, state, u) + at, z->host, n * sizeof(float));
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
     const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
     int e = copy_in(z, updated_params(z, u) + at * z->elem, params, n * z->elem);
+    if (!e && fill && z->ema) e = copy_in(z, held(z, ZERO_STATE_EMA, u) + at, z->host, n * sizeof(float));
     if (!e && z->master) e = copy_in(z, updated_master(z, u) + at * master_bytes(z), master, n * master_bytes(z));
     return e;
 }
 
-static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, void *ctx) {
+static int load_unit(zero *z, enum zero_state state, int fill, size_t u, zero_fill_fn fn, void *ctx) {
     const size_t begin = held_begin(z, state, u), end = begin + held_numel(z, state, u);
     int e = ZERO_OK;
     size_t cursor = 0;
@@ -86,7 +88,7 @@ static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, 
                 e = zero_fail(z, ZERO_ERR_CALLBACK, "the callback that fills tensor %s failed",
                               z->layout.tensors[s.tensor].name);
             if (!e) e = z->failed;  // it has made a call
-            if (!e) e = write_chunk(z, state, u, s.unit_begin + at - begin, n);
+            if (!e) e = write_chunk(z, state, fill, u, s.unit_begin + at - begin, n);
         }
     return e;
 }
@@ -94,6 +96,9 @@ static int load_unit(zero *z, enum zero_state state, size_t u, zero_fill_fn fn, 
 static int check_state(zero *z, enum zero_state state) {
     if (state == ZERO_STATE_GRADS) return zero_grads_merge(z);
     if ((size_t)state < ZERO_STATE_OPTIMIZER + z->optimizer->num_states) return ZERO_OK;
+    if (state == ZERO_STATE_EMA && z->ema) return ZERO_OK;
+    if (state == ZERO_STATE_EMA)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is 0: there is no moving average of the weights");
     return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
 }
 
@@ -120,8 +125,8 @@ static int clear_optimizer_state(zero *z) {
 }
 
 // Everything is checked before anything is written. A rank whose callback has failed continues with the collective
-// part. clear: the optimizer's states become zero.
-static int load(zero *z, enum zero_state state, int clear, zero_fill_fn fn, void *ctx) {
+// part. fill: the optimizer's states become zero, and the average of the weights equal to them.
+static int load(zero *z, enum zero_state state, int fill, zero_fill_fn fn, void *ctx) {
     const int is_weights = state < ZERO_STATE_OPTIMIZER;
     int e = zero_between_micro_batches(z), mine = ZERO_OK;
     if (!e) e = check_state(z, state);
@@ -129,12 +134,12 @@ static int load(zero *z, enum zero_state state, int clear, zero_fill_fn fn, void
         e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
     if (state == ZERO_STATE_GRADS) z->has_norm = 0;
     if (!e && is_weights) e = zero_params_update_begin(z);
-    if (!e && clear) {
+    if (!e && fill) {
         z->updates = 0;
         mine = clear_optimizer_state(z);
     }
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
-        if (!mine && !is_absent(z, state, u)) mine = load_unit(z, state, u, fn, ctx);
+        if (!mine && !is_absent(z, state, u)) mine = load_unit(z, state, fill, u, fn, ctx);
         if (is_weights) e = zero_params_update_written(z, u);
     }
     if (!e && is_weights) e = zero_params_update_end(z);
@@ -201,6 +206,7 @@ int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
     int e = enter_callback(z);
     if (e) return e;
     e = check_state(z, state);
+    if (!e && state != ZERO_STATE_PARAMS) e = zero_uses_weights(z);
     const int owns = state == ZERO_STATE_GRADS || group_index(z) == 0;
     return leave_callback(z, e || !owns ? e : visit_shard(z, state, fn, ctx));
 }
@@ -256,7 +262,8 @@ static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     uint64_t mine[3] = { 0, 0, z->calls }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? zero_between_micro_batches(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     zero_comm_phase(z->config.shard_comm, "hash of the state", 0);
-    for (size_t s = 0; s < num_states && !e; s++) {
+    for (size_t i = 0; i < num_states + (z->ema != NULL) && !e; i++) {
+        const size_t s = i < num_states ? i : ZERO_STATE_EMA;
         struct hash_visit h = { &z->layout, 0, s };
         e = visit_shard(z, (enum zero_state)s, hash_blocks, &h);
         mine[s != ZERO_STATE_PARAMS] += h.sum;

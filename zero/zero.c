@@ -8,6 +8,7 @@
 //     gradients          all             all      pool of unit buffers  pool of unit buffers
 //     partial sums       shard           shard    shard                 shard
 //     optimizer state    all             shard    shard                 shard
+//     average of weights all             shard    shard                 shard
 //     other              a unit of sums  -        -                     -
 //
 // Overlap. A transport with a stream of its own (NCCL) never makes the host wait: releasing a unit's gradients queues
@@ -133,6 +134,8 @@ static int check_config(zero *z) {
     if (s->reduction != ZERO_REDUCE_EXACT && s->reduction != ZERO_REDUCE_LIBRARY)
         return zero_fail(z, ZERO_ERR_ARG, "settings.reduction is %d: use ZERO_REDUCE_EXACT or ZERO_REDUCE_LIBRARY",
                          (int)s->reduction);
+    if (!(s->ema_decay >= 0 && s->ema_decay < 1))
+        return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is %g: use a number from 0, and below 1", s->ema_decay);
     if (s->master < ZERO_MASTER_FP32 || s->master > ZERO_MASTER_NONE)
         return zero_fail(z, ZERO_ERR_ARG, "settings.master is %d: there is no such kind of master weights",
                          (int)s->master);

@@ -179,12 +179,13 @@ enum zero_state {
     ZERO_STATE_OPTIMIZER,                 // the optimizer's first state; the i-th is ZERO_STATE_OPTIMIZER + i
     ZERO_STATE_M = ZERO_STATE_OPTIMIZER,  // of AdamW
     ZERO_STATE_V,
-    ZERO_STATE_GRADS =
-        64  // the sum of gradients over all micro-batches, between zero_finish_backward and zero_step: to
-            // look at them, or (zero_load) to replace them
+    ZERO_STATE_EMA = 32,  // the moving average of the weights, if settings.ema_decay is not 0
+    // The sum of gradients over all micro-batches, between zero_finish_backward and zero_step: to look at them, or
+    // (zero_load) to replace them.
+    ZERO_STATE_GRADS = 64
 };
 
-// Sets master weights and parameters from fn, and the optimizer's states to zero. fn writes elements [begin, begin +
+// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes elements [begin, begin +
 // count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with ZERO_ERR_CALLBACK. It is called in
 // ascending (tensor, begin), for the elements whose optimizer state this rank has: its shard, in stage 0 everything.
 // Collective.
@@ -203,10 +204,19 @@ int zero_load(zero *z, enum zero_state state, zero_fill_fn fn, void *ctx);
 typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t count, const float *values);
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 
-// 64-bit hashes of the parameters and of the optimizer state (master weights, then each state) in logical order: the
-// same for every N and stage. Also checks that ranks that hold the same parameters agree (else ZERO_ERR_COMM).
+// 64-bit hashes of the parameters and of the optimizer state (master weights, each state, moving average) in logical
+// order: the same for every N and stage. Also checks that ranks that hold the same parameters agree (else ZERO_ERR_COMM).
 // Collective.
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
+
+// Puts the exponential moving average of the weights (settings.ema_decay) in the place of the parameters, for
+// validation, sampling or export: on = 1; and the parameters back, to the bit: on = 0. While it is on, parameters can be
+// acquired and visited (ZERO_STATE_PARAMS), and all else that reads or changes the state is refused. Costs no memory,
+// and in stages 1 and 2 an all-gather of the parameters. Collective, between steps.
+//
+// The average is of master weights, where there are any. It is kept in fp32 by the ranks that have the optimizer's
+// state, without communication, and stays as it is where tensors are frozen or a step is skipped.
+int zero_use_ema(zero *z, int on);
 
 // ---- helpers --------------------------------------------------------------------------------------------------------
 

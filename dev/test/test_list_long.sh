@@ -5,7 +5,7 @@ if [ -z "$suffix" ]; then
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     build cpu BF16 $bf16/train_gpt2_zero
-    build emulated FP32 $asan/{test_comm,test_engine,train_gpt2_zero}
+    build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
     run 0 600 "fuzz: 150 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
         --seconds 150 --seed 2
@@ -23,6 +23,7 @@ if [ -z "$suffix" ]; then
     done
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
+    run 2 900 "moving average of the weights, emulated GPU" $asan/test_engine_ema --case "shared memory"
     run 8 300 "engine, 8 ranks" $fp32/test_engine
     run 0 400 "124M: all memory accounting is what the process takes" dev/test/cli/test_memory.sh \
         $fp32/train_gpt2_zero $bf16/train_gpt2_zero

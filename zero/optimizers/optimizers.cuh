@@ -70,6 +70,9 @@ __global__ void __launch_bounds__(256)
         O::update(w, state, g, decay, a);
         UNROLL for (int s = 0; s < O::STATES; s++) st(arrays.state[s] + c.state + i, state[s]);
         st_weights<MODE>(p + i, arrays.master, c.state + i, w, a, c.logical + i);
+        if (!arrays.ema) continue;
+        const fvec average = ld(arrays.ema + c.state + i);
+        st(arrays.ema + c.state + i, average + a.ema_weight * (w - average));
     }
 }
 

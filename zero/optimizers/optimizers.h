@@ -52,6 +52,7 @@ typedef struct zero_optimizer_args {
     float scale;                      // factor on the sum of gradients
     uint64_t seed, t;                 // of stochastic rounding; t: the update, counted from 1
     const zero_tensor_args *tensors;  // device, by tensor; NULL: all are alike
+    float ema_weight;                 // 1 - settings.ema_decay
 } zero_optimizer_args;
 
 // scale: the factor on the sum of gradients. t: the update, counted from 1.
@@ -61,12 +62,14 @@ zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, float 
 //     ZERO_MASTER_FP32:  master, fp32;                    then parameter = zero_master_round(w)
 //     ZERO_MASTER_SPLIT: zero_master_join(parameter, master), master the low half of w (uint16_t); then the same
 //     ZERO_MASTER_NONE:  the parameter (master is NULL);  then parameter = zero_master_round_stochastic(w, random)
+// ema, if it is not NULL, is the average of w before that rounding: ema = ema + ema_weight * (w - ema), after the update.
 // Element k of 8 aligned elements of a chunk takes random[k] of zero_master_random(seed, t, logical index of the
 // first).
 typedef struct zero_optimizer_arrays {
     void *params, *master;
     float *state[ZERO_MAX_OPTIMIZER_STATES];
     const float *grads;  // the sum of gradients over all micro-batches
+    float *ema;          // its place is that of the states
 } zero_optimizer_arrays;
 
 // Updates num_chunks chunks (device memory); asynchronous on the stream. fp32 arithmetic without fused multiply-add, in

@@ -1,0 +1,40 @@
+// ema.c: the exponential moving average of the weights takes the place of the parameters, and back.
+//
+// The average is fp32, sharded like the optimizer's states; the optimizer's kernel updates it in registers, so it costs
+// no communication. For validation, sampling or export it is exchanged with the parameters in place (kernels.h), which
+// needs no memory: nothing but parameters and average changes, and both are restored to the bit.
+#include "zero/internal.h"
+
+int zero_uses_weights(zero *z) {
+    return z->failed || !z->uses_ema
+               ? z->failed
+               : zero_fail(z, ZERO_ERR_ARG,
+                           "the parameters are the moving average of the weights: call zero_use_ema(z, 0) first");
+}
+
+static int exchange(zero *z) {
+    int e = zero_params_update_begin(z);
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) {
+        e = zero_device_check(z,
+                              zero_kernel_exchange_ema(updated_params(z, u), z->ema + state_offset(z, u),
+                                                       z->config.settings.dtype, z->uses_ema, state_numel(z, u),
+                                                       z->config.stream),
+                              "exchanging parameters and their average");
+        if (!e) e = zero_params_update_written(z, u);
+    }
+    return e ? e : zero_params_update_end(z);
+}
+
+int zero_use_ema(zero *z, int on) {
+    if (zero_units_finished(z)) return z->failed;
+    if (!z->ema)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is 0: there is no moving average of the weights");
+    if (z->micro_batches)
+        return zero_fail(z, ZERO_ERR_ARG, "zero_use_ema is for between steps: call zero_step or zero_discard first");
+    if (!on == !z->uses_ema) return ZERO_OK;
+    zero_record_call(z, CALL_USE_EMA, &on, sizeof on);
+    const int e = exchange(z);
+    z->uses_ema = on != 0;
+    zero_wire_start(z);
+    return e;
+}
