@@ -53,8 +53,8 @@ run 2 240 "engine's contract, 2 ranks" $fp32/test_engine_contract         # 1, 3
 for ranks in 1 2 3 4; do
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
     run $ranks 60 "units of other sizes share buffers, $ranks ranks" $fp32/test_engine_pools
-    run $ranks 60 "frozen units, $ranks ranks" $fp32/test_engine_frozen
-    run $ranks 60 "moving average of the weights, $ranks ranks" $fp32/test_engine_ema
+    run $ranks 120 "frozen units, $ranks ranks" $fp32/test_engine_frozen
+    run $ranks 120 "moving average of the weights, $ranks ranks" $fp32/test_engine_ema
 done
 run 2 240 "failures, 2 ranks" $fp32/test_engine_failure                   # 1, 3 and 4 ranks: test_list_long.sh
 run 4 120 "failures, shard groups, 4 ranks" $fp32/test_engine_failure --case group
