@@ -26,7 +26,7 @@ static int exchange(zero *z) {
 }
 
 int zero_use_ema(zero *z, int on) {
-    if (zero_units_finished(z)) return z->failed;
+    if (zero_enter(z) || zero_units_finished(z)) return z->failed;
     if (!z->ema)
         return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is 0: there is no moving average of the weights");
     if (z->micro_batches)
