@@ -94,7 +94,7 @@ override DEBUG := $(filter-out 0,$(DEBUG))
 BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)$(if $\
     $(DEBUG),-debug)$(SANITIZE:%=-%)
 
-ifneq ($(filter-out help setup data clean test test-long fuzz cuda format check-format, $\
+ifneq ($(filter-out help setup data clean test test-long fuzz cuda format check-format install-into uninstall-from, $\
       $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(GPU_LIBRARIES))
 endif
@@ -136,7 +136,7 @@ LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
 override LAST :=
 $(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
-$(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu zero/*/*.cu))): override LAST = $(NO_FMA_CU)
+$(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu))): override LAST = $(NO_FMA_CU)
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
 build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: \
     override LAST = -fno-sanitize=thread
@@ -163,7 +163,7 @@ FUZZ     := dev/test/ranks/fuzz
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_bytes.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
-ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/*/*.c zero/*/*.cu zero/*/*/*.c)
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/comm/*.c zero/comm/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
                 dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
@@ -276,7 +276,7 @@ $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,
 TEXT = dev/data/text/default.txt
 
 .PHONY: help setup data all ckpt test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples \
-        cuda format check-format clean FORCE
+        cuda format check-format clean install-into uninstall-from FORCE
 FORCE:
 
 setup:
@@ -329,6 +329,9 @@ format:
 check-format:
 	@dev/test/check_style.sh
 
+install-into uninstall-from:
+	@sh scripts/install_into.sh $@ "$(LLMC)"
+
 clean:
 	rm -rf build
 	rm -f train_gpt2_zero test_gpt2_zero
@@ -348,6 +351,7 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
   all              every program, nothing is run          data       the default text
   setup            install what is missing                clean      remove build/ and the links
   format           clang-format 14 on all sources         check-format   that, and the limits of lines and functions
+  install-into     put zero.c into a checkout of llm.c, LLMC=DIR; its own targets stay as they are; uninstall-from
 
   MARCH=native     the CPU to build for                   V=1        print the commands
   DEBUG=1          -O0 -g                                 WERROR=1   warnings are errors

@@ -51,8 +51,13 @@ have_all() {
     have_needed && can_build cblas.h -lopenblas && { have bible || [ -e dev/data/text/default.txt ]; }
 }
 
+# In a checkout of llm.c (scripts/install_into.sh) nothing is installed, only named.
+is_guest() {
+    [ -e ../Makefile.zero ]
+}
+
 can_install() {
-    have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
+    ! is_guest && have apt-get && { [ "$(id -u)" = 0 ] || have sudo; }
 }
 
 # apt ARGUMENTS...: apt-get as root, its output in the log
@@ -94,7 +99,9 @@ fi
 
 if ! have_needed; then
     {
-        if have apt-get; then
+        if is_guest; then
+            echo "setup: zero.c installs nothing from within another project's tree: use the package manager"
+        elif have apt-get; then
             can_install || echo "setup: installing needs root: run scripts/setup.sh as root, or install sudo"
         else
             echo "setup: there is no apt-get here: use the system's own package manager"
