@@ -94,7 +94,8 @@ override DEBUG := $(filter-out 0,$(DEBUG))
 BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)$(if $\
     $(DEBUG),-debug)$(SANITIZE:%=-%)
 
-ifneq ($(filter-out help setup data clean test test-long fuzz cuda format check-format install-into uninstall-from, $\
+NOT_BUILT := help setup data clean test test-long fuzz cuda format check-format install-into uninstall-from
+ifneq ($(filter-out $(NOT_BUILT), $\
       $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(GPU_LIBRARIES))
 endif

@@ -24,8 +24,8 @@ size_t hellaswag_rows(const HellaSwag *h);
 // Tokens of the longest row.
 size_t hellaswag_longest(const HellaSwag *h);
 
-// Writes the T >= hellaswag_longest inputs and targets of a row, unless they are NULL: the context, the completion, then
-// zeros. The losses at positions *begin to *end - 1 are those of the completion's tokens.
+// Writes the T >= hellaswag_longest inputs and targets of a row, unless they are NULL: the context, the completion,
+// then zeros. The losses at positions *begin to *end - 1 are those of the completion's tokens.
 void hellaswag_row(const HellaSwag *h, size_t row, size_t T, int *inputs, int *targets, size_t *begin, size_t *end);
 
 // Given the mean loss of each row, returns how many examples are answered right.

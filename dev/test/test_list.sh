@@ -138,6 +138,11 @@ run 0 120 "fuzz: parsers of files, 6 s" build/fuzz-gcc/fuzz_files --seconds 6 --
 must_fail 0 60 "fuzz notices a parser that believes a header" "FAIL  planted" build/fuzz-gcc/fuzz_files --case planted
 run 0 120 "scripts that start runs, dry" dev/test/cli/test_scripts.sh $fp32/train_gpt2_zero
 run 0 300 "command line of the trainer" dev/test/cli/test_cli.sh $fp32/train_gpt2_zero
+if [ -n "${LLMC-}" ]; then      # a checkout of llm.c
+    run 0 900 "llm.c's own scripts" dev/test/cli/test_llmc_scripts.sh $fp32/train_gpt2_zero
+elif [ -z "$TEST" ]; then
+    echo "not run: llm.c's own scripts, and a whole build in its tree: make test LLMC=DIR"
+fi
 run 0 200 "llm.c's flags, log lines and files" dev/test/cli/test_llmc_flags.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero

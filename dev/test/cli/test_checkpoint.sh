@@ -98,7 +98,8 @@ skipped_updates() {
     steps=$(sed -n 's/^step //p' "$work/skips/checkpoint_00000170.txt")
     updates=$(sed -n 's/^updates //p' "$work/skips/checkpoint_00000170.txt")
     "${MPIRUN:-mpirun}" -np 2 "$trainer" "${skips[@]}" -y 1 -o "$work/skips" > "$log" 2>&1 || return 1
-    [ "$updates" -lt "$steps" ] && has "resumed from step 170" && has "skipping update due to grad z-score of " && has "$whole"
+    [ "$updates" -lt "$steps" ] && has "resumed from step 170" &&
+        has "skipping update due to grad z-score of " && has "$whole"
 }
 check "skipped updates and the window of outliers continue" skipped_updates
 

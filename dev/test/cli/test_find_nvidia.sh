@@ -118,7 +118,8 @@ prints "--use_fast_math is refused" "fast_math in the compiler's flags" NVCCFLAG
 prints "USE_CUDNN=0 leaves it out" "^build/cuda-bf16: .*own kernels \(USE_CUDNN=0\)" USE_CUDNN=0 all
 prints "FP32 has none" "^build/cuda-fp32: .*own kernels \(cuDNN has none in FP32\)" PRECISION=FP32 all
 prints "USE_CUDNN=1 in FP32 is refused" "USE_CUDNN=1 needs .*: cuDNN has none in FP32" USE_CUDNN=1 PRECISION=FP32 all
-prints "USE_CUDNN=1 on a CPU does not apply" "^USE_CUDNN=1 does not apply: this is DEVICE=cpu" USE_CUDNN=1 DEVICE=cpu all
+prints "USE_CUDNN=1 on a CPU does not apply" "^USE_CUDNN=1 does not apply: this is DEVICE=cpu" USE_CUDNN=1 \
+    DEVICE=cpu all
 prints "NO_USE_MPI=1 does not apply" "^NO_USE_MPI=1 does not apply" NO_USE_MPI=1 all
 prints "NCCL=0 leaves it out" "NCCL: NCCL=0" NCCL=0 all
 machine "${toolkit[@]}" usr/include/nccl.h "usr/lib/$triple/libnccl.so.2"

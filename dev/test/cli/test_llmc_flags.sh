@@ -6,6 +6,7 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
+. dev/test/harness/llmc_files.sh
 trainer=$(realpath "$1")
 export OMP_NUM_THREADS=1
 NP=4
@@ -13,22 +14,12 @@ NP=4
 log=$work/log
 model=custom:l1,h2,c16,v256,t32
 
-# int16 NUMBER..., int32 NUMBER...: writes them as llm.c's files have them
-int16() { local n; for n; do printf '%b' "$(printf '\\x%02x\\x%02x' $((n & 255)) $((n >> 8 & 255)))"; done; }
-int32() { local n; for n; do int16 $((n & 65535)) $((n >> 16)); done; }
-
-# shard FILE TOKENS [SEED]: so many tokens, bytes of the default text from byte SEED on
-shard() {
-    { int32 20240520 1 "$2"; head -c 1012 /dev/zero; } > "$1"
-    tail -c +$((${3:-0} + 1)) "$OLDPWD/dev/data/text/default.txt" | head -c "$2" |
-        od -An -v -tu1 -w1 | awk '{ printf "\\x%02x\\x00", $1 }' | { read -r bytes; printf '%b' "$bytes"; } >> "$1"
-}
-
 cd "$work" || exit 1    # llm.c's paths are relative
 mkdir -p dev/data/hellaswag
-shard train_1.bin 1000
-shard train_2.bin 777 2000
-shard val.bin 700 4000
+text=$OLDPWD/dev/data/text/default.txt
+head -c 1000 "$text" | tokens > train_1.bin
+head -c 777 "$text" | tokens > train_2.bin
+tail -c 700 "$text" | tokens > val.bin
 run=(-e $model -i 'train_*.bin' -j val.bin -b 4 -t 16 -d 256 -v 0 -s 0)
 
 # job RANKS ARGUMENTS...: it ends well, and says nothing on stderr
@@ -78,20 +69,10 @@ check "checkpoints: llm.c's lines, and DONE files" writes
 check "-h 1 without its file: one line" prints 1 \
     '^HellaSwag eval not found at dev/data/hellaswag/hellaswag_val.bin, skipping its evaluation$' 2 -x 1 -h 1
 
-# swag LABEL: 7 examples whose completion 1, the only one that a model of "abab..." expects, is right if LABEL is 1
-swag() {
-    local e
-    int32 20240522 1 7 58
-    head -c 1008 /dev/zero
-    for e in {0..6}; do
-        int16 65535 58 "$e" "$1" 4 4 97 98 97 98 3 122 122 122 5 97 98 97 98 97 3 120 99 120 4 99 99 120 120
-    done
-}
-{ int32 20240520 1 4000; head -c 1012 /dev/zero; yes a$'\n'b | tr -d '\n' | head -c 4000 | od -An -v -tu1 -w1 |
-    awk '{ printf "\\x%02x\\x00", $1 }' | { read -r bytes; printf '%b' "$bytes"; }; } > abab.bin
+yes ab | tr -d '\n' | head -c 4000 | tokens > abab.bin
 learn=(-i abab.bin -j abab.bin -x 40 -l 0.01 -d 256 -h 1 -v 30 --hash 1)
 score() {   # LABEL RIGHT RANKS ARGUMENTS...
-    swag "$1" > dev/data/hellaswag/hellaswag_val.bin
+    swag "$1" 7 > dev/data/hellaswag/hellaswag_val.bin
     rm -rf swag
     job "$3" "${learn[@]}" -o swag "${@:4}" && has 2 "^HellaSwag: $2/7 = [01]\.[0-9]{6}\$" &&
         has 1 "^s:30 eval:$(($2 / 7))\.0000\$" swag/main.log && has 1 "^s:40 eval:$(($2 / 7))\.0000\$" swag/main.log
@@ -105,8 +86,8 @@ same_score() {
     local n first=''
     { int32 20240522 1 60 58; head -c 1008 /dev/zero
       for n in {0..59}; do
-          int16 65535 58 "$n" $((n % 4)) 4 4 $((n + 40)) $((n + 1)) 97 98 3 $((n + 9)) 122 122 5 97 98 97 98 $((n + 7)) \
-              3 120 $((n + 3)) 120 4 99 99 120 $((n + 2))
+          int16 65535 58 "$n" $((n % 4)) 4 4 $((n + 40)) $((n + 1)) 97 98 3 $((n + 9)) 122 122 5 97 98 97 98 \
+              $((n + 7)) 3 120 $((n + 3)) 120 4 99 99 120 $((n + 2))
       done; } > dev/data/hellaswag/hellaswag_val.bin
     for n in "1 -z 0" "2 -z 3" "3 -z 1 -d 192" "4 -z 2"; do
         # shellcheck disable=SC2086
