@@ -11,6 +11,7 @@ guest=$work/guest
 log=$work/log
 llmc=${LLMC-}
 unset LLMC
+ours=(train_gpt2_zero.cu test_gpt2_zero.cu Makefile.zero zero build_zero train_gpt2_zero test_gpt2_zero)
 
 # A tree with the names that a pattern for our own files would match.
 stand_in() {
@@ -26,10 +27,9 @@ if [ -z "$llmc" ]; then
     stand_in
 else
     mkdir "$guest"
-    tar -C "$llmc" --exclude=.git --exclude='*.bin' -cf - . | tar -C "$guest" -xf -
+    tar -C "$llmc" --exclude=.git --exclude='*.bin' "${ours[@]/#/--exclude=./}" -cf - . | tar -C "$guest" -xf -
 fi
 
-ours=(train_gpt2_zero.cu test_gpt2_zero.cu Makefile.zero zero build_zero train_gpt2_zero test_gpt2_zero)
 # theirs: all files of the guest, with their content and time
 theirs() {
     local prune=() f
