@@ -94,7 +94,7 @@ override DEBUG := $(filter-out 0,$(DEBUG))
 BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)$(if $\
     $(DEBUG),-debug)$(SANITIZE:%=-%)
 
-NOT_BUILT := help setup data clean test test-long fuzz cuda format check-format install-into uninstall-from
+NOT_BUILT := help setup data clean test test-long fuzz cuda ckpt format check-format install-into uninstall-from
 ifneq ($(filter-out $(NOT_BUILT), $\
       $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(GPU_LIBRARIES))
@@ -219,7 +219,8 @@ $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 $(BUILD)/bench_matmul: LIBS += -lopenblas
 
 # What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the tool for
-# checkpoints, and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its own mutations.
+# checkpoints (`make ckpt` installs nothing), and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its
+# own mutations.
 PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/optimizers/optimizers \
                dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file \
                $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))
@@ -232,7 +233,7 @@ LIBFUZZER   := libclang_rt.fuzzer_no_main-$(shell uname -m).a
 FUZZ_WITH    = $(if $(wildcard $(shell clang -print-runtime-dir 2> /dev/null)/$(LIBFUZZER)),clang,gcc)
 
 define PLAIN_PROGRAM
-$(1)/%.o: %.c Makefile | setup
+$(1)/%.o: %.c Makefile | $(if $(filter ckpt,$(MAKECMDGOALS)),,setup)
 	@mkdir -p $$(@D)
 	@echo "  compile $$<, $(1)"
 	$$(Q)$(2) $$(PLAIN) $(3) -c $$< -o $$@

@@ -1,5 +1,6 @@
 // ckpt: checkpoints looked at, verified, compared, converted and pruned, without MPI and without a GPU. Everything is
 // read in pieces and by all cores. dev/docs/checkpoints.md describes it for users.
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,6 +144,7 @@ static int parse_convert(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     const char *command = argc > 1 ? argv[1] : "";
+    signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
     if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) return usage(NULL);
     if (strcmp(command, "list") == 0 && argc == 3) return show_all(argv[2], 0);
     if (strcmp(command, "verify") == 0 && argc == 3) return show_all(argv[2], 1);

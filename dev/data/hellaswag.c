@@ -18,7 +18,7 @@
 #define MAGIC 20240522
 
 // Words of an example
-enum { START, BYTES, INDEX, LABEL, COUNT, CONTEXT, COMPLETIONS = 4 };
+enum { START, BYTES, INDEX, LABEL, COUNT, CONTEXT, COMPLETIONS = 4, FEWEST = CONTEXT + 2 * (1 + COMPLETIONS) };
 
 #define FAIL(...) (snprintf(err, 512, __VA_ARGS__), -1)
 
@@ -40,8 +40,10 @@ static int read_words(HellaSwag *h, const char *path, size_t *count, char err[51
         *count = fstat(fd, &st) == 0 ? ((size_t)st.st_size - LLMC_HEADER_BYTES) / 2 : 0;
         h->examples = (size_t)header[2];
         h->words = malloc(2 * *count + 1);
-        h->example = calloc(h->examples, sizeof *h->example);
-        if (h->words == NULL || h->example == NULL)
+        h->example = h->examples <= *count / FEWEST ? calloc(h->examples, sizeof *h->example) : NULL;
+        if (h->examples > *count / FEWEST)
+            status = FAIL("%.200s: is too short for %zu examples: make the file again", path, h->examples);
+        else if (h->words == NULL || h->example == NULL)
             status = FAIL("%.200s: out of memory for %zu examples", path, h->examples);
         else if (llmc_read_at(fd, h->words, 2 * *count, LLMC_HEADER_BYTES) != 0)
             status = FAIL("%.200s: cannot be read: %s", path, strerror(errno));

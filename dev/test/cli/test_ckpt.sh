@@ -103,6 +103,9 @@ models() {
 check "model files: version 3 and 5" models
 check "another M is refused" gives 2 "cannot be converted" convert "$work/a" "$work/m" --micro-batches 8
 check "nothing is replaced" gives 2 "exists, and nothing is replaced" convert "$work/a" "$work/b"
+too_large() { (ulimit -f 200 && gives 2 "make room" convert "$work/a" "$work/full"); }
+check "a file that cannot be written" too_large
+report "... leaves nothing" "$(ls "$work/full")"
 check "fp32 has no -w 0" gives 2 "leave -w out" convert "$work/a" "$work/w" -w 0
 check "a model has no state to convert" gives 2 "model without state" convert "$work/v3.bin" "$work/w"
 

@@ -9,6 +9,7 @@
 #include <xxhash.h>
 
 #include "data/dataloader.h"
+#include "data/hellaswag.h"
 #include "data/tokenizer.h"
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
@@ -101,6 +102,39 @@ static void parse_tokenizer(const char *dir, const char *path) {
     PROMISE(tokenizer_eot(t) >= 0 && tokenizer_eot(t) < vocab);
     for (int i = -1; i <= vocab && i < 300; i++) PROMISE(strlen(tokenizer_decode(t, i)) < 262);
     tokenizer_close(t);
+}
+
+// ---- HellaSwag ------------------------------------------------------------------------------------------------------
+
+static size_t write_hellaswag(uint8_t *bytes, unsigned examples) {
+    const int32_t header[] = { 20240522, 1, (int32_t)examples, 40 };
+    size_t at = put_header(bytes, header, 4);
+    for (uint16_t e = 0; e < examples; e++, at += 40) {
+        const uint16_t label = e % 4,
+                       words[] = { 65535, 40, e, label, 4, 3, 7, 8, 9, 1, 10, 2, 11, 12, 1, 13, 3, 14, 15, 16 };
+        memcpy(bytes + at, words, sizeof words);
+    }
+    return at;
+}
+
+static void parse_hellaswag(const char *dir, const char *path) {
+    (void)dir;
+    char err[512] = "";
+    HellaSwag *h = NULL;
+    const int status = hellaswag_open(&h, path, 50, err);
+    promise_message(status, err, path);
+    if (status != 0) return;
+    const size_t rows = hellaswag_rows(h), T = hellaswag_longest(h);
+    int *tokens = malloc(2 * T * sizeof *tokens);
+    PROMISE(tokens != NULL && rows == 4 * hellaswag_examples(h));
+    for (size_t row = 0; row < rows; row++) {
+        size_t begin, end;
+        hellaswag_row(h, row, T, tokens, tokens + T, &begin, &end);
+        PROMISE(begin < end && end <= T);
+        for (size_t i = 0; i < 2 * T; i++) PROMISE(tokens[i] >= 0 && tokens[i] < 50);
+    }
+    free(tokens);
+    hellaswag_close(h);
 }
 
 // ---- model ----------------------------------------------------------------------------------------------------------
@@ -246,6 +280,7 @@ const Format formats[] = {
     { "tokens", 2, write_tokens, parse_data },
     { "text", 3, write_text, parse_data },
     { "tokenizer", 2, write_tokenizer, parse_tokenizer },
+    { "hellaswag", 4, write_hellaswag, parse_hellaswag },
     { "model", 2, write_model, parse_model },
     { "manifest", 2, write_manifest, parse_manifest },
     { "llmc_state", 4, write_llmc_state, parse_llmc_state },
