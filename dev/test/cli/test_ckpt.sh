@@ -112,18 +112,25 @@ check "a model has no state to convert" gives 2 "model without state" convert "$
 # ---- damage, prune ---------------------------------------------------------------------------------------------------
 
 RANDOM=1
-flips=
+accepted=
 for ((i = 0; i < damages; i++)); do
     all=(model_00000006.bin optimizer_00000006.bin checkpoint_00000006.txt)
-    path=$work/changed/${all[i % 3]}
+    file=${all[i % 3]}
+    path=$work/changed/$file
     cp "$work"/b/*00006* "$work/changed"
     at=$(((RANDOM * 32768 + RANDOM) % $(stat -c %s "$path")))
-    byte=$(od -An -tu1 -j $at -N 1 "$path")
-    printf '%b' "\\x$(printf %02x $((byte ^ 1 << RANDOM % 8)))" | dd of="$path" bs=1 seek=$at conv=notrunc status=none
-    gives 1 "step 6: not good: $path: " verify "$work/changed" 6 > "$log.flip" ||
-        flips+="$path, byte $at: $(cat "$log.flip"); "
+    case $((i / 3 % 5)) in
+    3) truncate -s $at "$path" ;;
+    4) cp "$work/b/${file/06/04}" "$path" ;;
+    *)
+        byte=$(od -An -tu1 -j $at -N 1 "$path")
+        printf '%b' "\\x$(printf %02x $((byte ^ 1 << RANDOM % 8)))" |
+            dd of="$path" bs=1 seek=$at conv=notrunc status=none ;;
+    esac
+    gives 1 "step 6: not good: $path: " verify "$work/changed" 6 > "$log.damage" ||
+        accepted+="damage $i, $path, byte $at: $(cat "$log.damage"); "
 done
-report "$damages flipped bits are found, and the file is named" "$flips"
+report "$damages flipped bits, cut and exchanged files are found, and the file is named" "$accepted"
 check "what is damaged is not converted" gives 2 "$work/changed" convert "$work/changed" "$work/w"
 
 check "prune --dry-run deletes nothing" gives 1 "step 2: would be deleted" prune "$work/changed" --keep 1 --dry-run

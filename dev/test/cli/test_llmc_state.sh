@@ -67,6 +67,14 @@ else
     check "-w 0: 2 ranks, stage 1, are continued on 4, stage 3" continued "2 1 0" 4 -z 3 -w 0
 fi
 
+models() {      # llm.c's model; the master weights, as fp32; a checkpoint of ours would need what llm.c does not save
+    made_set 6 2 1 $((1 - bf16)) && "$ckpt" convert "$work/set" "$work/same.bin" &&
+        cmp "$work/same.bin" "$work/whole/model_00000006.bin" &&
+        "$ckpt" convert "$work/set" "$work/fp32.bin" --precision fp32 &&
+        "$ckpt" compare "$work/fp32.bin" "$work/same.bin" && ! "$ckpt" convert "$work/set" "$work/ours" 2> "$log" &&
+        has "$work/set/DONE_00000006: llm.c does not write down"
+}
+check "its model is converted" models
 refused() { ! job "${@:2}" && has "error: " && has "$1"; }
 check "another model is refused" refused "2 layers" 2 -y 1 -o "$work/set" -w "$((bf16 ? 0 : 1))" \
     -e custom:l1,h2,c32,v256,t32
