@@ -206,7 +206,7 @@ $(BUILD)/check_cpu.o: dev/device/check_cpu.c $(BUILD)/commands | setup
 $(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
 $(BUILD)/libzero.a $(BUILD)/libdev.a:
-	$(Q)rm -f $@ && ar qcs $@ $^
+	$(Q)rm -f $@ && $(AR) qcs $@ $^
 
 define PROGRAM
 $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/check_cpu.o $(BUILD)/libzero.a $(BUILD)/libdev.a

@@ -809,8 +809,10 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
 }
 
 // main.log is not worth a training: what is wrong with it is said, and the training goes on.
-static void warn(const char *message) {
-    if (message[0] != '\0') fprintf(stderr, "warning: %s\n", message);
+static void warn(const Run *r, char *message) {
+    make_printable(message);
+    if (message[0] != '\0')
+        fprintf(stderr, "warning: rank %d on %s: %s\n", r->rank, launch_host_name(r->rank), message);
 }
 
 // Returns the first rank that had been asked to stop when it gathered the losses of the last step; -1: none.
@@ -829,7 +831,7 @@ static void before_step(Run *r, size_t step, int stop) {
         run_phase(r, "validation", step);
         const double loss = validate(r);
         print0(r, "val loss %f\n", loss);
-        if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(err);
+        if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(r, err);
     }
     const int evaluates = last || (o->val_every > 0 && step > 0 && step % (size_t)o->val_every == 0);
     if (r->hellaswag != NULL && !stop && evaluates) {
@@ -837,7 +839,7 @@ static void before_step(Run *r, size_t step, int stop) {
         const size_t correct = evaluate_hellaswag(r), examples = hellaswag_examples(r->hellaswag);
         const double accuracy = (double)correct / (double)examples;
         print0(r, "HellaSwag: %zu/%zu = %f\n", correct, examples, accuracy);
-        if (trainlog_eval(&r->log, step, accuracy, err, sizeof err) != 0) warn(err);
+        if (trainlog_eval(&r->log, step, accuracy, err, sizeof err) != 0) warn(r, err);
     }
     if (o->sample_every > 0 && !stop && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
         run_phase(r, "sampling", step);
@@ -889,7 +891,7 @@ static void train(Run *r) {
         char line[512];
         step_line(line, sizeof line, &s);
         print0(r, "%s\n", line);
-        if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) warn(err);
+        if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) warn(r, err);
         if (o->gpu_info_every > 0 && (step + 1) % (size_t)o->gpu_info_every == 0) {
             size_t free_bytes, all_bytes;
             cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
@@ -972,6 +974,7 @@ static int begin(Run *r, int argc, char **argv, int *status) {
     r->ranks = launch()->ranks;
     if (parsed == 0 && first == r->ranks) return 0;
     if (r->rank == 0 && parsed > 0 && first == r->ranks) options_help(stdout, argv[0]);
+    make_printable(err);  // it may have another rank's flags
     if (r->rank == first) fprintf(stderr, "error: %s\n", err);
     *status = first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     return 1;

@@ -463,7 +463,7 @@ static void set_parameters(Run *r) {
     print0(r, "reading %zu parameters from %s\n", r->file.numel, r->file.path);
     FileAccess access = { .run = r, .file = &r->file };
     const int status = zero_fill(r->z, file_fill, &access);
-    if (access.err[0] != '\0') die("%s", access.err);
+    agree(r, access.err);
     must(r, status, "reading the model");
 }
 

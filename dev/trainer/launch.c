@@ -212,6 +212,8 @@ static int find_local_rank(char *err, size_t err_bytes) {
     return 0;
 }
 
+const char *launch_host_name(int rank) { return places != NULL ? places[rank].host.name : "an unknown host"; }
+
 int launch_failed(const char *message) {
     return bootstrap != NULL && bootstrap_failed() && strstr(message, zero_bootstrap_error(bootstrap)) != NULL;
 }

@@ -38,6 +38,9 @@ int launch_connect(const Options *o, char *err, size_t err_bytes);
 // Returns a number that is the same on the ranks of one host, and on no other host's.
 uint64_t launch_host(void);
 
+// Returns the name of a rank's host; "an unknown host" before launch_connect.
+const char *launch_host_name(int rank);
+
 // Returns the bootstrap by which a transport exchanges its ids. This module keeps ownership. After launch_connect.
 zero_bootstrap *launch_bootstrap(void);
 

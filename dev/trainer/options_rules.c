@@ -6,6 +6,8 @@
 
 #include "trainer/options.h"
 
+#define MOST_MICRO_BATCHES ((size_t)4294967295)  // of a step, as --micro-batches has it
+
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
 // Adds a line to the notes.
@@ -137,6 +139,12 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
     const size_t total = o->micro_batches > 0        ? (size_t)o->micro_batches
                          : o->total_batch_tokens > 0 ? (size_t)o->total_batch_tokens
                                                      : once;
+    if (total / unit > MOST_MICRO_BATCHES) {
+        return FAIL(
+            "-d %zu: %zu micro-batches of -b %zu x -t %zu tokens: there may be %zu: use a smaller -d, or larger "
+            "-b and -t",
+            total, total / unit, B, T, MOST_MICRO_BATCHES);
+    }
     if (total % once != 0) {
         size_t below = total / once * once;
         char both[96], of[96];

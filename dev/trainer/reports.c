@@ -22,6 +22,7 @@ __attribute__((format(printf, 3, 4))) static void print_row(const Run *r, const 
     va_start(args, format);
     vsnprintf(value, sizeof value, format, args);
     va_end(args);
+    make_printable(value);
     print0(r, "| %-21s | %-50s |\n", name, value);
 }
 

@@ -44,6 +44,14 @@ static const zero_comm *failed_comm(const Run *r, const char *message) {
     return NULL;
 }
 
+void make_printable(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c != '\0'; c++) {
+        const int is_eight_bit = c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0;  // U+0080 to U+009F, as UTF-8
+        if (is_eight_bit) c[1] = '?';
+        if (is_eight_bit || *c < ' ' || *c == 0x7F) *c = '?';
+    }
+}
+
 // Appends to text[bytes], as far as there is room.
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t bytes, const char *format, ...) {
     const size_t length = strlen(text);
@@ -90,12 +98,13 @@ void die(const char *format, ...) {
     if (others) launch_name_hosts(message, sizeof message);
     if (r->phase != NULL) append(message, sizeof message, "; this was in %s, step %zu", r->phase, r->phase_step);
     append(message, sizeof message, "%s", records);
+    make_printable(message);
     // One write, on a line of its own: a sample leaves lines open.
     const char *line = r->phase != NULL && strcmp(r->phase, "sampling") == 0 ? "\n" : "";
     if (rank == 0 || (!together && strncmp(message, "rank ", 5) == 0))
         fprintf(stderr, "%serror: %s\n", line, message);
     else if (!together)
-        fprintf(stderr, "%serror: rank %d: %s\n", line, rank, message);
+        fprintf(stderr, "%serror: rank %d on %s: %s\n", line, rank, launch_host_name(rank), message);
     fflush(stderr);
     directory_close();
     if (!together) launch_abort();
@@ -115,14 +124,17 @@ void gather(const Run *r, const void *mine, size_t bytes, void *all) {
 
 int first_failure(const Run *r, char *err) {
     char *all = allocate((size_t)r->ranks * ERR_BYTES);
-    int failed = 0;
+    int failures = 0, first = -1;
     gather(r, err, ERR_BYTES, all);
-    for (int i = 0; i < r->ranks && !failed; i++) {
-        failed = all[(size_t)i * ERR_BYTES] != '\0';
-        if (failed) memcpy(err, all + (size_t)i * ERR_BYTES, ERR_BYTES);
+    for (int i = 0; i < r->ranks; i++) {
+        if (all[(size_t)i * ERR_BYTES] == '\0') continue;
+        if (failures++ == 0) first = i;
     }
+    if (failures > 0) memcpy(err, all + (size_t)first * ERR_BYTES, ERR_BYTES);
+    if (failures > 0 && failures < r->ranks && strstr(err, launch_host_name(first)) == NULL)
+        append(err, ERR_BYTES, "; this was rank %d on %s", first, launch_host_name(first));
     free(all);
-    return failed;
+    return failures > 0;
 }
 
 void agree(const Run *r, char *err) {

@@ -106,14 +106,18 @@ void run_phase(Run *r, const char *phase, size_t step);
 // the hosts of ranks that are missing, the files of the flight recorder.
 __attribute__((format(printf, 1, 2), noreturn)) void die(const char *format, ...);
 
+// Replaces by '?' what a terminal would obey instead of printing it: control characters, which the name of a file, a
+// lock, or another process may have in its words. For one line of text.
+void make_printable(char *text);
+
 // Dies with the engine's message if status is not ZERO_OK.
 void must(const Run *r, int status, const char *doing);
 
 // Every rank passes the same number of bytes; all ranks get those of all. Collective.
 void gather(const Run *r, const void *mine, size_t bytes, void *all);
 
-// If any rank passes a message in err[ERR_BYTES], returns 1, and err is the message of the first of them on all ranks.
-// "" means success. Collective.
+// If any rank passes a message in err[ERR_BYTES], returns 1, and err is the message of the first of them on all ranks;
+// if others have none, it also says which rank that was, and on which host. "" means success. Collective.
 int first_failure(const Run *r, char *err);
 
 // Dies with that message. Collective.

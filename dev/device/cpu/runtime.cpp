@@ -45,12 +45,16 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     size_t total_kb = 0, available_kb = 0;
     char line[128];
     FILE *f = fopen("/proc/meminfo", "r");
-    if (!f) return cuda_on_cpu_error(cudaErrorUnknown);
-    while (fgets(line, sizeof line, f)) {
+    while (f && fgets(line, sizeof line, f)) {
         sscanf(line, "MemTotal: %zu", &total_kb);
         sscanf(line, "MemAvailable: %zu", &available_kb);
     }
-    fclose(f);
+    if (f) fclose(f);
+    if (!total_kb) {  // there is no /proc
+        const size_t page_kb = static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 1024;
+        total_kb = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_kb;
+        available_kb = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page_kb;
+    }
     *free_bytes = available_kb * 1024;
     *total_bytes = total_kb * 1024;
     return cudaSuccess;

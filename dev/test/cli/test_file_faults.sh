@@ -17,20 +17,22 @@ head -c 3000 dev/data/text/default.txt > "$text"
 flags=(-e custom:l1,h1,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0 -s 0 -x 4 -n 2 -nk 1 -y 1
     --hash 1 --timeout 20)
 
-# rank DIRECTORY RANKS RANK: one of the run's processes. If it is killed, so are all.
+# rank DIRECTORY RANKS RANK FLAGS...: one of the run's processes. If it is killed, so are all.
 rank() {
-    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 30 "$trainer" "${flags[@]}" -o "$1" -pi fs -pf "$1.meet" -pn "$2" -pr "$3"
+    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 30 "$trainer" "${flags[@]}" -o "${OUT-$1}" -pi fs -pf "$1.meet" -pn "$2" \
+        -pr "$3" "${@:4}"
     local status=$?
-    [ $status != 137 ] || kill -9 $(pgrep -f -- "-o $1 -pi") 2> /dev/null
+    [ $status != 137 ] || kill -9 $(pgrep -f -- "-o ${OUT-$1} -pi") 2> /dev/null
     return $status
 }
 
-# job DIRECTORY RANKS LOG: a run, without mpirun; the highest status of its ranks
+# job DIRECTORY RANKS LOG FLAGS...: a run, without mpirun; the highest status of its ranks. It writes into OUT, or
+# into DIRECTORY, on whose files faults are planted.
 job() {
     local r pids=() status=0
     rm -rf "$1.meet" && mkdir "$1.meet"
     for ((r = 0; r < $2; r++)); do
-        rank "$1" "$2" $r > "$3.$r" 2>&1 < /dev/null &
+        rank "$1" "$2" $r "${@:4}" > "$3.$r" 2>&1 < /dev/null &
         pids+=($!)
     done
     for r in "${pids[@]}"; do
@@ -123,7 +125,29 @@ each_call() {
     report "$name: $n calls" "$([ -s "$work/c$number.log" ] && echo "some are wrong")" "$work/c$number.log"
 }
 
+# reading: a case: one of two ranks gets EIO from a call on the model, the text or the validation text (all: from each
+# fifth call)
+reading() {
+    local name="2 ranks, eio of rank 1, reading model and texts" in=$work/in k n=0
+    local files=(-e "$in/model_00000000.bin" -i "$in/text" -j "$in/val" -v 1 -m 1 -y 0 --timeout 3)
+    selected "$name" || return
+    mkdir "$in"
+    cp "$text" "$in/text" && cp "$text" "$in/val" && echo more >> "$in/val"
+    OUT=$in job "$in" 1 "$work/in.log" -x 0 -n 1 -y 0 || cat "$work/in.log"
+    FILE_TRACE=$work/trace.in OUT=$work/out job "$in" 2 "$work/in.log" "${files[@]}" || cat "$work/in.log"
+    while IFS=: read -r k _; do
+        n=$((n + 1))
+        [ $((n % (every > 1 ? every : 5))) = 0 ] || continue
+        FILE_FAULT="1 eio $k" OUT=$work/out job "$in" 2 "$work/in.$k" "${files[@]}" --overwrite 1 &&
+            echo "call $k: exit status 0"
+        grep "^error: .*rank 1 on $host" "$work/in.$k" | grep -qF "$in/" ||
+            echo "call $k: $(grep '^error' "$work/in.$k" || echo "no error")"
+    done < <(grep -nE '^(open|pread) ' "$work/trace.in.1") > "$work/reading"
+    report "$name: $n calls" "$([ $n -lt 9 ] && echo "too few"; cat "$work/reading")"
+}
+
 cases=0
+reading
 old=$work/old
 mkdir "$old"
 job "$old" 1 "$work/whole" || { cat "$work/whole"; exit 1; }

@@ -21,6 +21,11 @@ ended() {
     cat log
     [ $status -lt 124 ] && [ "$([ $status = 0 ] || echo failed)" = "${1/#0/}" ] && grep -qF -- "$2" log
 }
+# env_of VARIABLE=VALUE ended ...: the run has this variable
+env_of() {
+    local start=(env "$1")
+    "${@:2}"
+}
 once() { [ "$(grep -c -- "$1" log)" = 1 ]; }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -75,9 +80,62 @@ check "main.log on a full disk: the training goes on" limited 1 ended 0 \
 report "main.log on a full disk: it is said once" "$(once 'cannot be written' || echo "it is not")" log
 report "main.log on a full disk: whole lines only" "$(grep -vE '^s:[0-9]+ trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+$' \
     full/main.log)" full/main.log
+report "main.log on a full disk: rank and host" \
+    "$(grep -q "warning: rank 0 on $(hostname): full/main.log" log || echo "they are not named")" log
 large=(-e custom:l1,h2,c128,v2048,t32 -n 1 -o models.full)
 check "a model on a full disk" limited 1024 ended failed "model_00000001.bin" "${large[@]}"
+report "a model on a full disk: rank and host" \
+    "$(grep -q "^error: .*model_00000001.bin.*rank 0 on $(hostname)" log || echo "they are not named")" log
 report "no part of a model is left" "$(find models.full -name 'model_*')"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Words that others wrote, with what a terminal obeys: ESC, DEL, and CSI as U+009B
+
+words=$'\e[2J\x7f\xc2\x9b31m'
+# shown COMMAND...: it succeeds, and its output is text
+shown() {
+    "$@" && ! LC_ALL=C grep -qP '[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]' log
+}
+mkdir others locked
+: > "others/model_$words.bin"
+check "a file name in the output directory" shown ended failed "holds the model_?[2J???31m.bin of" -o others
+printf '%s\n' "nonce 12" "host elsewhere$words boot" "process 7 8" "timeout 1000" > locked/run.lock
+check "a host in a lock" shown ended failed "process 7 on elsewhere?[2J???31m," -o locked
+mkfifo "c$words.txt"
+check "a file name that a pattern finds" shown ended failed "c?[2J???31m.txt: is a pipe" -i 'c*.txt'
+cp text.txt "d$words.txt"
+check "a file name in the header" shown ended 0 "d?[2J???31m.txt" -i "d$words.txt"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a machine may lack. "Memory" is said only where there is too little of it.
+
+cat > lacks.c << 'END'
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#ifdef PROC
+FILE *fopen(const char *path, const char *mode) {
+    FILE *(*real)(const char *, const char *) = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, "fopen");
+    if (strncmp(path, "/proc/", 6) == 0) return errno = ENOENT, NULL;
+    return real(path, mode);
+}
+#else
+int memfd_create(const char *name, unsigned flags) { return (void)name, (void)flags, errno = ENOSYS, -1; }
+#endif
+END
+for what in PROC MEMFD; do gcc -shared -fPIC -D_GNU_SOURCE -D$what lacks.c -o $what.so -ldl; done
+check "no /proc" env_of LD_PRELOAD="$work/PROC.so" ended 0 "step    2/2"
+start=("${MPIRUN:-mpirun}" -np 2 env LD_PRELOAD="$work/MEMFD.so")
+check "no memfd: ranks of a host send messages" ended 0 "MPI, messages (ranks of this host cannot map" -z 3
+start=("${MPIRUN:-mpirun}" -np 2 bash -c 'ulimit -f 16 && exec "$@"' -)
+check "shared memory that is limited: that is the cause" ended failed "ulimit -f" -z 3
+report "shared memory that is limited: no word of a smaller model" "$(grep 'smaller model' log)" log
+start=()
+check "-d of more micro-batches than there may be" ended failed "there may be 4294967295: use a smaller -d" -d \
+    1000000000000000
+check "--plan: -d of more micro-batches than there may be" ended failed "there may be 4294967295" --plan \
+    --micro-batches -1 -d 1000000000000000
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Numbers that are not finite

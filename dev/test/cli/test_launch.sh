@@ -70,6 +70,7 @@ check "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003,
 check "-o on one rank" differ "rank 1 has no -o, rank 0 has -o $work/out" "-o $work/out" ""
 check "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr \
     0.0003
+check "another rank's flags may not reach the terminal" differ "rank 0 has -o ?[2J" -o\ $'\e[2J' ""
 without_mpi() {
     local fs=(-pi fs -pf "$work" -pn 2 --timeout 10) status
     "${run[@]}" "${fs[@]}" -pr 1 -z 1 > "$work/rank1" 2>&1 < /dev/null &

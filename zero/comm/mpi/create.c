@@ -53,7 +53,7 @@ static int map_control(comm_mpi *m) {
         e = zero_mpi_map(m, &m->control, sizeof(struct control));
     }
     if (e == ZERO_ERR_MEMORY)
-        zero_comm_fail(&m->base, e, "no memory for %zu bytes of control blocks: %s", sizeof(struct control),
+        zero_comm_fail(&m->base, e, "no shared memory for %zu bytes of control blocks: %s", sizeof(struct control),
                        m->control.why);
     if (e) return e;
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct control), 0);

@@ -19,7 +19,7 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
     const int e = zero_mpi_map(m, map_of(m, b), b->bytes ? b->bytes : 1);
     if (e == ZERO_ERR_COMM) return e;
     if (e)
-        return zero_comm_fail(c, e, "no memory for %zu bytes of %s: %s", b->bytes,
+        return zero_comm_fail(c, e, "no shared memory for %zu bytes of %s: %s", b->bytes,
                               zero_memory_category_name(b->category), map_of(m, b)->why);
     b->ptr = map_of(m, b)->peer[c->rank];
     zero_accounting_add(b->mem, b->category, b->bytes, 0);
@@ -71,7 +71,8 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
     const int mapped = zero_mpi_map(m, s, bytes);
     if (mapped == ZERO_ERR_COMM) return mapped;
     if (mapped)
-        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of staging: %s", bytes, s->why);
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no shared memory for %zu bytes of staging: %s", bytes,
+                              s->why);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
     for (int r = 0; r < s->ranks && m->pinned; r++) {
         const cudaError_t e = s->peer[r] ? cudaHostRegister(s->peer[r], bytes, cudaHostRegisterDefault) : cudaSuccess;

@@ -56,8 +56,8 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     if (c->size > 1) {
         e = zero_mpi_map(m, &w->epochs, sizeof(struct epochs));
         if (e == ZERO_ERR_MEMORY)
-            return zero_comm_fail(c, e, "no memory for %zu bytes of a window's counters: %s", sizeof(struct epochs),
-                                  w->epochs.why);
+            return zero_comm_fail(c, e, "no shared memory for %zu bytes of a window's counters: %s",
+                                  sizeof(struct epochs), w->epochs.why);
         if (!e) zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, sizeof(struct epochs), 0);
     }
     if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
@@ -72,7 +72,7 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     }
     if (e == ZERO_ERR_COMM) return e;
     if (w->map.why[0])
-        return zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: %s", bytes,
+        return zero_comm_fail(c, ZERO_ERR_MEMORY, "no shared memory for %zu bytes of %s: %s", bytes,
                               zero_memory_category_name(category), w->map.why);
     return w->base.shard
                ? ZERO_OK
