@@ -506,16 +506,17 @@ void gpt2_backward(GPT2 *m) {
 #include <errno.h>
 #include <math.h>
 
-#include "data/random.h"          // sampling
-#include "device/process.h"       // the memory of the process
-#include "trainer/bad_numbers.h"  // losses, norms and parameters that are not finite
-#include "trainer/directory.h"    // the lock of the output directory
-#include "trainer/environment.h"  // what a launcher left there
-#include "trainer/reports.h"      // header, tables, plan, profile
-#include "trainer/run.h"          // Run; errors and agreement between ranks
-#include "trainer/setup.h"        // device, model, data, transport
-#include "trainer/checkpoint.h"   // initial weights, checkpoints
-#include "trainer/signals.h"      // whether the run was asked to stop
+#include "data/random.h"               // sampling
+#include "device/process.h"            // the memory of the process
+#include "trainer/bad_numbers.h"       // losses, norms and parameters that are not finite
+#include "trainer/directory.h"         // the lock of the output directory
+#include "trainer/environment.h"       // what a launcher left there
+#include "trainer/reports.h"           // header, tables, plan, profile
+#include "trainer/run.h"               // Run; errors and agreement between ranks
+#include "trainer/setup.h"             // device, model, data, transport
+#include "trainer/checkpoint.h"        // initial weights, resuming
+#include "trainer/checkpoint_write.h"  // checkpoints, in the background
+#include "trainer/signals.h"           // whether the run was asked to stop
 #include "zero/clock.h"
 #include "zero/zero.h"  // the engine
 
@@ -851,7 +852,7 @@ static void before_step(Run *r, size_t step, int stop) {
     if ((due || (stop && o->output_dir != NULL)) && !exists) {
         run_phase(r, "writing a checkpoint", step);
         check_parameters(r, step);
-        write_checkpoint(r, step);
+        begin_checkpoint(r, step);
     }
 }
 
@@ -869,6 +870,7 @@ static void train(Run *r) {
 
     for (size_t step = first; step <= r->steps; step++) {
         const int stop = asked_to_stop(r);
+        continue_checkpoint(r);
         before_step(r, step, stop >= 0);
         if (stop >= 0) {
             print0(r, "rank %d was asked to stop by a signal: the run ends after step %zu%s\n", stop, step,
@@ -898,6 +900,7 @@ static void train(Run *r) {
             print0(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
         }
     }
+    finish_checkpoint(r);
     if (taken > 0) print0(r, "total average iteration time: %f ms\n", total_ms / (double)(taken > 1 ? taken - 1 : 1));
 }
 
@@ -958,6 +961,7 @@ static void destroy(Run *r) {
     free(r->targets);
     free(r->losses);
     free(r->all_losses);
+    free(r->snapshot);
 }
 
 // Reads the command line and finds this rank's place. Returns 0 to go on; 1 to end here with *status.
@@ -1019,6 +1023,7 @@ int main(int argc, char **argv) {
     create_engine(r);
     create_model(r, &model);
     open_output(r);
+    prepare_checkpoints(r);
     if (r->choice[0] != '\0') print0(r, "%s\n", r->choice);
     print0(r, "%s", o->notes);
     print_header(r);

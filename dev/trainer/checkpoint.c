@@ -1,15 +1,5 @@
-// Each rank reads and writes only the elements that it owns; no rank ever holds the whole model. Elements are addressed
-// by logical index, so nothing in the files depends on the number of ranks or the stage.
-//
-// Writing:
-//
-//     rank 0      creates model and optimizer file under temporary names, in full length
-//     all ranks   write what they own, and flush it to the disk; they add up the hashes of the chunks
-//     rank 0      renames both, then writes the manifest the same way, then the empty DONE_STEP of llm.c
-//
-// Temporary names end with a random number of the run: what another run left, or writes, is never touched, and a rank
-// that does not see the directory of rank 0 does not find the file. A crash at any instant leaves the checkpoint
-// complete, or without a manifest; then it does not exist.
+// Each rank reads only the elements that it owns; no rank ever holds the whole model. Elements are addressed by logical
+// index, so nothing in the files depends on the number of ranks or the stage.
 //
 // Resuming: all ranks read the manifests, newest first; together they verify all chunks; the first checkpoint without
 // fault is loaded. Then the hash of the engine's state must be that of the manifest.
@@ -23,229 +13,11 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "data/durable_file.h"
 #include "gpt2/initial_weights.h"
 #include "trainer/checkpoint_format.h"
 #include "trainer/checkpoint_llmc.h"
-#include "trainer/directory.h"
+#include "trainer/checkpoint_write.h"
 #include "trainer/resume_llmc.h"
-#include "zero/state_hash.h"
-
-// first_failure, with the rank and the host whose file it is: a disk, or its connection, may be one host's.
-static int any_failed(const Run *r, char *err) {
-    char host[256] = "?";
-    const size_t length = strlen(err);
-    gethostname(host, sizeof host - 1);
-    if (length > 0) snprintf(err + length, ERR_BYTES - length, " (rank %d on %s)", r->rank, host);
-    return first_failure(r, err);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing.
-
-typedef struct Writer {
-    const Run *r;
-    Checkpoint c;
-    size_t array;  // that is being written
-    ModelFile model;
-    int fd;                                        // of the optimizer file
-    char path[CHECKPOINT_FILES][CHECKPOINT_PATH];  // final names
-    char temporary[CHECKPOINT_FILES][CHECKPOINT_PATH + 32];
-    char err[ERR_BYTES];
-} Writer;
-
-// The flags that decide the bits of a run, but those that the manifest has under names of their own.
-static char *describe_options(const Options *o) {
-    static const char *const OTHERS[] = { "i", "j", "e", "b", "t", "d", "micro-batches", "x", "seed" };
-    char *text = NULL, value[4200];
-    size_t bytes = 0;
-    const char *flag;
-    FILE *f = open_memstream(&text, &bytes);
-    if (f == NULL) return NULL;
-    for (int i = 0, decides; (decides = options_decides(i, &flag)) >= 0; i++) {
-        for (size_t k = 0; k < sizeof OTHERS / sizeof *OTHERS; k++) decides &= strcmp(flag, OTHERS[k]) != 0;
-        if (!decides) continue;
-        options_value_text(o, (size_t)i + 1, value, sizeof value);
-        if (value[0] == '-') fprintf(f, "%s\n", value);
-    }
-    if (fclose(f) == 0) return text;
-    free(text);
-    return NULL;
-}
-
-static int has_master(const Run *r) {
-    return r->options.settings.dtype == ZERO_BF16 && r->options.settings.master != ZERO_MASTER_NONE;
-}
-
-// Describes this run at a step.
-static void describe(const Run *r, size_t step, Checkpoint *c) {
-    memset(c, 0, sizeof *c);
-    c->step = step;
-    c->steps = r->steps;
-    c->updates = zero_get_updates(r->z);
-    c->seed = r->options.settings.seed;
-    c->M = r->M;
-    c->B = r->B;
-    c->T = r->T;
-    c->train = (CheckpointData){ r->content[INPUT_TRAIN], loader_info(r->train).shards, loader_num_samples(r->train) };
-    c->loss_outliers = r->loss_outliers;
-    c->norm_outliers = r->norm_outliers;
-    c->options = describe_options(&r->options);
-    const zero_optimizer *optimizer = zero_optimizer_get(r->options.settings.optimizer);
-    if (c->options == NULL ||
-        checkpoint_describe(c, &r->config, r->options.settings.dtype, has_master(r), optimizer) != 0)
-        die("the host's memory is exhausted: no checkpoint can be described");
-}
-
-static void name_files(const Run *r, Writer *w, size_t step) {
-    for (int f = 0; f < CHECKPOINT_FILES; f++) {
-        checkpoint_path(w->path[f], r->options.output_dir, (enum checkpoint_file)f, step);
-        snprintf(w->temporary[f], sizeof w->temporary[f], "%s.%016llx.tmp", w->path[f], (unsigned long long)r->nonce);
-    }
-}
-
-static void create_files(Writer *w) {
-    int fd;
-    if (modelfile_create(w->temporary[CHECKPOINT_MODEL], &w->c.config, w->c.dtype == ZERO_BF16, w->err,
-                         sizeof w->err) != 0)
-        return;
-    const char *name = w->temporary[CHECKPOINT_OPTIMIZER];
-    if (durable_create(name, checkpoint_optimizer_bytes(&w->c), &fd, w->err, sizeof w->err) == 0)
-        durable_close(fd, name, w->err, sizeof w->err);
-}
-
-static int write_values(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
-    Writer *w = ctx;
-    const size_t logical = w->c.tensors[tensor].logical + begin;
-    checkpoint_add_hash(&w->c, w->array, tensor, begin, count, values);
-    if (w->array > 0)
-        return durable_write(w->fd, w->temporary[CHECKPOINT_OPTIMIZER], values, count * sizeof *values,
-                             w->c.arrays[w->array].offset + logical * sizeof *values, w->err, sizeof w->err);
-    w->c.params_hash += zero_state_hash(ZERO_STATE_PARAMS, logical, count, values);
-    if (!w->c.has_master) w->c.optimizer_hash += zero_state_hash(ZERO_STATE_MASTER, logical, count, values);
-    return modelfile_write(&w->model, logical, count, values, w->err, sizeof w->err);
-}
-
-// Writes what this rank owns.
-static void write_shard(Writer *w) {
-    const char *name = w->temporary[CHECKPOINT_OPTIMIZER];
-    if (modelfile_begin(&w->model, w->temporary[CHECKPOINT_MODEL], w->err, sizeof w->err) != 0) return;
-    if (durable_open(name, &w->fd, w->err, sizeof w->err) != 0) {
-        modelfile_close(&w->model);
-        return;
-    }
-    for (w->array = 0; w->array < w->c.num_arrays && w->err[0] == '\0'; w->array++) {
-        const int status = zero_visit(w->r->z, w->c.arrays[w->array].state, write_values, w);
-        if (status != ZERO_OK && w->err[0] == '\0')
-            snprintf(w->err, sizeof w->err, "%s: %s", name, zero_error(w->r->z));
-    }
-    char err[ERR_BYTES] = "";
-    modelfile_finish(&w->model, err, sizeof err);
-    durable_close(w->fd, name, err, sizeof err);
-    if (w->err[0] == '\0') memcpy(w->err, err, sizeof err);
-}
-
-// Adds up n numbers of each rank, modulo 2^64, in place.
-static void add_over_ranks(const Run *r, uint64_t *values, size_t n) {
-    enum { PIECE = 512 };
-    uint64_t *all = allocate((size_t)r->ranks * PIECE * sizeof *all);
-    for (size_t at = 0; at < n; at += PIECE) {
-        const size_t count = n - at < PIECE ? n - at : PIECE;
-        gather(r, values + at, count * sizeof *all, all);
-        memset(values + at, 0, count * sizeof *all);
-        for (size_t i = 0; i < (size_t)r->ranks * count; i++) values[at + i % count] += all[i];
-    }
-    free(all);
-}
-
-static void add_hashes(Writer *w) {
-    Checkpoint *c = &w->c;
-    for (size_t a = 0; a < c->num_arrays; a++) {
-        add_over_ranks(w->r, c->arrays[a].hashes, c->num_chunks);
-    }
-    uint64_t sums[2] = { c->params_hash, c->optimizer_hash };
-    add_over_ranks(w->r, sums, 2);
-    for (size_t a = 1; a < c->num_arrays; a++)
-        for (size_t k = 0; k < c->num_chunks; k++) sums[1] += c->arrays[a].hashes[k];
-    c->params_hash = sums[0];
-    c->optimizer_hash = sums[1];
-}
-
-// Creates a whole file.
-static int write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes) {
-    int fd;
-    if (durable_create(temporary, 0, &fd, err, err_bytes) != 0) return -1;
-    if (durable_write(fd, temporary, text, strlen(text), 0, err, err_bytes) != 0) {
-        close(fd);
-        unlink(temporary);
-        return -1;
-    }
-    if (durable_close(fd, temporary, err, err_bytes) != 0) return -1;
-    return durable_publish(temporary, path, err, err_bytes);
-}
-
-// Makes the files visible, the manifest last. They replace those of a checkpoint of the same step, which was damaged or
-// could not be read when the run was resumed. If that had the same bits it is complete at any instant; if not, a
-// mixture does not have the hashes of a manifest, and the checkpoint that was resumed from is there, or a newer one.
-static void publish(Writer *w) {
-    char *text = checkpoint_manifest(&w->c);
-    if (text == NULL) {
-        snprintf(w->err, sizeof w->err, "%s: out of host memory", w->path[CHECKPOINT_MANIFEST]);
-        return;
-    }
-    if (directory_check(w->err, sizeof w->err) != 0) {
-        free(text);
-        return;
-    }
-    unlink(w->path[CHECKPOINT_DONE]);
-    for (int f = CHECKPOINT_MODEL; f <= CHECKPOINT_OPTIMIZER && w->err[0] == '\0'; f++)
-        durable_publish(w->temporary[f], w->path[f], w->err, sizeof w->err);
-    for (int f = CHECKPOINT_MANIFEST; f <= CHECKPOINT_DONE && w->err[0] == '\0'; f++)
-        write_text(w->temporary[f], w->path[f], f == CHECKPOINT_MANIFEST ? text : "", w->err, sizeof w->err);
-    free(text);
-}
-
-// Keeps the newest -nk checkpoints up to this one, which is good, and those that -nm protects. Models without optimizer
-// state are not ours. Later steps were damaged when the run was resumed, and will be replaced.
-static void delete_old_checkpoints(const Run *r, size_t step) {
-    const size_t keep = (size_t)r->options.checkpoints_keep, major = (size_t)r->options.major_checkpoint_every;
-    if (r->rank != 0 || keep == 0) return;
-    char err[ERR_BYTES], manifest[CHECKPOINT_PATH];
-    size_t *steps, kept = 0;
-    const int n = checkpoint_steps(r->options.output_dir, &steps, err, sizeof err);
-    if (n < 0) fprintf(stderr, "warning: %s\n", err);
-    for (int i = 0; i < n; i++) {
-        if (steps[i] > step || !checkpoint_is_ours(r->options.output_dir, steps[i])) continue;
-        checkpoint_path(manifest, r->options.output_dir, CHECKPOINT_MANIFEST, steps[i]);
-        const int complete = access(manifest, F_OK) == 0;
-        if (complete && (kept++ < keep || (major > 0 && steps[i] % major == 0))) continue;
-        if (checkpoint_delete(r->options.output_dir, steps[i], err, sizeof err) != 0)
-            fprintf(stderr, "warning: %s\n", err);
-        print0(r, "Deleting checkpoint at step %zu\n", steps[i]);
-    }
-    free(steps);
-}
-
-void write_checkpoint(Run *r, size_t step) {
-    Writer *w = allocate(sizeof *w);
-    w->r = r;
-    w->fd = w->model.fd = -1;
-    describe(r, step, &w->c);
-    name_files(r, w, step);
-    print0(r, "Writing checkpoint at step %zu\nWriting model to %s\nWriting state to %s\n", step,
-           w->path[CHECKPOINT_MODEL], w->path[CHECKPOINT_OPTIMIZER]);
-    if (r->rank == 0) create_files(w);
-    if (any_failed(r, w->err)) die("%s", w->err);
-    write_shard(w);
-    if (any_failed(r, w->err)) die("%s", w->err);
-    add_hashes(w);
-    if (r->rank == 0) publish(w);
-    if (any_failed(r, w->err)) die("%s", w->err);
-    print0(r, "wrote %s, with optimizer state\n", w->path[CHECKPOINT_MODEL]);
-    checkpoint_free(&w->c);
-    free(w);
-    delete_old_checkpoints(r, step);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Resuming.
@@ -325,8 +97,10 @@ static void report_changes(const Run *r, const Checkpoint *c) {
     if (c->dtype != r->options.settings.dtype)
         print0(r, "changed since the checkpoint: %s instead of %s\n", c->dtype == ZERO_BF16 ? "fp32" : "bf16",
                c->dtype == ZERO_BF16 ? "bf16" : "fp32");
+    if (c->val_content != 0 && r->content[INPUT_VAL] != 0 && c->val_content != r->content[INPUT_VAL])
+        print0(r, "changed since the checkpoint: other validation data (-j)\n");
     const int exact = c->has_master || c->dtype == ZERO_F32,
-              keeps = has_master(r) || r->options.settings.dtype == ZERO_F32;
+              keeps = has_master_weights(&r->options.settings) || r->options.settings.dtype == ZERO_F32;
     if (exact && !keeps)
         print0(r, "-w 0: the weights of the checkpoint are rounded to bf16: their lower 16 bits are lost\n");
 }
@@ -358,11 +132,12 @@ static void load(Run *r, const Checkpoint *c) {
         reader.array = a;
         if (a == 0 && c->has_master) continue;  // master weights set the parameters too
         const int status = zero_load(r->z, c->arrays[a].state, read_values, &reader);
-        if (any_failed(r, reader.err)) die("%s", reader.err);
+        if (any_file_failed(r, reader.err)) die("%s", reader.err);
         must(r, status, reader.path);
     }
     close(reader.fd);
-    const int same_kind = c->dtype == r->options.settings.dtype && c->has_master == has_master(r);
+    const int same_kind = c->dtype == r->options.settings.dtype &&
+                          c->has_master == has_master_weights(&r->options.settings);
     uint64_t params, optimizer;
     must(r, zero_hash(r->z, &params, &optimizer), "hash of the checkpoint");
     if (same_kind && (params != c->params_hash || optimizer != c->optimizer_hash))
@@ -373,6 +148,8 @@ static void load(Run *r, const Checkpoint *c) {
     must(r, zero_set_updates(r->z, c->updates), "updates so far");
     r->loss_outliers = c->loss_outliers;
     r->norm_outliers = c->norm_outliers;
+    r->nonfinite_steps = c->nonfinite.steps;
+    r->first_nonfinite = (StepLine){ .step = c->nonfinite.first, .loss = c->nonfinite.loss, .norm = c->nonfinite.norm };
 }
 
 // Reads and verifies the checkpoint of a step. Returns 1 if it is complete, on all ranks; else err says why not.
@@ -380,7 +157,7 @@ static int verified(const Run *r, size_t step, Checkpoint *c, char *err) {
     const char *dir = r->options.output_dir;
     err[0] = '\0';
     const int status = checkpoint_read(c, dir, step, err, ERR_BYTES);
-    if (any_failed(r, err)) return 0;
+    if (any_file_failed(r, err)) return 0;
     char *text = status == 0 ? checkpoint_manifest(c) : NULL;
     uint64_t hash = text != NULL ? XXH3_64bits(text, strlen(text)) : 0, *all = allocate((size_t)r->ranks * sizeof *all);
     free(text);
@@ -392,7 +169,7 @@ static int verified(const Run *r, size_t step, Checkpoint *c, char *err) {
                 dir, i, step);
     free(all);
     checkpoint_verify(c, dir, (size_t)r->rank, (size_t)r->ranks, err, ERR_BYTES);
-    return !any_failed(r, err);
+    return !any_file_failed(r, err);
 }
 
 // Loads the newest complete checkpoint. Returns 0 if the directory has none at all.

@@ -1,4 +1,5 @@
-// Checkpoints of a run: written, and resumed from. See checkpoint.c; the files are those of checkpoint_format.h.
+// The beginning of a run: from a checkpoint, from a model file or from a seed. See checkpoint.c; the files are those of
+// checkpoint_format.h, and checkpoint_write.h writes them.
 #ifndef TRAINER_CHECKPOINT_H
 #define TRAINER_CHECKPOINT_H
 
@@ -21,10 +22,6 @@ void set_state(Run *r);
 // Die if a checkpoint is not of the run's model, or of its optimizer. path: for the message.
 void check_same_model(const Run *r, const GPT2Config *of_checkpoint, const char *path);
 void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, const char *path);
-
-// Writes the checkpoint of the state before step `step`, then deletes the ones that -nk no longer keeps. When it
-// returns, the checkpoint is on the disk. Collective; between steps.
-void write_checkpoint(Run *r, size_t step);
 
 #ifdef __cplusplus
 }

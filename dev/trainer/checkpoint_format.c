@@ -175,9 +175,12 @@ char *checkpoint_manifest(const Checkpoint *c) {
     fprintf(f, "micro_batches %zu\nbatch_size %zu\nseq_len %zu\nnext_micro_batch %zu\nseed %" PRIu64 "\n", c->M, c->B,
             c->T, c->step * c->M, c->seed);
     fprintf(f, "train_data %016" PRIx64 " files %zu samples %zu\n", c->train.content, c->train.files, c->train.samples);
+    fprintf(f, "val_data %016" PRIx64 "\n", c->val_content);
     fprintf(f, "options %zu\n%s", options, c->options);
     put_window(f, "loss_window", &c->loss_outliers);
     put_window(f, "norm_window", &c->norm_outliers);
+    fprintf(f, "nonfinite_steps %zu first %zu loss %a norm %a\n", c->nonfinite.steps, c->nonfinite.first,
+            c->nonfinite.loss, c->nonfinite.norm);
     fprintf(f, "state_hash %016" PRIx64 " %016" PRIx64 "\n", c->params_hash, c->optimizer_hash);
     fprintf(f, "model max_seq_len %zu vocab_size %zu padded_vocab_size %zu num_layers %zu num_heads %zu channels %zu\n",
             g->max_seq_len, g->vocab_size, g->padded_vocab_size, g->num_layers, g->num_heads, g->channels);
@@ -241,6 +244,25 @@ static size_t word(Reader *r, char **p, const char *name, char end, uint64_t max
     return (size_t)number(r, p, 10, end, max, name);
 }
 
+// A number with a fraction, or nan, behind a word in the same line.
+static double real(Reader *r, char **p, const char *name, char end) {
+    const size_t length = strlen(name);
+    char *stop = *p;
+    if (r->wrong == NULL && strncmp(*p, name, length) != 0) r->wrong = name;
+    const double x = r->wrong == NULL ? strtod(*p + length, &stop) : 0;
+    if (r->wrong == NULL && (stop == *p + length || *stop != end)) r->wrong = name;
+    if (r->wrong == NULL) *p = stop + (end != '\0');
+    return x;
+}
+
+static void get_nonfinite(Reader *r, CheckpointNonfinite *n, uint64_t most) {
+    char *p = next(r, "nonfinite_steps ");
+    n->steps = number(r, &p, 10, ' ', most, "nonfinite_steps");
+    n->first = word(r, &p, "first ", ' ', most);
+    n->loss = real(r, &p, "loss ", ' ');
+    n->norm = real(r, &p, "norm ", '\0');
+}
+
 static void get_window(Reader *r, const char *key, Outliers *o) {
     o->seen = count(r, key, (uint64_t)1 << 48);
     for (size_t i = 0; i < o->seen && i < OUTLIER_WINDOW && r->wrong == NULL; i++) {
@@ -288,9 +310,12 @@ static void get_fields(Reader *r, Checkpoint *c) {
     c->train.content = number(r, &p, 16, ' ', UINT64_MAX, "train_data");
     c->train.files = word(r, &p, "files ", ' ', most);
     c->train.samples = word(r, &p, "samples ", '\0', most);
+    p = next(r, "val_data ");
+    c->val_content = number(r, &p, 16, '\0', UINT64_MAX, "val_data");
     get_options(r, c);
     get_window(r, "loss_window ", &c->loss_outliers);
     get_window(r, "norm_window ", &c->norm_outliers);
+    get_nonfinite(r, &c->nonfinite, most);
     p = next(r, "state_hash ");
     c->params_hash = number(r, &p, 16, ' ', UINT64_MAX, "state_hash");
     c->optimizer_hash = number(r, &p, 16, '\0', UINT64_MAX, "state_hash");

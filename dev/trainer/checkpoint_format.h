@@ -41,13 +41,21 @@ typedef struct CheckpointData {
     size_t files, samples;
 } CheckpointData;
 
+// The steps in a row, until now, whose loss or norm was not finite, and the first of them.
+typedef struct CheckpointNonfinite {
+    size_t steps, first;
+    double loss, norm;
+} CheckpointNonfinite;
+
 typedef struct Checkpoint {
     size_t step, steps;  // updates begin with this step; steps of the run
     uint64_t updates, seed;
     size_t M, B, T;
     CheckpointData train;
-    char *options;  // "-l 0.0003\n": the flags that decide the bits of the run
+    uint64_t val_content;  // hash; 0: no validation. It does not decide the bits
+    char *options;         // "-l 0.0003\n": the flags that decide the bits of the run
     Outliers loss_outliers, norm_outliers;
+    CheckpointNonfinite nonfinite;
     uint64_t params_hash, optimizer_hash;  // of zero_hash
 
     // set by checkpoint_describe

@@ -45,6 +45,13 @@ void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all) {
     }
 }
 
+zero_row plan_snapshot(const zero_layout *l, size_t bytes_per_parameter) {
+    zero_row row = { .kind = ZERO_MEM_CATEGORIES, .what = "checkpoint snapshot (host)" };
+    row.expected = l->numel_padded / l->ranks * bytes_per_parameter;
+    snprintf(row.formula, sizeof row.formula, "%zu Psi/N", bytes_per_parameter);
+    return row;
+}
+
 // Micro-steps of each of `ranks` ranks; 0: the tokens of a step cannot be divided among them.
 static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     size_t once = in->B * in->T * ranks;
@@ -208,6 +215,7 @@ static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t 
     s->shard_group = group;
     s->one_level = is_one_level(in, group);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
+    s->snapshot = plan_snapshot(l, in->snapshot_per_parameter);
     s->fits = bytes_fit(in, stage, in->ranks, group, s->memory_total);
     s->wire_rows = zero_cost_wire(&plan, l, s->wire, PLAN_ROWS);
     if (plan.replicas == 1) {
@@ -372,12 +380,18 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     for
         ACROSS(stage) { fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no"); }
     fprintf(out, "\n");
+    if (in->snapshot_per_parameter > 0) {
+        print_bytes(out, p, p->stage[0].snapshot.what, offsetof(PlanStage, snapshot.expected));
+    }
     if (in->settings.shard_group > 0 && in->settings.shard_group < in->ranks) {
         fprintf(out, "  stage 0 shards nothing, and cannot be had with --shard-group\n");
     }
     fprintf(out, "  formulas (Psi: padded parameters, N: ranks that shard, G: micro-steps)\n");
     for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
         print_formula(out, p, p->stage[0].memory[i].what, offsetof(PlanStage, memory) + i * sizeof(zero_row));
+    }
+    if (in->snapshot_per_parameter > 0) {
+        print_formula(out, p, "snapshot", offsetof(PlanStage, snapshot));
     }
 
     print_head(out, "model states per rank, bytes");
@@ -525,6 +539,9 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
                     (unsigned long long)s->states);
             json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
+            if (in->snapshot_per_parameter > 0) {
+                json_rows(out, "host memory", &s->snapshot, 1, s->snapshot.expected);
+            }
             json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
             fprintf(out, "}");
         }

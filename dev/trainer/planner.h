@@ -33,6 +33,7 @@ typedef struct {
     size_t ranks, ranks_per_host;  // ranks_per_host 0: all on one host
     const zero_transport *transport;
     zero_comm_config comm_config;
+    size_t snapshot_per_parameter;  // bytes that a snapshot for checkpoints holds of a parameter; 0: there is none
     double device_bytes;            // memory of a rank
     double link_bytes_per_second;   // that a rank can receive
     double peak_flops, efficiency;  // of a rank; the fraction of it that is reached (MFU)
@@ -42,6 +43,7 @@ typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
+    zero_row snapshot;   // for checkpoints, in host memory, not in memory_total
     int fits;            // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
     size_t shard_group;  // ranks of one
     int one_level;       // see plan_one_level
@@ -74,6 +76,9 @@ double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, dou
 // tables count in "transport".
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
 void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
+
+// The snapshot for checkpoints (trainer/checkpoint_write.h).
+zero_row plan_snapshot(const zero_layout *l, size_t bytes_per_parameter);
 
 // Returns 0, or -1 and a message in err.
 int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes);

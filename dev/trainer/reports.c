@@ -8,6 +8,7 @@
 
 #include "device/process.h"
 #include "gpt2/tensors.h"
+#include "trainer/checkpoint_write.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The header.
@@ -231,15 +232,22 @@ static void report_process(const Run *r, const zero_row *rows, size_t n) {
 
 void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
-    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 2);
+    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3);
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n].what = "activations";
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
     rows[n].expected = r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
+    if (r->snapshot != NULL) {
+        rows[n] = plan_snapshot(zero_get_layout(r->z), r->snapshot_per_parameter);
+        rows[n++].measured = r->snapshot_bytes;
+    }
     report(r, "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
+#ifndef CUDA_ON_CPU  // the process's memory is the GPU's
+    n -= r->snapshot != NULL;
+#endif
     report_process(r, rows, n);
 }
 
@@ -302,6 +310,9 @@ void describe_run(const Run *r, PlanInput *in) {
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
         .transport = transport,
         .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register },
+        .snapshot_per_parameter = o->output_dir == NULL      ? 0
+                                  : o->checkpoint_every == 0 ? sizeof(float)
+                                                             : checkpoint_bytes_per_parameter(&o->settings),
         .device_bytes = o->device_memory * 1e9,
         .link_bytes_per_second = o->link_gbs * 1e9,
         .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,

@@ -2,9 +2,10 @@
 // engine.
 //
 //     options.c    command line -> Options            setup.c      device, model, data, transport -> Run
-//     launch.c     who this rank is                   checkpoint.c weights and state: from a seed or a file, to files
-//     run.c        errors, agreement between ranks    reports.c    what is printed: header, tables, plan, profile
+//     launch.c     who this rank is                   checkpoint.c weights and state: from a seed or a file
+//     run.c        errors, agreement between ranks    checkpoint_write.c ... and to files, in the background
 //     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
+//     reports.c    what is printed: header, tables, plan, profile
 //
 // The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
 // gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0
@@ -92,6 +93,9 @@ typedef struct Run {
     size_t nonfinite_steps;    // in a row, until now
     StepLine first_nonfinite;  // of them
     TrainLog log;
+    struct CheckpointWriter *writer;  // of the checkpoint that is being written; NULL: none
+    void *snapshot;                   // for it, in host memory: so many bytes, for each parameter of this rank
+    size_t snapshot_bytes, snapshot_per_parameter;
     zero_row wire[MAX_ROWS];  // of the last step that was taken
     size_t wire_rows;
 } Run;

@@ -4,6 +4,8 @@
 //     FAULT="RANK KIND PHASE"      KIND: kill, stop, abort, exit; PHASE: a name below, or the beginning of a phase's
 //     FAULT_SELF=RANK              of this process, where Open MPI does not say it
 //
+//     FAULT_MEMORY=1               when the snapshot for checkpoints is allocated, no host memory is left
+//
 // The fault comes when the phase begins for the second time, or the first, if it comes once in a run.
 #include <signal.h>
 #include <stdio.h>
@@ -49,6 +51,13 @@ void __wrap_zero_comm_phase(zero_comm *c, const char *phase, size_t unit);
 void __wrap_zero_comm_phase(zero_comm *c, const char *phase, size_t unit) {
     __real_zero_comm_phase(c, phase, unit);
     fault(phase, strcmp(phase, "reading the weights") == 0 ? 1 : 2);
+}
+
+size_t __real_zero_host_memory_available(const char *root);
+size_t __wrap_zero_host_memory_available(const char *root);
+size_t __wrap_zero_host_memory_available(const char *root) {
+    static int calls;  // the first is for the run itself
+    return getenv("FAULT_MEMORY") != NULL && ++calls > 1 ? 0 : __real_zero_host_memory_available(root);
 }
 
 int __real_zero_step(zero *z, const zero_hyperparameters *h);

@@ -2,7 +2,8 @@
 # The file system fails, fills up, or the power does, at each call of a run that resumes from a checkpoint and writes
 # the next one (file_faults.c plants that): the run ends with an error that names the file, the rank and its host, or
 # with the right state; and the next -y 1 continues from the old or the new checkpoint to the state of a run without
-# faults.
+# faults. A slow one delays the run, even beyond the time-out of its transport. Without memory for a whole snapshot the
+# files are the same.
 #
 #     dev/test/cli/test_file_faults.sh FAULTY_TRAINER few|all [--case WORD]     few: every 29th call
 set -u
@@ -15,12 +16,12 @@ host=$(hostname)
 text=$work/text
 head -c 3000 dev/data/text/default.txt > "$text"
 flags=(-e custom:l1,h1,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0 -s 0 -x 4 -n 2 -nk 1 -y 1
-    --hash 1 --timeout 20)
+    --hash 1)
 
 # rank DIRECTORY RANKS RANK FLAGS...: one of the run's processes. If it is killed, so are all.
 rank() {
-    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 30 "$trainer" "${flags[@]}" -o "${OUT-$1}" -pi fs -pf "$1.meet" -pn "$2" \
-        -pr "$3" "${@:4}"
+    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 60 "$trainer" "${flags[@]}" -o "${OUT-$1}" -pi fs -pf "$1.meet" -pn "$2" \
+        -pr "$3" --timeout "${timeout:-20}" "${@:4}"
     local status=$?
     [ $status != 137 ] || kill -9 $(pgrep -f -- "-o ${OUT-$1} -pi") 2> /dev/null
     return $status
@@ -87,8 +88,10 @@ attempt() {
     cp -r "$2" "$dir"
     [ "$kind" != power ] || keep_synced "$dir"
     [ "$kind" != power ] || export FILE_SYNCED=$dir.synced
+    [ "$kind" != slow ] || local timeout=3
     FILE_FAULT="$4 ${kind/power/kill} $6" job "$dir" "$3" "$log"
     status=$?
+    timeout=20
     case $kind:$status in
     *:0) grep -qF "$hash" "$log" || wrong="ended with another state" ;;
     kill:137 | power:137) ;;
@@ -115,6 +118,7 @@ each_call() {
     local number=$((++cases)) trace=$work/trace.$2.$((${3/-1/0}))
     selected "$name" || return
     while IFS=: read -r k _; do
+        [ "$4" != slow ] || [[ $(sed -n "${k}p" "$trace") == *[24].* ]] || continue
         n=$((n + 1))
         [ $((n % every)) = $((number % every)) ] || continue
         while [ "$(jobs -rp | wc -l)" -ge 4 ]; do wait -n; done
@@ -157,6 +161,7 @@ rm -rf "$old" && mkdir "$old"
 flags=("${flags[@]/-nk/-nm}")
 job "$old" 1 "$work/whole"
 flags=("${flags[@]/-nm/-nk}")
+cp -r "$old" "$work/whole_run"
 cp -r "$old" "$work/damaged"                      # the checkpoint of step 4 is there, but damaged
 truncate -s 5000 "$work"/damaged/optimizer_00000004.bin
 rm "$old"/*_00000004*
@@ -175,10 +180,21 @@ for kind in eio kill; do
 done
 each_call "$old" 1 0 full "$changes"
 each_call "$old" 1 0 short "pread|pwrite"
+each_call "$old" 2 1 slow "pwrite|fsync"
+each_call "$old" 2 0 slow "rename|unlink|fallocate"
 for seed in 0 1 2; do each_call "$old" 1 0 "power $seed" "$changes"; done
 for kind in eio kill full "power 2"; do
     each_call "$old" 2 0 "$kind" "$changes"
     each_call "$old" 2 1 "$kind" "$changes"
     [ "$kind" = "power 2" ] || each_call "$old" 2 -1 "$kind" "$changes"
 done
+no_memory() {
+    local dir=$work/no_memory
+    mkdir "$dir"
+    flags=("${flags[@]/-nk/-nm}")
+    FAULT_MEMORY=1 job "$dir" 2 "$dir.log"
+    grep -q "^no memory for a snapshot" "$dir.log" && grep -qF "$hash" "$dir.log" &&
+        diff <(cd "$work/whole_run" && sha256sum ./*) <(cd "$dir" && sha256sum ./*)
+}
+check "without memory for a whole snapshot: the same files" no_memory
 summary

@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1
 # name (30 columns), bytes of stages 0, 1, 2, 3. Ranks differ in how many chunks their optimizer has, so "transport" is
 # compared with the formula of rank 0 only.
 compare() {
-    awk -v stage="$3" '
+    awk -v stage="$3" -v snapshot="$(grep -c '^checkpoint snapshot' "$1")" '
         function name(s, width) { s = substr(s, 1, width); sub(/ +$/, "", s); return s }
         /^(memory|wire) per rank/ { table = $1; next }
         NF == 0 || /^(model states|time per|ranks from|  formulas)/ { table = "" }
@@ -29,7 +29,7 @@ compare() {
             }
         }
         END {
-            if (rows != 13) { print "the run has " rows " rows, not 9 of memory and 4 of the wire"; bad = 1 }
+            if (rows != 13 + snapshot) { print "the run has " rows " rows, not 9 of memory and 4 of the wire"; bad = 1 }
             exit bad
         }' "$1" "$2"
 }
@@ -83,6 +83,7 @@ for trainer in "$@"; do
     check "$trainer, NCCL, registered buffers, two groups of ranks" \
         plan_equals_run "$trainer" 4 3 "--transport nccl --nccl-register 1 --shard-group 2"
     check "$trainer, NCCL, its own sum" plan_equals_run "$trainer" 2 2 "--transport nccl --reduce library"
+    check "$trainer, checkpoints" plan_equals_run "$trainer" 4 3 "-n 2 -o $work/out --overwrite 1"
     for kind in 0 2; do     # of master weights
         [[ $trainer != *bf16* ]] || check "$trainer, -w $kind" plan_equals_run "$trainer" 2 $kind "-w $kind"
     done
