@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "data/dataloader.h"
+#include "trainer/run.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/zero.h"
 
@@ -53,11 +54,20 @@ void __wrap_zero_comm_phase(zero_comm *c, const char *phase, size_t unit) {
     fault(phase, strcmp(phase, "reading the weights") == 0 ? 1 : 2);
 }
 
+static int preparing_checkpoints;
+
+void __real_prepare_checkpoints(Run *r);
+void __wrap_prepare_checkpoints(Run *r);
+void __wrap_prepare_checkpoints(Run *r) {
+    preparing_checkpoints = 1;
+    __real_prepare_checkpoints(r);
+    preparing_checkpoints = 0;
+}
+
 size_t __real_zero_host_memory_available(const char *root);
 size_t __wrap_zero_host_memory_available(const char *root);
 size_t __wrap_zero_host_memory_available(const char *root) {
-    static int calls;  // the first is for the run itself
-    return getenv("FAULT_MEMORY") != NULL && ++calls > 1 ? 0 : __real_zero_host_memory_available(root);
+    return preparing_checkpoints && getenv("FAULT_MEMORY") != NULL ? 0 : __real_zero_host_memory_available(root);
 }
 
 int __real_zero_step(zero *z, const zero_hyperparameters *h);
