@@ -5,7 +5,7 @@
 //     launch.c     who this rank is                   checkpoint.c weights and state: from a seed or a file
 //     run.c        errors, agreement between ranks    checkpoint_write.c ... and to files, in the background
 //     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
-//     reports.c    what is printed: header, tables, plan, profile
+//     reports.c    header, tables, plan, profile      resume_llmc.c  from a directory of llm.c's
 //
 // The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
 // gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0

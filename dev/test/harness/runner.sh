@@ -77,8 +77,8 @@ ready() {
     local item
     [[ "$1 ${2##*/}" == *"$TEST"* ]] || return 1
     for item in "${@:2}"; do
-        if [ -n "$TEST" ] && [[ $item =~ ^build/(fuzz|ckpt) ]]; then
-            make_quietly cpu FP32 "$item"
+        if [ -n "$TEST" ] && [[ $item =~ ^build/(fuzz-gcc|ckpt(-(.*))?)/ ]]; then
+            SANITIZE=${BASH_REMATCH[3]} make_quietly cpu FP32 "$item"
         elif [[ $item =~ ^build/([^/]*)-(fp32|bf16)[^/]*/ ]]; then
             [ -z "$suffix" ] || [ "${BASH_REMATCH[1]}" = cpu ] || return 1
             [ -z "$TEST" ] || make_quietly "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]^^}" "$item"
