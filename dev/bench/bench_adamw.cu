@@ -70,8 +70,8 @@ int main(int argc, char **argv) {
                                               : k == ADAMW_NONE ? ZERO_MASTER_NONE
                                                                 : ZERO_MASTER_FP32;
                 const zero_optimizer_arrays arrays = { k == ADAMW_F32 ? p : half, p, { m, v }, g };
-                e = zero_optimizer_get(ZERO_ADAMW)
-                        ->launch(arrays, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, chunks, num_chunks, a, 0);
+                e = zero_optimizer_launch(ZERO_ADAMW, arrays, k == ADAMW_F32 ? ZERO_F32 : ZERO_BF16, mode, chunks,
+                                          num_chunks, a, 0);
             }
             if (e == cudaSuccess) e = cudaDeviceSynchronize();
             if (e != cudaSuccess) {

@@ -131,6 +131,18 @@ check "no memfd: ranks of a host send messages" ended 0 "MPI, messages (ranks of
 start=("${MPIRUN:-mpirun}" -np 2 bash -c 'ulimit -f 16 && exec "$@"' -)
 check "shared memory that is limited: that is the cause" ended failed "ulimit -f" -z 3
 report "shared memory that is limited: no word of a smaller model" "$(grep 'smaller model' log)" log
+# An ordinary user, if this one may become another; the program is copied, for that user may not see it where it is.
+who=()
+[ "$(id -u)" != 0 ] || ! command -v setpriv > /dev/null || who=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+odd="$work/a b'c\"d"
+mkdir "$odd" home
+cp "$trainer" "$odd/train" && cp text.txt "$odd"
+[ ${#who[@]} = 0 ] || chown -R 65534 "$odd"
+chmod 555 home && chmod 711 "$work"
+start=(env -C "$odd" HOME="$work/home" "${who[@]}" "${MPIRUN:-mpirun}" -np 2)
+trainer=$odd/train check "an ordinary user, a name with blanks and quotes, a HOME that cannot be written" ended 0 "step    2/2" \
+    -i "$odd/text.txt" -o "$odd/o ut" -n 2 -z 2
+report "its model is there" "$([ -s "$odd/o ut/model_00000002.bin" ] || echo "it is not")" log
 start=()
 check "-d of more micro-batches than there may be" ended failed "there may be 4294967295: use a smaller -d" -d \
     1000000000000000
