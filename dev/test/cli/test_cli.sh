@@ -18,8 +18,14 @@ tokenize=$(dirname "$trainer")/tokenize_bytes
 NP=2
 . scripts/env.sh
 
-# job RANKS ARGUMENTS...
+# job RANKS ARGUMENTS...: one rank without mpirun and MPI, which take most of a second, unless it has a -pi of its own
 job() {
+    if [ "$1" = 1 ]; then
+        local alone=(-pi fs -pf "$work" -pn 1 -pr 0)
+        [[ " $* " != *" -pi "* ]] || alone=()
+        timeout -k 5 20 "$trainer" "${alone[@]}" "${@:2}" < /dev/null
+        return
+    fi
     timeout -k 5 20 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${@:2}" < /dev/null
 }
 
@@ -417,7 +423,7 @@ lose "a rank is killed" 2 KILL 1 "rank 1"
 lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
 lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
 lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
-stopped="in .*: the .*another rank died, stopped"
+stopped="in .*: (the .*another rank died, stopped|rank [01] has not come within 3 s)"
 lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl
 lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], $stopped" --timeout 3 --transport nccl -z 3
 # The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device

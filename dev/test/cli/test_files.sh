@@ -14,9 +14,12 @@ cd "$work" || exit 1
 good=(-e custom:l1,h2,c16,v256,t32 -i "$work/text.txt" -b 1 -t 32 -x 2 -v 0 -s 0 --timeout 20)
 head -c 20000 "$OLDPWD/dev/data/text/default.txt" > text.txt
 
-# ended STATUS WORDS ARGUMENTS...: a run ends with this status (0, or "failed"), and prints these words
+# ended STATUS WORDS ARGUMENTS...: a run ends with this status (0, or "failed"), and prints these words. Started by
+# "${start[@]}" mpirun; otherwise one rank, without MPI, whose start takes most of a second.
 ended() {
-    timeout -k 5 30 "${start[@]}" "$trainer" "${good[@]}" "${@:3}" > log 2>&1 < /dev/null
+    local alone=()
+    [[ "${start[*]-}" == *mpirun* ]] || alone=(-pi fs -pf "$work" -pn 1 -pr 0)
+    timeout -k 5 30 "${start[@]}" "$trainer" "${good[@]}" "${alone[@]}" "${@:3}" > log 2>&1 < /dev/null
     local status=$?
     cat log
     [ $status -lt 124 ] && [ "$([ $status = 0 ] || echo failed)" = "${1/#0/}" ] && grep -qF -- "$2" log

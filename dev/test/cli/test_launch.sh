@@ -13,19 +13,19 @@ good=(-e custom:l1,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 3
 
 # refused WORDS COMMAND...: it ends, non-zero, with exactly one line that begins with "error:", which has these words
 refused() {
-    timeout -k 5 60 "${@:2}" > "$work/log" 2>&1 < /dev/null
+    timeout -k 5 60 "${@:2}" > "$mine/log" 2>&1 < /dev/null
     local status=$?
-    cat "$work/log"
-    [ $status != 0 ] && [ $status -lt 124 ] && [ "$(grep -c '^error:' "$work/log")" = 1 ] &&
-        grep '^error:' "$work/log" | grep -qF -- "$1"
+    cat "$mine/log"
+    [ $status != 0 ] && [ $status -lt 124 ] && [ "$(grep -c '^error:' "$mine/log")" = 1 ] &&
+        grep '^error:' "$mine/log" | grep -qF -- "$1"
 }
 
 # accepted COMMAND...: it trains, plans or helps
 accepted() {
-    timeout -k 5 60 "$@" > "$work/log" 2>&1 < /dev/null
+    timeout -k 5 60 "$@" > "$mine/log" 2>&1 < /dev/null
     local status=$?
-    cat "$work/log"
-    [ $status = 0 ] && grep -qE '^step |^plan:|^usage:' "$work/log"
+    cat "$mine/log"
+    [ $status = 0 ] && grep -qE '^step |^plan:|^usage:' "$mine/log"
 }
 
 mpirun=${MPIRUN:-mpirun}
@@ -40,46 +40,46 @@ differ() {
 # ----------------------------------------------------------------------------------------------------------------------
 # Another launcher started more processes than MPI reports
 
-check "MPICH's mpiexec, Open MPI's program" refused "started 4 processes (PMI_SIZE)" env PMI_SIZE=4 PMI_RANK=2 \
+at_once "MPICH's mpiexec, Open MPI's program" refused "started 4 processes (PMI_SIZE)" env PMI_SIZE=4 PMI_RANK=2 \
     "${run[@]}"
-check "srun without PMIx" refused "srun --mpi=pmix" env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "${run[@]}"
-check "mpirun of another Open MPI" refused "OMPI_COMM_WORLD_SIZE" env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 \
+at_once "srun without PMIx" refused "srun --mpi=pmix" env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "${run[@]}"
+at_once "mpirun of another Open MPI" refused "OMPI_COMM_WORLD_SIZE" env OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 \
     "${run[@]}"
-check "torchrun" refused "torchrun" env WORLD_SIZE=8 RANK=3 "${run[@]}"
-check "torchrun, and -pn with another number" refused "use -pn 8" env WORLD_SIZE=8 RANK=3 "${run[@]}" -pi fs -pn 2 \
+at_once "torchrun" refused "torchrun" env WORLD_SIZE=8 RANK=3 "${run[@]}"
+at_once "torchrun, and -pn with another number" refused "use -pn 8" env WORLD_SIZE=8 RANK=3 "${run[@]}" -pi fs -pn 2 \
     -pr 0 -pf "$work"
-check "a number without a rank is no launcher's" accepted env WORLD_SIZE=8 "${run[@]}"
-check "one launcher that agrees is enough" accepted env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$mpirun" -np 2 \
+at_once "a number without a rank is no launcher's" accepted env WORLD_SIZE=8 "${run[@]}"
+at_once "one launcher that agrees is enough" accepted env SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$mpirun" -np 2 \
     "${run[@]}"
-check "a job's variables outside of a step" accepted env SLURM_NTASKS=4 SLURM_PROCID=0 "${run[@]}"
-check "--plan may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --plan
-check "--help may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --help
+at_once "a job's variables outside of a step" accepted env SLURM_NTASKS=4 SLURM_PROCID=0 "${run[@]}"
+at_once "--plan may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --plan
+at_once "--help may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --help
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Flags that differ between ranks; the first six hung
 
-check "--plan on one rank" differ "rank 1 has --plan off, rank 0 has --plan text" --plan ""
-check "--help on one rank" differ "rank 1 has --help, rank 0 has no --help" "" --help
-check "--inject-delays differs" differ "rank 1 has --inject-delays 3, rank 0 has --inject-delays 2" \
+at_once "--plan on one rank" differ "rank 1 has --plan off, rank 0 has --plan text" --plan ""
+at_once "--help on one rank" differ "rank 1 has --help, rank 0 has no --help" "" --help
+at_once "--inject-delays differs" differ "rank 1 has --inject-delays 3, rank 0 has --inject-delays 2" \
     "--inject-delays 2" "--inject-delays 3"
-check "--transport differs" differ "rank 1 has --transport nccl" "--transport mpi" "--transport nccl"
-check "--shard-group differs" differ "rank 1 has --shard-group 2, rank 0 has --shard-group 0" "" "--shard-group 2"
-check "-z differs" differ "rank 1 has -z 3, rank 0 has -z 1" "-z 1" "-z 3"
-check "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003, rank 0 has -l 0.0003" "-l 3e-4" \
+at_once "--transport differs" differ "rank 1 has --transport nccl" "--transport mpi" "--transport nccl"
+at_once "--shard-group differs" differ "rank 1 has --shard-group 2, rank 0 has --shard-group 0" "" "--shard-group 2"
+at_once "-z differs" differ "rank 1 has -z 3, rank 0 has -z 1" "-z 1" "-z 3"
+at_once "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003, rank 0 has -l 0.0003" "-l 3e-4" \
     "-l 3.0000000000000003e-4"
-check "-o on one rank" differ "rank 1 has no -o, rank 0 has -o $work/out" "-o $work/out" ""
-check "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr \
+at_once "-o on one rank" differ "rank 1 has no -o, rank 0 has -o $work/out" "-o $work/out" ""
+at_once "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr \
     0.0003
-check "another rank's flags may not reach the terminal" differ "rank 0 has -o ?[2J" -o\ $'\e[2J' ""
+at_once "another rank's flags may not reach the terminal" differ "rank 0 has -o ?[2J" -o\ $'\e[2J' ""
 without_mpi() {
-    local fs=(-pi fs -pf "$work" -pn 2 --timeout 10) status
-    "${run[@]}" "${fs[@]}" -pr 1 -z 1 > "$work/rank1" 2>&1 < /dev/null &
+    local fs=(-pi fs -pf "$mine" -pn 2 --timeout 10) status
+    "${run[@]}" "${fs[@]}" -pr 1 -z 1 > "$mine/rank1" 2>&1 < /dev/null &
     refused "$1" "${run[@]}" "${fs[@]}" -pr 0 -z 3
     status=$?
     wait
     return $status
 }
-check "-z differs, without MPI" without_mpi "rank 1 has -z 1, rank 0 has -z 3"
+at_once "-z differs, without MPI" without_mpi "rank 1 has -z 1, rank 0 has -z 3"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One name, another content on another host (here: in another directory). A mixture of two models trained, exit
@@ -91,6 +91,8 @@ head -c 100000 dev/data/text/default.txt | tee "$work/a/text" "$work/b/text" "$w
 cp "$work/a/same" "$work/b/same"
 printf X | dd of="$work/b/text" bs=1 seek=50000 conv=notrunc status=none
 printf X | dd of="$work/b/val" bs=1 seek=99999 conv=notrunc status=none
+all_done
+
 model() { (cd "$1" && "$trainer" "${good[@]}" -i same --seed "$2" -n 1 -o models > /dev/null && mv \
     models/model_00000001.bin model.bin); }
 model "$work/a" 1 && model "$work/b" 2
@@ -102,58 +104,58 @@ elsewhere() {
         "${common[@]}"; return; }
     refused "$2" "$mpirun" -np 1 -wdir "$work/a" "${common[@]}" : -np 1 -wdir "$work/b" "${common[@]}"
 }
-check "the same content in two places" elsewhere accepted ""
+at_once "the same content in two places" elsewhere accepted ""
 for stage in 0 1 2 3; do
-    check "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" -e ./model.bin \
+    at_once "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" -e ./model.bin \
         -z $stage
-    check "another text, stage $stage" elsewhere refused "-i text: rank 1 has another content" -i text -z $stage
+    at_once "another text, stage $stage" elsewhere refused "-i text: rank 1 has another content" -i text -z $stage
 done
-check "another validation text" elsewhere refused "-j val: rank 1 has another content" -j val -v 1
+at_once "another validation text" elsewhere refused "-j val: rank 1 has another content" -j val -v 1
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Cores and memory
 
 for threads in 0 two 100000; do
-    check "OMP_NUM_THREADS=$threads" refused "OMP_NUM_THREADS=$threads: use a number from 1" \
+    at_once "OMP_NUM_THREADS=$threads" refused "OMP_NUM_THREADS=$threads: use a number from 1" \
         env OMP_NUM_THREADS=$threads "$mpirun" -np 2 "${run[@]}"
 done
-check "OMP_NUM_THREADS is empty" accepted env OMP_NUM_THREADS= "$mpirun" -np 2 "${run[@]}"
+at_once "OMP_NUM_THREADS is empty" accepted env OMP_NUM_THREADS= "$mpirun" -np 2 "${run[@]}"
 # Bound to a core each, ranks had one thread where they could have had as many as cores, and the header did not say so.
 bound() {
     local last=$(($(nproc) - 1)) who="for rank 0 alone"
     [ $last != 0 ] || who="shared by 2 ranks"
     env -u OMP_NUM_THREADS "$mpirun" -np 1 taskset -c 0 "${run[@]}" : -np 1 taskset -c $last "${run[@]}" \
-        > "$work/log" 2>&1 < /dev/null
-    cat "$work/log"
-    grep -q "^| cores  *| 1, $who" "$work/log" && grep -q '^| threads per rank  *| 1[ ,]' "$work/log"
+        > "$mine/log" 2>&1 < /dev/null
+    cat "$mine/log"
+    grep -q "^| cores  *| 1, $who" "$mine/log" && grep -q '^| threads per rank  *| 1[ ,]' "$mine/log"
 }
-check "ranks that are bound to cores of their own" bound
+at_once "ranks that are bound to cores of their own" bound
 many=$(($(nproc) + 1))
 oversubscribed() {
-    OMP_NUM_THREADS=$many "$mpirun" -np 2 "${run[@]}" > "$work/log" 2>&1 < /dev/null
-    cat "$work/log"
-    grep -q "^| threads per rank  *| $many, waiting passively" "$work/log" &&
-        grep -q 'warning: more threads' "$work/log"
+    OMP_NUM_THREADS=$many "$mpirun" -np 2 "${run[@]}" > "$mine/log" 2>&1 < /dev/null
+    cat "$mine/log"
+    grep -q "^| threads per rank  *| $many, waiting passively" "$mine/log" &&
+        grep -q 'warning: more threads' "$mine/log"
 }
-check "more threads than cores wait passively" oversubscribed
+at_once "more threads than cores wait passively" oversubscribed
 large=(-e custom:l100,h128,c16384,v256,t32)
-check "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" "${large[@]}"
-check "--force 1 tries it" refused "smaller model" "${run[@]}" "${large[@]}" --force 1
+at_once "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" "${large[@]}"
+at_once "--force 1 tries it" refused "smaller model" "${run[@]}" "${large[@]}" --force 1
 
 # ----------------------------------------------------------------------------------------------------------------------
 # MPI_Init and MPI_Finalize that do not return
 
-check "a process that never calls MPI_Init" refused "rank 0: MPI_Init has not returned after 2 s" \
+at_once "a process that never calls MPI_Init" refused "rank 0: MPI_Init has not returned after 2 s" \
     "$mpirun" -np 1 "${run[@]}" --timeout 2 : -np 1 sleep 20
 printf '#include <unistd.h>\nint MPI_Finalize(void);\nint MPI_Finalize(void) { for (;;) pause(); }\n' > "$work/stuck.c"
 gcc -shared -fPIC "$work/stuck.c" -o "$work/stuck.so"
-check "MPI_Finalize never returns" refused "rank 0: MPI_Finalize has not returned after 2 s" \
+at_once "MPI_Finalize never returns" refused "rank 0: MPI_Finalize has not returned after 2 s" \
     env LD_PRELOAD="$work/stuck.so" "${run[@]}" --timeout 2
 # Stopped for longer than the time-out and continued: the clock of the watchdog counts only time in which the process
 # ran.
 suspended() {
     "$mpirun" -np 1 "${run[@]}" --timeout 5 : -np 1 sh -c 'sleep 9; exec "$@"' - "${run[@]}" --timeout 5 \
-        > "$work/suspended" 2>&1 < /dev/null &
+        > "$mine/suspended" 2>&1 < /dev/null &
     local mpirun_process=$! child i
     for i in {1..100}; do
         child=$(pgrep -P $mpirun_process -x "$(basename "$trainer" | cut -c 1-15)") && break
@@ -162,16 +164,16 @@ suspended() {
     kill -STOP "$child" || return 1
     sleep 8
     kill -CONT "$child"
-    wait $mpirun_process && grep -q '^step ' "$work/suspended" || { cat "$work/suspended"; return 1; }
+    wait $mpirun_process && grep -q '^step ' "$mine/suspended" || { cat "$mine/suspended"; return 1; }
 }
-check "a rank that is suspended in MPI_Init and continued" suspended
+at_once "a rank that is suspended in MPI_Init and continued" suspended
 # A job that is suspended as a whole, for longer than the time-out, in a step: one rank waits for the other all the
 # time.
 suspended_job() {
-    "$mpirun" -np 2 "${run[@]}" -x 2000 --timeout 2 --transport "$1" > "$work/suspended" 2>&1 < /dev/null &
+    "$mpirun" -np 2 "${run[@]}" -x 2000 --timeout 2 --transport "$1" > "$mine/suspended" 2>&1 < /dev/null &
     local mpirun_process=$! i ranks=()
     for i in {1..100}; do
-        grep -q '^step ' "$work/suspended" && break
+        grep -q '^step ' "$mine/suspended" && break
         sleep 0.1
     done
     mapfile -t ranks < <(pgrep -P $mpirun_process -f "${trainer##*/}")
@@ -179,9 +181,9 @@ suspended_job() {
     kill -STOP "${ranks[1]}"
     sleep 0.5
     kill -STOP "${ranks[0]}" && sleep 5 && kill -CONT "${ranks[@]}"
-    wait $mpirun_process && grep -q '^step 2000/' "$work/suspended" || { tail -n 5 "$work/suspended"; return 1; }
+    wait $mpirun_process && grep -q '^step 2000/' "$mine/suspended" || { tail -n 5 "$mine/suspended"; return 1; }
 }
 for transport in mpi nccl; do
-    check "a job that is suspended and continued, $transport" suspended_job $transport
+    at_once "a job that is suspended and continued, $transport" suspended_job $transport
 done
 summary

@@ -2,6 +2,7 @@
 #
 #     . dev/test/harness/report.sh
 #     check "an empty file is refused" refuses empty.txt     # passes if the command succeeds
+#     at_once "a pipe is refused" refuses pipe               # the same, beside others
 #     report "all files are closed" "$wrong" "$log"          # passes if $wrong, which says what is wrong, is empty
 #     summary
 #
@@ -53,7 +54,32 @@ check() {
     [ $status = 0 ] && report "$1" "" || report "$1" "exit status $status of ${*:2}" "$work/.check"
 }
 
+# at_once NAME COMMAND...: a case like check's that runs beside others, three at a time; all_done waits for them, and
+# reports them in order. The command finds a directory of its own in $mine.
+pending=()
+at_once() {
+    selected "$1" || return 0
+    local mine=$work/.at_once.$((++at_once_count))
+    mkdir "$mine"
+    pending+=("$1" "$mine")
+    while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done
+    { "${@:2}" > "$mine/.output" 2>&1; echo "exit status $? of ${*:2}" > "$mine/.status"; } &
+}
+at_once_count=0
+
+all_done() {
+    local i status
+    wait
+    for ((i = 0; i < ${#pending[@]}; i += 2)); do
+        status=$(cat "${pending[i + 1]}/.status")
+        report "${pending[i]}" "${status##exit status 0 of *}" "${pending[i + 1]}/.output"
+    done
+    pending=()
+}
+
 summary() {
+    all_done
+
     [ -z "$case_word" ] || [ $((passed + failed)) != 0 ] || echo "no case has \"$case_word\" in its name"
     echo "$passed passed, $failed failed"
     [ $failed = 0 ] && [ $passed != 0 ]
