@@ -7,7 +7,7 @@
 //
 // The file: 256 uint32 (20240328, version, number of tokens, in version 2 the end-of-text token; in version 1 that is
 // 50256), then for each token its length in one byte, and its bytes. It is kept in memory unchanged, with the offset of
-// each token.
+// each token. A file of ranks is brought into the same form.
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -50,15 +50,76 @@ static int read_rest(FILE *f, unsigned char **bytes, size_t *n) {
     return ferror(f) ? -1 : 0;
 }
 
+// The six bits of a base64 digit; -1: it is none.
+static int base64_digit(unsigned char c) {
+    static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const char *at = c != '\0' ? strchr(DIGITS, c) : NULL;
+    return at != NULL ? (int)(at - DIGITS) : -1;
+}
+
+// Decodes base64 up to another character. Returns the number of bytes.
+static size_t decode_base64(const unsigned char **text, unsigned char *out) {
+    uint32_t bits = 0;
+    size_t n = 0;
+    int have = 0;
+    for (int digit; (digit = base64_digit(**text)) >= 0 && n < 255; (*text)++) {
+        bits = bits << 6 | (uint32_t)digit;
+        have += 6;
+        if (have < 8) continue;
+        have -= 8;
+        out[n++] = (unsigned char)(bits >> have);
+    }
+    while (**text == '=') (*text)++;
+    return n;
+}
+
+// Reads lines of a token and its number, which must be 0, 1, 2, ... Returns 0, or -1 and a message.
+static int load_ranks(Tokenizer *t, FILE *f, const char *path, char err[512]) {
+    static const char EOT[] = "<|endoftext|>";
+    unsigned char *text = NULL;
+    size_t bytes, at = 0, lines = 1;
+    rewind(f);
+    if (read_rest(f, &text, &bytes) != 0) {
+        free(text);
+        return FAIL("%.200s: cannot read it (%s)", path, strerror(errno));
+    }
+    text[bytes] = '\0';  // read_rest leaves room
+    for (size_t i = 0; i < bytes; i++) lines += text[i] == '\n';
+    t->file = malloc(bytes + 256 * 2 + sizeof EOT);
+    t->offset = malloc((lines + 1) * sizeof *t->offset);
+    t->vocab = 0;
+    const unsigned char *line = text;
+    while (t->file && t->offset && *line != '\0') {
+        char *end = NULL;
+        const size_t n = decode_base64(&line, t->file + at + 1);
+        const unsigned long rank = *line == ' ' ? strtoul((const char *)line, &end, 10) : 1;
+        if (n == 0 || !end || rank != (unsigned long)t->vocab || *end != '\n') break;
+        t->file[at] = (unsigned char)n;
+        t->offset[t->vocab++] = at;
+        at += 1 + n;
+        line = (const unsigned char *)end + 1;
+    }
+    const int whole = t->file && t->offset && *line == '\0' && t->vocab >= 256;
+    if (whole) {
+        t->eot = t->vocab;
+        t->file[at] = sizeof EOT - 1;
+        memcpy(t->file + at + 1, EOT, sizeof EOT - 1);
+        t->offset[t->vocab++] = at;
+    }
+    free(text);
+    return whole ? 0
+                 : FAIL("%.200s is not a tokenizer file. Use the gpt2_tokenizer.bin that llm.c distributes, or "
+                        "tiktoken's r50k_base.tiktoken.",
+                        path);
+}
+
 static int load(Tokenizer *t, FILE *f, const char *path, char err[512]) {
     int32_t words[LLMC_HEADER_WORDS];
     const uint32_t *header = (const uint32_t *)words;
     size_t bytes;
     if (llmc_read_header(fileno(f), words) != LLMC_HEADER_BYTES || header[0] != MAGIC ||
         fseek(f, LLMC_HEADER_BYTES, SEEK_SET) != 0) {
-        return FAIL(
-            "%.200s is not a tokenizer file (magic number %d). Use the gpt2_tokenizer.bin that llm.c distributes.",
-            path, MAGIC);
+        return load_ranks(t, f, path, err);
     }
     if (header[1] != 1 && header[1] != 2) {
         return FAIL(
@@ -119,6 +180,17 @@ void tokenizer_close(Tokenizer *t) {
         free(t->file);
         free(t);
     }
+}
+
+const unsigned char *tokenizer_bytes(const Tokenizer *t, int token, size_t *n) {
+    static unsigned char bytes[256];
+    if (t->file) {
+        *n = t->file[t->offset[token]];
+        return t->file + t->offset[token] + 1;
+    }
+    *n = 1;
+    bytes[token] = (unsigned char)token;
+    return bytes + token;
 }
 
 int tokenizer_vocab(const Tokenizer *t) { return t->vocab; }

@@ -1,9 +1,11 @@
-// Tokens to text, to print what a model generates. Decoding only. See tokenizer.c.
+// Tokens to text, to print what a model generates. See tokenizer.c; bpe.h encodes.
 //
 // A text is decoded token by token, in order. The result is safe to print: complete UTF-8 characters, newline and tab.
 // Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
 #ifndef DEV_DATA_TOKENIZER_H
 #define DEV_DATA_TOKENIZER_H
+
+#include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,7 +13,9 @@ extern "C" {
 
 typedef struct Tokenizer Tokenizer;
 
-// path: llm.c's gpt2_tokenizer.bin (version 1 or 2); NULL: a token is a byte, as when plain text is the training data.
+// path: llm.c's gpt2_tokenizer.bin (version 1 or 2), or a file of ranks as tiktoken has it (r50k_base.tiktoken: lines of
+// a token in base64 and its number), to which <|endoftext|> is added; NULL: a token is a byte, as when plain text is the
+// training data.
 // Returns 0, or -1 and a message.
 int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]);
 
@@ -24,6 +28,9 @@ const char *tokenizer_decode(Tokenizer *t, int token);
 // newline when tokens are bytes.
 int tokenizer_vocab(const Tokenizer *t);
 int tokenizer_eot(const Tokenizer *t);
+
+// The bytes of a token below tokenizer_vocab, and their number.
+const unsigned char *tokenizer_bytes(const Tokenizer *t, int token, size_t *n);
 
 // Frees; NULL is fine.
 void tokenizer_close(Tokenizer *t);

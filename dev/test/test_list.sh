@@ -163,7 +163,7 @@ run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gp
 run 0 600 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
 run 0 120 "NVIDIA's libraries are found" dev/test/cli/test_find_nvidia.sh
 run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh
-run 0 120 "into a checkout of llm.c" dev/test/cli/test_install_into.sh
+run 0 900 "into a checkout of llm.c" dev/test/cli/test_install_into.sh
 run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
 run 0 60 "words that must not appear" dev/test/cli/test_glossary.sh
 
