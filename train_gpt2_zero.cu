@@ -33,6 +33,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
+#include <functional>
+#include <vector>
+
 #include "gpt2/attention.cuh"
 #include "gpt2/classifier.cuh"
 #include "gpt2/encoder.cuh"
@@ -683,33 +687,52 @@ static float to_float(floatX x) {
     return value;
 }
 
-// Draws a token with the probabilities softmax(logits); coin is a random number in [0, 1).
-static int choose_token(const float *logits, size_t V, double coin) {
-    double highest = logits[0];
-    for (size_t i = 1; i < V; i++) highest = logits[i] > highest ? logits[i] : highest;
+// Draws a token with the probabilities softmax(logits / temperature); coin is a random number in [0, 1). top_k > 0: one
+// of those with the top_k largest logits. Changes logits.
+static int choose_token(float *logits, size_t V, double coin, double temperature, size_t top_k) {
+    size_t best = 0;
+    for (size_t i = 1; i < V; i++) best = logits[i] > logits[best] ? i : best;
+    if (temperature == 0) return (int)best;
+    const double highest = logits[best];
+    if (top_k > 0 && top_k < V) {
+        std::vector<float> sorted(logits, logits + V);
+        std::nth_element(sorted.begin(), sorted.begin() + (ptrdiff_t)(top_k - 1), sorted.end(), std::greater<float>());
+        for (size_t i = 0; i < V; i++) logits[i] = logits[i] < sorted[top_k - 1] ? -INFINITY : logits[i];
+    }
     double sum = 0;
-    for (size_t i = 0; i < V; i++) sum += exp(logits[i] - highest);
+    for (size_t i = 0; i < V; i++) sum += exp((logits[i] - highest) / temperature);
     double below = 0;
     for (size_t i = 0; i < V; i++) {
-        below += exp(logits[i] - highest);
+        below += exp((logits[i] - highest) / temperature);
         if (coin * sum < below) return (int)i;
     }
     return (int)V - 1;
 }
 
-// Generates a text, token by token. All ranks take part and go on with rank 0's tokens; rank 0 prints. Collective.
+static void print_token(Run *r, int token) {
+    if (r->tokenizer != NULL)
+        print0(r, "%s", tokenizer_decode(r->tokenizer, token));
+    else
+        print0(r, "%d ", token);
+    if (r->rank == 0) fflush(stdout);
+}
+
+// Generates a text that begins with the prompt, token by token. All ranks take part and go on with rank 0's tokens; rank
+// 0 prints. Collective.
 static void sample(Run *r) {
     const size_t V = r->config.vocab_size;
-    const size_t tokens = (size_t)r->options.sample_tokens;
+    const Options *o = &r->options;
+    const size_t given = 1 + r->prompt_tokens, tokens = given + (size_t)o->sample_tokens;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : (int)(V > 50256 ? 50256 : V - 1);
-    int *text = (int *)allocate((tokens + 1) * sizeof *text);
+    int *text = (int *)allocate(tokens * sizeof *text);
     floatX *row = (floatX *)allocate(V * sizeof *row);
     float *logits = (float *)allocate(V * sizeof *logits);
     int *all = (int *)allocate((size_t)r->ranks * sizeof *all);
     uint64_t random = SAMPLING_SEED;
     text[0] = eot;
     print0(r, "generating:\n---\n");
-    for (size_t n = 1; n <= tokens; n++) {
+    for (size_t n = 1; n < given; n++) print_token(r, text[n] = r->prompt[n - 1]);
+    for (size_t n = given; n < tokens; n++) {
         // The context is the last T tokens. The input is padded to one of a few lengths, for which libraries make
         // plans; what follows the context does not matter.
         const size_t context = n < r->T ? n : r->T;
@@ -722,14 +745,9 @@ static void sample(Run *r) {
         cudaCheck(cudaMemcpyAsync(row, from, V * sizeof *row, cudaMemcpyDeviceToHost, r->stream));
         cudaCheck(cudaStreamSynchronize(r->stream));
         for (size_t i = 0; i < V; i++) logits[i] = to_float(row[i]);
-        const int mine = choose_token(logits, V, xorshift_f32(&random));
+        const int mine = choose_token(logits, V, xorshift_f32(&random), o->temperature, (size_t)o->top_k);
         gather(r, &mine, sizeof mine, all);  // a rank that has stopped is noticed here, whatever the stage
-        text[n] = all[0];
-        if (r->tokenizer != NULL)
-            print0(r, "%s", tokenizer_decode(r->tokenizer, text[n]));
-        else
-            print0(r, "%d ", text[n]);
-        if (r->rank == 0) fflush(stdout);
+        print_token(r, text[n] = all[0]);
     }
     print0(r, "\n---\n");
     free(text);
@@ -956,6 +974,7 @@ static void destroy(Run *r) {
     loader_close(r->train);
     loader_close(r->val);
     free(r->tensors);
+    free(r->prompt);
     cudaCheck(cudaFreeHost(r->host_losses));
     free(r->inputs);
     free(r->targets);
@@ -1031,7 +1050,7 @@ int main(int argc, char **argv) {
     set_state(r);
     train(r);
     run_phase(r, "the end of the run", r->steps);
-    print_reports(r);
+    if (!o->generate) print_reports(r);
     if (r->profile != NULL) print_profile(r);
     if (o->hash) {
         uint64_t params, optimizer;

@@ -13,9 +13,9 @@ extern "C" {
 
 typedef struct Tokenizer Tokenizer;
 
-// path: llm.c's gpt2_tokenizer.bin (version 1 or 2), or a file of ranks as tiktoken has it (r50k_base.tiktoken: lines of
-// a token in base64 and its number), to which <|endoftext|> is added; NULL: a token is a byte, as when plain text is the
-// training data.
+// path: llm.c's gpt2_tokenizer.bin (version 1 or 2), or a file of ranks as tiktoken has it (r50k_base.tiktoken: lines
+// of a token in base64 and its number), to which <|endoftext|> is added; NULL: a token is a byte, as when plain text is
+// the training data.
 // Returns 0, or -1 and a message.
 int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]);
 

@@ -19,6 +19,7 @@ run 0 60 "files" $fp32/test_files
 run 0 60 "options" $fp32/test_options
 run 0 60 "log, learning rate, model files" $fp32/test_output
 run 0 60 "content of files" $fp32/test_content_hash
+run 0 60 "byte-pair encoding" $fp32/test_bpe
 run 0 60 "checkpoints of llm.c" $fp32/test_llmc_state
 run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
@@ -143,6 +144,7 @@ if [ -n "${LLMC-}" ]; then      # a checkout of llm.c
 elif [ -z "$TEST" ]; then
     echo "not run: llm.c's own scripts, and a whole build in its tree: make test LLMC=DIR"
 fi
+run 0 200 "text, prompts and samples" dev/test/cli/test_text.sh $fp32/train_gpt2_zero
 run 0 200 "llm.c's flags, log lines and files" dev/test/cli/test_llmc_flags.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero

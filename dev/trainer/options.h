@@ -35,7 +35,9 @@ typedef struct {
     int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume, overwrite;
     int64_t batch_size, seq_len, total_batch_tokens, micro_batches, max_steps;
     double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;
-    int64_t nonfinite_limit, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit;
+    int64_t nonfinite_limit, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit, generate, top_k;
+    double temperature;
+    const char *prompt, *tokenizer;
     int64_t force, tf32, gelu_fusion, recompute, shuffle, hash, profile, transport, nccl_register, tp, pp,
         gpu_info_every;
     double timeout;

@@ -71,6 +71,18 @@ static int check_init(const Options *o, char *err, size_t err_bytes) {
     return 0;
 }
 
+// --generate 1 is a run without steps, data and files.
+static int check_generate(Options *o, char *err, size_t err_bytes) {
+    static const char *const OTHERS[] = { "i", "j", "o", "y", "x", "v", "h", "a" };
+    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
+        if (options_given(o, OTHERS[i]))
+            return FAIL("--generate 1: trains, validates and writes nothing: leave out -%s", OTHERS[i]);
+    if (o->model == NULL) return FAIL("--generate 1: which model? add -e, as -e DIR/model_00001000.bin");
+    o->max_steps = o->val_every = 0;
+    o->sample_every = 1;
+    return 0;
+}
+
 int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (build->cpu && options_given(o, "f") && o->tf32) {
         return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
@@ -119,7 +131,7 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
         return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
     }
     note_what_does_not_apply(o, build);
-    return 0;
+    return o->generate ? check_generate(o, err, err_bytes) : 0;
 }
 
 int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size_t *micro_steps, char *err,

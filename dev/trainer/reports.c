@@ -127,19 +127,13 @@ size_t val_micro_batches(const Run *r) {
     return limit < 0 || (size_t)limit > samples ? samples : (size_t)limit;
 }
 
-void print_header(const Run *r) {
-    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
+static void print_data(const Run *r) {
     const Options *o = &r->options;
-    const Schedule *s = &o->schedule;
-    const zero_layout *l = zero_get_layout(r->z);
-    const LoaderInfo train = loader_info(r->train);
-    print0(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
-    print_machine(r);
-    print0(r, RULE);
     print_row(r, "train data pattern", "%s%s", o->overfit ? o->val_files : o->train_files,
               o->overfit ? " (-a 1: the validation data)" : "");
     print_files(r, r->train);
-    print_row(r, "", "%zu micro-batches%s", train.samples, o->shuffle && !o->overfit ? ", shuffled" : "");
+    print_row(r, "", "%zu micro-batches%s", loader_num_samples(r->train),
+              o->shuffle && !o->overfit ? ", shuffled" : "");
     print_row(r, "val data pattern", "%s%s", o->val_files,
               strcmp(o->val_files, o->train_files) ? "" : " (the last tenth)");
     if (r->val != NULL) print_files(r, r->val);
@@ -149,6 +143,17 @@ void print_header(const Run *r) {
               (unsigned)r->content[INPUT_TRAIN], (unsigned)r->content[INPUT_VAL]);
     print_row(r, "output directory", "%s", o->output_dir != NULL ? o->output_dir : "none");
     print0(r, RULE);
+}
+
+void print_header(const Run *r) {
+    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
+    const Options *o = &r->options;
+    const Schedule *s = &o->schedule;
+    const zero_layout *l = zero_get_layout(r->z);
+    print0(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
+    print_machine(r);
+    print0(r, RULE);
+    if (r->train != NULL) print_data(r);
     print_row(r, "model", "%s", o->model);
     print_row(r, "max_sequence_length T", "%zu", r->config.max_seq_len);
     print_row(r, "vocab_size V", "%zu (padded to %zu)", r->config.vocab_size, r->config.padded_vocab_size);

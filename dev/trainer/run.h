@@ -79,10 +79,12 @@ typedef struct Run {
     zero_comm *replica_comm;  // the ranks of the other groups that hold the same shard; NULL without groups
     zero *z;
     struct GPT2 *model;
-    Loader *train, *val;           // val NULL: no validation
+    Loader *train, *val;           // val NULL: no validation; train NULL: --generate
     uint64_t content[NUM_INPUTS];  // hashes of the model file and the data; 0: no such input
     Tokenizer *tokenizer;          // NULL: samples are printed as numbers
-    HellaSwag *hellaswag;          // NULL: it is not evaluated
+    int *prompt;                   // --prompt
+    size_t prompt_tokens;
+    HellaSwag *hellaswag;  // NULL: it is not evaluated
 
     size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
     size_t first_step;            // 0, or that of the checkpoint that the run was resumed from

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "data/bpe.h"
 #include "data/content_hash.h"
 #include "data/file_list.h"
 #include "device/process.h"
@@ -80,6 +81,7 @@ void choose_device(Run *r) {
 #define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
 #define TOKENIZER     "gpt2_tokenizer.bin"
 #define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+#define GPT2_VOCAB    50257
 #define HELLASWAG     "dev/data/hellaswag/hellaswag_val.bin"
 
 static int exists(const char *path) { return access(path, R_OK) == 0; }
@@ -133,7 +135,7 @@ void choose_model_and_data(Run *r) {
     Options *o = &r->options;
     const char *llmc_model = o->settings.dtype == ZERO_BF16 ? "gpt2_124M_bf16.bin" : "gpt2_124M.bin";
     const int no_model = o->model == NULL;
-    const int no_data = o->train_files == NULL;
+    const int no_data = o->train_files == NULL && !o->generate;
     const int llmc_data = exists(LLMC_TRAIN) && exists(LLMC_VAL);
     if (no_model) o->model = exists(llmc_model) && (!no_data || llmc_data) ? llmc_model : BUILTIN_MODEL;
     read_config(r);
@@ -156,6 +158,7 @@ void choose_model_and_data(Run *r) {
     }
     if (no_model && !strcmp(o->model, BUILTIN_MODEL)) set_builtin_defaults(r);
     if (r->config.max_seq_len < (size_t)o->seq_len) set_number(o, "t", r->config.max_seq_len);
+    if (o->generate) set_number(o, "b", 1);
 }
 
 // If -i and -j are the same files, the last tenth of each is for validation.
@@ -177,11 +180,48 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
         die("%s: is text, a byte a token, but the model's vocabulary is %zu: choose a model with at least 256 (-e)",
             files, c.vocab);
     }
+    if (loader_info(loader).is_text && c.vocab == GPT2_VOCAB && !(o->tokenizer && !strcmp(o->tokenizer, "bytes")))
+        die("%s: is text, and the model has GPT-2's vocabulary: make token shards of it first: tokenize_text %s "
+            "train.bin val.bin %s, in the trainer's directory of build/; or, if a byte shall be a token, --tokenizer "
+            "bytes",
+            files, TOKENIZER, files);
     return loader;
 }
 
-// Text has a token for each byte, and no tokenizer.
-static int has_tokenizer_file(const Run *r) { return !loader_info(r->train).is_text && exists(TOKENIZER); }
+static int bytes_are_tokens(const Run *r) {
+    if (r->options.tokenizer != NULL) return strcmp(r->options.tokenizer, "bytes") == 0;
+    return r->train != NULL ? loader_info(r->train).is_text : r->config.vocab_size < GPT2_VOCAB;
+}
+
+// NULL: there is none.
+static const char *tokenizer_file(const Run *r) {
+    if (bytes_are_tokens(r)) return NULL;
+    return r->options.tokenizer != NULL ? r->options.tokenizer : exists(TOKENIZER) ? TOKENIZER : NULL;
+}
+
+static void encode_prompt(Run *r) {
+    const char *text = r->options.prompt;
+    char err[512];
+    Bpe *bpe = NULL;
+    if (r->tokenizer == NULL)
+        die("--prompt: there is no tokenizer: put llm.c's %s here, or name it with --tokenizer", TOKENIZER);
+    r->prompt = allocate(strlen(text) * sizeof *r->prompt);
+    if (bpe_open(&bpe, r->tokenizer, err) != 0) die("--prompt: %s", err);
+    r->prompt_tokens = bpe_encode(bpe, text, strlen(text), r->prompt);
+    bpe_close(bpe);
+    if (r->prompt_tokens == SIZE_MAX) die("--prompt: the host's memory is exhausted");
+    for (size_t i = 0; i < r->prompt_tokens; i++)
+        if ((size_t)r->prompt[i] >= r->config.vocab_size)
+            die("--prompt: token %d, but the model's vocabulary is %zu: use the model's tokenizer", r->prompt[i],
+                r->config.vocab_size);
+}
+
+static void open_tokenizer(Run *r) {
+    char err[512];
+    const char *file = tokenizer_file(r);
+    if ((file != NULL || bytes_are_tokens(r)) && tokenizer_open(&r->tokenizer, file, err) != 0) die("%s", err);
+    if (r->options.prompt != NULL) encode_prompt(r);
+}
 
 // One line for all files that are too short.
 static void report_skipped(const Run *r, const char *flag, const Loader *loader) {
@@ -222,6 +262,10 @@ static void count_steps(Run *r) {
 void open_data(Run *r) {
     Options *o = &r->options;
     char err[512];
+    if (o->generate) {
+        open_tokenizer(r);
+        return;
+    }
     const int same = strcmp(o->train_files, o->val_files) == 0 ? 1 : file_lists_same(o->train_files, o->val_files, err);
     if (same < 0) die("%s", err);
     if (same) o->val_files = o->train_files;  // the same files by other names
@@ -236,24 +280,24 @@ void open_data(Run *r) {
 
     report_skipped(r, o->overfit ? "-j" : "-i", r->train);
     if (o->val_files != o->train_files && !o->overfit) report_skipped(r, "-j", r->val);
-    const int text = loader_info(r->train).is_text;
-    if ((text || has_tokenizer_file(r)) && tokenizer_open(&r->tokenizer, text ? NULL : TOKENIZER, err) != 0)
-        die("%s", err);
+    open_tokenizer(r);
 }
 
 // Ranks on different hosts may have found different files under one name. They would train a mixture, or wait for each
 // other for ever.
 void check_same_inputs(Run *r) {
-    static const char *const NAMES[NUM_INPUTS] = { "-e", "-i", "-j", TOKENIZER, HELLASWAG };
-    const char *values[NUM_INPUTS] = { r->options.model, r->options.train_files, r->options.val_files, "", "" };
+    static const char *const NAMES[NUM_INPUTS] = { "-e", "-i", "-j", "the tokenizer", HELLASWAG };
+    const char *tokenizer = tokenizer_file(r);
+    const char *values[NUM_INPUTS] = { r->options.model, r->options.train_files, r->options.val_files, tokenizer,
+                                       NULL };
     char err[ERR_BYTES] = "", data_err[512] = "";
-    char *model = r->file.path, tokenizer[] = TOKENIZER, *tokenizer_path = tokenizer;
+    char *model = r->file.path, *tokenizer_path = (char *)tokenizer;  // content_hash only reads it
     char hellaswag[] = HELLASWAG, *hellaswag_path = hellaswag;
     if (r->file.fd != -1) content_hash(&model, 1, &r->content[INPUT_MODEL], err, sizeof err);
     r->content[INPUT_MODEL] ^= XXH3_64bits(&r->config, sizeof r->config);  // sizes that a descriptor or a default chose
     if (r->hellaswag != NULL) content_hash(&hellaswag_path, 1, &r->content[INPUT_HELLASWAG], err, sizeof err);
-    if (has_tokenizer_file(r)) content_hash(&tokenizer_path, 1, &r->content[INPUT_TOKENIZER], err, sizeof err);
-    if (loader_content_hash(r->train, &r->content[INPUT_TRAIN], data_err) != 0 ||
+    if (tokenizer != NULL) content_hash(&tokenizer_path, 1, &r->content[INPUT_TOKENIZER], err, sizeof err);
+    if ((r->train != NULL && loader_content_hash(r->train, &r->content[INPUT_TRAIN], data_err) != 0) ||
         (r->val != NULL && loader_content_hash(r->val, &r->content[INPUT_VAL], data_err) != 0))
         snprintf(err, sizeof err, "%s", data_err);
     agree(r, err);
@@ -263,7 +307,7 @@ void check_same_inputs(Run *r) {
         const int which = i % NUM_INPUTS;
         if (all[i] == all[which]) continue;
         die("%s%s%s: rank %d has another content of it than rank 0: copy the same files to all hosts", NAMES[which],
-            *values[which] != '\0' ? " " : "", values[which], i / NUM_INPUTS);
+            values[which] != NULL ? " " : "", values[which] != NULL ? values[which] : "", i / NUM_INPUTS);
     }
     free(all);
 }

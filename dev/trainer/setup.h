@@ -14,7 +14,8 @@ void choose_device(Run *r);
 // Chooses the model, and the defaults of whatever the command line leaves open; r->choice says which.
 void choose_model_and_data(Run *r);
 
-// Opens the data, and HellaSwag with -h 1; the number of steps follows from it.
+// Opens the data, HellaSwag with -h 1, and the tokenizer, and encodes the prompt; the number of steps follows from the
+// data.
 void open_data(Run *r);
 
 // Creates the mesh and the communicators of r.

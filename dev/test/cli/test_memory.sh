@@ -20,7 +20,8 @@ measure() {
     (
         NP=$ranks
         . scripts/env.sh
-        timeout 200 "${MPIRUN:-mpirun}" -np "$ranks" "$program" -e d12 -i dev/data/text/default.txt -b 1 -t 64 \
+        timeout 200 "${MPIRUN:-mpirun}" -np "$ranks" "$program" -e d12 --tokenizer bytes \
+            -i dev/data/text/default.txt -b 1 -t 64 \
             -x 1 -v 1 -m 1 -s 1 -g 2 "$@"
     ) > "$log" 2>&1 < /dev/null
     # A line ends with: formula, least, most, "mean", M:, +P%

@@ -149,6 +149,14 @@ static const struct {
     { "-nm -1 -o out", "-nm -1" },
     { "-j val.bin", "add -i" },
     { "-m 0", "-v 0" },
+    // samples
+    { "--generate 1", "add -e" },
+    { "--generate 1 -e d12 -i text", "leave out -i" },
+    { "--generate 1 -e d12 -x 1", "leave out -x" },
+    { "--generate 1 -e d12 -o out", "leave out -o" },
+    { "--prompt ''", "--prompt: the value is empty" },
+    { "--temperature -1", "--temperature -1" },
+    { "--top-k -1", "--top-k -1" },
     // plans
     { "--plan xml", "off|text|json" },
     { "--plan=", "off|text|json" },
