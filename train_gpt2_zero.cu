@@ -717,8 +717,8 @@ static void print_token(Run *r, int token) {
     if (r->rank == 0) fflush(stdout);
 }
 
-// Generates a text that begins with the prompt, token by token. All ranks take part and go on with rank 0's tokens; rank
-// 0 prints. Collective.
+// Generates a text that begins with the prompt, token by token. All ranks take part and go on with rank 0's tokens;
+// rank 0 prints. Collective.
 static void sample(Run *r) {
     const size_t V = r->config.vocab_size;
     const Options *o = &r->options;
