@@ -15,6 +15,12 @@ if [ -z "$suffix" ]; then
     run 0 600 "tool for checkpoints, 500 damages, SANITIZE=address" dev/test/cli/test_ckpt.sh \
         {$fp32,$bf16}/train_gpt2_zero build/ckpt-address/ckpt 500
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
+    for precision in fp32 bf16; do
+        [ $precision = fp32 ] && other=bf16 || other=fp32
+        run 0 1800 "checkpoints $precision: each number of ranks in each stage" dev/test/cli/test_checkpoint.sh \
+            build/cpu-{$precision,$other}/train_gpt2_zero all
+    done
+    run 0 600 "damaged checkpoints, 500" dev/test/cli/test_damages.sh $fp32/train_gpt2_zero 500
     run 0 900 "a file system that fails: all calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer all
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
@@ -39,7 +45,7 @@ for SANITIZE in address undefined; do
     export SANITIZE
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
-    build cpu FP32 $dir/test_{gpt2_zero,engine_contract,engine_failure}
+    build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero,test_engine_contract,test_engine_failure}
     build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
     for program in layout options output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
@@ -52,5 +58,6 @@ for SANITIZE in address undefined; do
     [ $SANITIZE = address ] || run 3 900 "engine's contract, SANITIZE=$SANITIZE" $dir/test_engine_contract
     run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_engine_failure
     run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
+    SEED=2 run 0 900 "damaged checkpoints, SANITIZE=$SANITIZE" dev/test/cli/test_damages.sh $dir/train_gpt2_zero 100
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
 done

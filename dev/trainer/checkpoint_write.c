@@ -63,6 +63,7 @@ struct CheckpointWriter {
     double written_s;     // how long it wrote
 
     double since, waited;  // training has waited for `waited` seconds, and from `since` on
+    double snapshot_s;     // of them for copying
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -170,11 +171,13 @@ static int copy_values(void *ctx, size_t tensor, size_t begin, size_t count, con
 // Copies as many arrays as fit, at least one.
 static void take_snapshot(struct CheckpointWriter *w) {
     const int all = w->r->snapshot_per_parameter == checkpoint_bytes_per_parameter(&w->r->options.settings);
+    const double begin = zero_clock();
     w->used = w->num_segments = 0;
     do {
         must(w->r, zero_visit(w->r->z, w->c.arrays[w->next].state, copy_values, w), "snapshot for a checkpoint");
         w->next++;
     } while (all && w->next < w->c.num_arrays);
+    w->snapshot_s += zero_clock() - begin;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -348,8 +351,9 @@ static void end_writing(Run *r) {
     struct CheckpointWriter *w = r->writer;
     const double bytes = (double)(checkpoint_optimizer_bytes(&w->c) + LLMC_HEADER_BYTES) +
                          (double)gpt2_num_parameters(&w->c.config) * (double)array_bytes(&w->c, 0);
-    print0(r, "wrote %s, with optimizer state: %.3f GB, %.3f GB/s; training waited %.2f s\n", w->path[CHECKPOINT_MODEL],
-           bytes / 1e9, bytes / 1e9 / w->written_s, w->waited + zero_clock() - w->since);
+    print0(r, "wrote %s, with optimizer state: %.3f GB, %.3f GB/s; training waited %.2f s, %.2f s for the snapshot\n",
+           w->path[CHECKPOINT_MODEL], bytes / 1e9, bytes / 1e9 / w->written_s, w->waited + zero_clock() - w->since,
+           w->snapshot_s);
     checkpoint_free(&w->c);
     free(w->segments);
     free(w);

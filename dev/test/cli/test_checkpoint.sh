@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Checkpoints: a resumed run is the uninterrupted one, whatever ranks and stages wrote and read; what is damaged or not
-# finished is refused by name; nothing good is deleted.
+# Checkpoints: a resumed run is the uninterrupted one, whatever ranks and stages wrote and read; what is not finished is
+# refused by name (what is damaged: test_damages.sh); nothing good is deleted.
 #
-#     dev/test/cli/test_checkpoint.sh TRAINER [DAMAGES]     DAMAGES: how many random damages to try
+#     dev/test/cli/test_checkpoint.sh TRAINER OTHER few|all [--case WORD]
+#
+# OTHER: the trainer in the other precision. all: files written, and a run resumed, by 1, 2, 3, 4 and 8 ranks in each
+# stage.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 trainer=$1
-damages=${2-6}
+other=$2
+much=$3
 export OMP_NUM_THREADS=1
 NP=8
 . scripts/env.sh
@@ -49,12 +53,6 @@ resumed() {
         cmp "$work/whole/main.log" "$work/broken/main.log"
 }
 
-# falls_back DAMAGED-FILE: the checkpoint of step 12 is refused by the name of this file, and that of step 6 is used
-falls_back() {
-    job 2 -y 1 -o "$work/damaged" && has "skipped the checkpoint of step 12: $work/damaged/$1" && has "$hash" &&
-        has "resumed from step 6"
-}
-
 # refused TEXT RANKS FLAGS...
 refused() {
     ! job "${@:2}" && has "error: " && has "$1"
@@ -63,11 +61,21 @@ refused() {
 job 1 -z 0 -o "$work/whole" -n 6
 hash=$(grep 'state hash' "$log")
 check "a run that writes checkpoints ends" test -n "$hash" -a -e "$work/whole/DONE_00000012"
-for way in "2 -z 1" "3 -z 2" "4 -z 3" "8 -z 3 --shard-group 2" "8 -z 0"; do
+writers=("2 -z 1" "3 -z 2" "4 -z 3" "8 -z 3 --shard-group 2" "8 -z 0")
+readers=("1 -z 2" "2 -z 3" "3 -z 0" "4 -z 1 --shard-group 2" "8 -z 2" "6 -z 3 --transport nccl")
+if [ "$much" = all ]; then
+    for n in 1 2 3 4 8; do
+        for stage in 0 1 2 3; do
+            writers+=("$n -z $stage")
+            readers+=("$n -z $stage")
+        done
+    done
+fi
+for way in "${writers[@]}"; do
     # shellcheck disable=SC2086    # words
     check "the same files, $way" same_files $way
 done
-for way in "1 -z 2" "2 -z 3" "3 -z 0" "4 -z 1 --shard-group 2" "8 -z 2" "6 -z 3 --transport nccl"; do
+for way in "${readers[@]}"; do
     # shellcheck disable=SC2086
     check "resumed = uninterrupted, $way" resumed $way
 done
@@ -89,41 +97,71 @@ check "a run that is shorter than the checkpoint is refused" refused "use -x 12"
 changed() { broken_off && job 2 -y 1 -o "$work/broken" -l 0.02 && has "-l 0.02 instead of -l 0.01"; }
 check "another learning rate is told" changed
 
-skips=(-e custom:l1,h2,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0 -s 0 -x 190 -sg 0.5 --hash 1)
-skipped_updates() {
-    local steps updates whole
-    "${MPIRUN:-mpirun}" -np 1 "$trainer" "${skips[@]}" -n 170 -o "$work/skips" > "$log" 2>&1 || return 1
-    whole=$(grep 'state hash' "$log")
-    rm "$work"/skips/*190*
-    steps=$(sed -n 's/^step //p' "$work/skips/checkpoint_00000170.txt")
-    updates=$(sed -n 's/^updates //p' "$work/skips/checkpoint_00000170.txt")
-    "${MPIRUN:-mpirun}" -np 2 "$trainer" "${skips[@]}" -y 1 -o "$work/skips" > "$log" 2>&1 || return 1
-    [ "$updates" -lt "$steps" ] && has "resumed from step 170" &&
-        has "skipping update due to grad z-score of " && has "$whole"
+# An update is skipped between the checkpoint and the end, and an epoch ends; validation and samples in between.
+skips=(-e custom:l1,h2,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 24 -v 50 -m 2 -s 60 -g 4 -x 160 -sg 0.5
+    --hash 1 -n 150)
+skipping() {
+    timeout -k 5 120 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${skips[@]}" "${@:2}" > "$log" 2>&1
 }
-check "skipped updates and the window of outliers continue" skipped_updates
-
-# Random damage of the newest checkpoint: a byte, the length, another file in its place.
-RANDOM=1
-for ((i = 0; i < damages; i++)); do
-    rm -rf "$work/damaged"
-    cp -r "$work/whole" "$work/damaged"
-    all=(model_00000012.bin optimizer_00000012.bin checkpoint_00000012.txt)
-    file=${all[i % 3]}
-    path=$work/damaged/$file
-    size=$(stat -c %s "$path")
-    at=$(((RANDOM * 32768 + RANDOM) % size))
-    case $((i / 3 % 3)) in
-    0)
-        byte=$(od -An -tu1 -j $at -N 1 "$path")
-        byte=$(printf %02x $((byte ^ 1 << RANDOM % 8)))
-        printf '%b' "\\x$byte" | dd of="$path" bs=1 seek=$at conv=notrunc status=none
-        what="byte $at flipped" ;;
-    1) truncate -s $at "$path" && what="truncated to $at bytes" ;;
-    2) cp "$work/whole/${file/12/06}" "$path" && what="that of another step" ;;
-    esac
-    check "$file, $what: refused by name" falls_back "$file"
+resumed_over_a_skip() {
+    rm -rf "$work/broken"
+    cp -r "$work/skips" "$work/broken"
+    rm "$work"/broken/*00000160*
+    skipping "$@" -y 1 -o "$work/broken" && has "resumed from step 150" && has "$whole" && has "skipping update" &&
+        diff <(files "$work/skips" 0) <(files "$work/broken" 0)
+}
+skipping 1 -z 0 -o "$work/skips"
+whole=$(grep 'state hash' "$log")
+updates_are_fewer() {
+    local steps updates
+    steps=$(sed -n 's/^step //p' "$work/skips/checkpoint_00000150.txt")
+    updates=$(sed -n 's/^updates //p' "$work/skips/checkpoint_00000150.txt")
+    [ "$updates" -lt "$steps" ]
+}
+check "skipped updates are not counted" updates_are_fewer
+ways=("2 -z 1")
+[ "$much" = few ] || ways=("${readers[@]}")
+for way in "${ways[@]}"; do
+    # shellcheck disable=SC2086
+    check "skipped updates and the window of outliers continue, $way" resumed_over_a_skip $way
 done
+
+# at_6 DIRECTORY TRAINER FLAGS...: reads the state of step 6
+at_6() {
+    rm -rf "$work/six"
+    mkdir "$work/six"
+    cp "$1"/*_00000006* "$work/six"
+    timeout -k 5 60 "${MPIRUN:-mpirun}" -np 2 "$2" "${run[@]}" --micro-batches 24 -x 6 -y 1 -o "$work/six" "${@:3}" \
+        > "$log" 2>&1 && has "resumed from step 6"
+}
+hash_of() { sed -n "s/^state hash:.*$1 \([0-9a-f]*\).*/\1/p" "$log"; }
+exact() {       # master weights (in fp32 they are the parameters) and moments
+    at_6 "$@" && [ "$(hash_of optimizer)" = "$optimizer" ]
+}
+lossy() { at_6 "$@" && has "their lower 16 bits are lost" && [ "$(hash_of optimizer)" != "$optimizer" ]; }
+at_6 "$work/whole" "$trainer"
+optimizer=$(hash_of optimizer)
+if [[ $trainer == *bf16* ]]; then
+    check "-w 1, then -w 2: exact" exact "$work/whole" "$trainer" -w 2
+    check "-w 1, then fp32: exact" exact "$work/whole" "$other"
+    check "-w 1, then -w 0: it says what is lost" lossy "$work/whole" "$trainer" -w 0
+    same_arrays() {
+        job 2 -z 1 -w 2 -o "$work/split" -n 6 && cmp "$work/whole/model_00000006.bin" "$work/split/model_00000006.bin" &&
+            cmp "$work/whole/optimizer_00000006.bin" "$work/split/optimizer_00000006.bin"
+    }
+    check "-w 2 writes the arrays of -w 1" same_arrays
+    check "-w 2, then -w 1: exact" exact "$work/split" "$trainer" -w 1
+    job 2 -z 1 -w 0 -o "$work/none" -n 6
+    at_6 "$work/none" "$trainer" -w 0
+    optimizer=$(hash_of optimizer)
+    check "-w 0, then -w 1: the stored weights, exactly" exact "$work/none" "$trainer" -w 1
+    check "-w 0, then fp32: the stored weights, exactly" exact "$work/none" "$other"
+else
+    check "fp32, then -w 1: exact" exact "$work/whole" "$other" -w 1
+    check "fp32, then -w 2: exact" exact "$work/whole" "$other" -w 2
+    check "fp32, then -w 0: it says what is lost" lossy "$work/whole" "$other" -w 0
+fi
+
 nothing_left() {
     for step in 06 12; do : > "$work/damaged/optimizer_000000$step.bin"; done
     refused "none of its checkpoints is complete" 2 -y 1 -o "$work/damaged"
