@@ -71,6 +71,9 @@ done
 echo; echo "== a step by number of ranks, model of 3M parameters, three micro-batches a rank"
 ROUNDS=$rounds dev/bench/bench_step.sh "$build/train_gpt2_zero"
 
+echo; echo "== a checkpoint of GPT-2 124M, FP32"
+ROUNDS=$rounds NP=$ranks bash dev/bench/bench_checkpoint.sh "$build/train_gpt2_zero" "$build"
+
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256
 for ((i = 0; i < rounds; i++)); do

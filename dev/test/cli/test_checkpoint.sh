@@ -146,7 +146,8 @@ if [[ $trainer == *bf16* ]]; then
     check "-w 1, then fp32: exact" exact "$work/whole" "$other"
     check "-w 1, then -w 0: it says what is lost" lossy "$work/whole" "$trainer" -w 0
     same_arrays() {
-        job 2 -z 1 -w 2 -o "$work/split" -n 6 && cmp "$work/whole/model_00000006.bin" "$work/split/model_00000006.bin" &&
+        job 2 -z 1 -w 2 -o "$work/split" -n 6 &&
+            cmp "$work/whole/model_00000006.bin" "$work/split/model_00000006.bin" &&
             cmp "$work/whole/optimizer_00000006.bin" "$work/split/optimizer_00000006.bin"
     }
     check "-w 2 writes the arrays of -w 1" same_arrays

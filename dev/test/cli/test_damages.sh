@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Random damage of checkpoints: bytes that are flipped, blocks that are zeros, files that were cut, prolonged, removed or
-# exchanged with those of another step or run. What is damaged is refused by name, and the run continues from the
-# checkpoint before to the right state; if that is damaged too, the run ends with an error. Nothing is accepted silently,
-# nothing crashes.
+# Random damage of checkpoints: bytes that are flipped, zeros up to the end, files that were cut, prolonged, removed or
+# replaced by those of another step or run. What is damaged is refused by name, and the run continues from the
+# checkpoint before to the right state; if that is damaged too, the run ends with an error. Nothing is accepted
+# silently, nothing crashes.
 #
 #     dev/test/cli/test_damages.sh TRAINER COUNT [--case WORD]     SEED=1: which ones
 set -u
@@ -18,7 +18,8 @@ flags=(-e custom:l1,h1,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0
 # job DIRECTORY FLAGS...: a run of one rank, without mpirun
 job() {
     mkdir "$1.meet"
-    timeout -k 1 60 "$trainer" "${flags[@]}" -o "$1" "${@:2}" -pi fs -pf "$1.meet" -pn 1 -pr 0 > "$1.log" 2>&1 < /dev/null
+    timeout -k 1 60 "$trainer" "${flags[@]}" -o "$1" "${@:2}" -pi fs -pf "$1.meet" -pn 1 -pr 0 > "$1.log" 2>&1 \
+        < /dev/null
 }
 
 # damage FILE OTHER KIND RANDOM: prints what was done. OTHER: the same file of another step
