@@ -251,6 +251,7 @@ $(eval $(call PLAIN_PROGRAM,build/fuzz-clang,clang,$$(FUZZ_FLAGS) $$(FUZZ_clang)
 # The trainer with faults that dev/test/cli/test_failures.sh and test_file_faults.sh plant at the calls of these
 # functions.
 FAULTY = MPI_Init MPI_Finalize zero_comm_phase zero_step loader_content_hash zero_mesh_comms_create \
+         launch_connect zero_create zero_destroy \
          zero_host_memory_available prepare_checkpoints \
          open close pread pwrite fsync rename unlink link posix_fallocate
 $(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/check_cpu.o \

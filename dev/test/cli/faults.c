@@ -15,6 +15,7 @@
 
 #include "data/dataloader.h"
 #include "trainer/run.h"
+#include "trainer/launch.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/zero.h"
 
@@ -75,6 +76,27 @@ int __wrap_zero_step(zero *z, const zero_hyperparameters *h);
 int __wrap_zero_step(zero *z, const zero_hyperparameters *h) {
     fault("optimizer", 2);
     return __real_zero_step(z, h);
+}
+
+int __real_launch_connect(const Options *o, char *err, size_t err_bytes);
+int __wrap_launch_connect(const Options *o, char *err, size_t err_bytes);
+int __wrap_launch_connect(const Options *o, char *err, size_t err_bytes) {
+    fault("finding the ranks", 1);
+    return __real_launch_connect(o, err, err_bytes);
+}
+
+int __real_zero_create(zero **out, const zero_config *config);
+int __wrap_zero_create(zero **out, const zero_config *config);
+int __wrap_zero_create(zero **out, const zero_config *config) {
+    fault("creating the engine", 1);
+    return __real_zero_create(out, config);
+}
+
+void __real_zero_destroy(zero *z);
+void __wrap_zero_destroy(zero *z);
+void __wrap_zero_destroy(zero *z) {
+    fault("destroying the engine", 1);
+    __real_zero_destroy(z);
 }
 
 int __real_loader_content_hash(const Loader *l, uint64_t *hash, char err[512]);

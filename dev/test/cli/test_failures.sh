@@ -64,7 +64,8 @@ lose() {
         # in MPI's own calls nobody knows which rank is missing
         grep '^error: ' "$log" | grep -E "rank $3 |ranks .*$3|MPI_" | grep -qE -- "$phase" ||
             wrong="$wrong, no error names rank $3 and \"$phase\""
-        [[ $5 == MPI_* ]] || grep '^error: ' "$log" | grep -q "rank $3 is process [0-9]* on $host" ||
+        # ... nor where it is, before all have met
+        [[ $5 == MPI_* || $5 == destroying* || $5 == finding* ]] || grep '^error: ' "$log" | grep -q "rank $3 is process [0-9]* on $host" ||
             wrong="$wrong, no error names the host"
     else
         [[ $5 == MPI_* ]] || grep -qE "^rank [0-3] was ended by SIGTERM, in .*$phase|^error: .*$phase" "$log" ||
@@ -78,7 +79,7 @@ lose() {
     # rank 0 may have been killed before it could tidy up: the next start recognises a dead run's lock, and does it
     "$trainer" "${flags[@]}" -x 0 -v 0 -s 0 -n 0 -o "$dir" --overwrite 1 > "$dir.next" 2>&1 ||
         wrong="$wrong, the next start fails: $(grep '^error' "$dir.next")"
-    [ -z "$(find "$dir" -name '*.tmp' -o -name 'flight_recorder_*.txt' -o -name run.lock)" ] ||
+    [ -z "$(find "$dir" -name '*.tmp' -o -name 'flight_recorder_*.txt' -o -name run.lock 2> /dev/null)" ] ||
         wrong="$wrong, left: $(ls "$dir" | xargs)"
     { echo "$name ($((SECONDS - began)) s)"; echo "${wrong#, }"; } > "$dir.result"
 }
@@ -98,10 +99,13 @@ plan() {
 phases() {
     if [ "$1" = mpi ] || [ "$1" = nccl ]; then
         plan "$@" MPI_Init
+        plan "$@" "destroying the engine" "the end of the run|MPI_Finalize"     # without MPI nobody would notice
         plan "$@" MPI_Finalize
     fi
+    plan "$@" "finding the ranks" ""
     plan "$@" "data headers" ""
     plan "$@" transport ""
+    plan "$@" "creating the engine" "start-up|agreement of the ranks"
     plan "$@" "reading the weights" "start-up|reading the weights"
     plan "$@" "reduce-scatter of gradients" training
     plan "$@" "gradient norm" training

@@ -143,8 +143,8 @@ cp "$trainer" "$odd/train" && cp text.txt "$odd"
 [ ${#who[@]} = 0 ] || chown -R 65534 "$odd"
 chmod 555 home && chmod 711 "$work"
 start=(env -C "$odd" HOME="$work/home" "${who[@]}" "${MPIRUN:-mpirun}" -np 2)
-trainer=$odd/train check "an ordinary user, a name with blanks and quotes, a HOME that cannot be written" ended 0 "step    2/2" \
-    -i "$odd/text.txt" -o "$odd/o ut" -n 2 -z 2
+trainer=$odd/train check "an ordinary user, a name with blanks and quotes, a HOME that cannot be written" ended 0 \
+    "step    2/2" -i "$odd/text.txt" -o "$odd/o ut" -n 2 -z 2
 report "its model is there" "$([ -s "$odd/o ut/model_00000002.bin" ] || echo "it is not")" log
 start=()
 check "-d of more micro-batches than there may be" ended failed "there may be 4294967295: use a smaller -d" -d \

@@ -106,8 +106,8 @@ elsewhere() {
 }
 at_once "the same content in two places" elsewhere accepted ""
 for stage in 0 1 2 3; do
-    at_once "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" -e ./model.bin \
-        -z $stage
+    at_once "another model, stage $stage" elsewhere refused "-e ./model.bin: rank 1 has another content" \
+        -e ./model.bin -z $stage
     at_once "another text, stage $stage" elsewhere refused "-i text: rank 1 has another content" -i text -z $stage
 done
 at_once "another validation text" elsewhere refused "-j val: rank 1 has another content" -j val -v 1
@@ -139,7 +139,8 @@ oversubscribed() {
 }
 at_once "more threads than cores wait passively" oversubscribed
 large=(-e custom:l100,h128,c16384,v256,t32)
-at_once "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" "${large[@]}"
+at_once "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" \
+    "${large[@]}"
 at_once "--force 1 tries it" refused "smaller model" "${run[@]}" "${large[@]}" --force 1
 
 # ----------------------------------------------------------------------------------------------------------------------
