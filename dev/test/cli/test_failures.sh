@@ -65,7 +65,8 @@ lose() {
         grep '^error: ' "$log" | grep -E "rank $3 |ranks .*$3|MPI_" | grep -qE -- "$phase" ||
             wrong="$wrong, no error names rank $3 and \"$phase\""
         # ... nor where it is, before all have met
-        [[ $5 == MPI_* || $5 == destroying* || $5 == finding* ]] || grep '^error: ' "$log" | grep -q "rank $3 is process [0-9]* on $host" ||
+        [[ $5 == MPI_* || $5 == destroying* || $5 == finding* ]] ||
+            grep '^error: ' "$log" | grep -q "rank $3 is process [0-9]* on $host" ||
             wrong="$wrong, no error names the host"
     else
         [[ $5 == MPI_* ]] || grep -qE "^rank [0-3] was ended by SIGTERM, in .*$phase|^error: .*$phase" "$log" ||

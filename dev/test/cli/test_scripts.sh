@@ -57,12 +57,21 @@ script() {
 
 sbatch=$repo/scripts/run_multi_node.sbatch
 export PAUSE=0 TRIES=1     # a failure is not tried again
-for file in scripts/*.* scripts/*/*.sh; do
+for file in scripts/*.sh scripts/*.sbatch scripts/*/*.sh; do
     check "bash can read $file" bash -n "$file"
 done
 script "run_gpt2_124M.sh" 8 "-e d12 " scripts/run_gpt2_124M.sh
 script "run_gpt2_1558M.sh, NP=4, an option more" 4 "-e d48 .* -b 8\$" NP=4 scripts/run_gpt2_1558M.sh -b 8
 script "run_multi_node_mpi.sh" 5 "-d 327680 " HOSTS=localhost:2,node2:3 scripts/run_multi_node_mpi.sh
+# The other machine's shell reads the name of the program again. (This one plays the other.)
+odd="$work/a b'c\"d"
+cp -r "$repo" "$odd"
+printf '#!/bin/bash\nexec sh -c "$2"\n' | stand_in "$work/bin/ssh"
+repo=$odd script "run_multi_node_mpi.sh, in a directory with blanks and quotes" 1 "-o $odd/log_gpt2" HOSTS=node2:1 \
+    scripts/run_multi_node_mpi.sh
+report "it copies the program to where it is here" "$(cmp "$repo/train_gpt2_zero" "$odd/train_gpt2_zero" 2>&1
+    [ "$odd/train_gpt2_zero" -nt "$odd/scripts/env.sh" ] || echo "it was not written")"
+printf '#!/bin/bash\n' | stand_in "$work/bin/ssh"
 script "run_multi_node.sbatch" 4 "-d 262144 " bash "$sbatch"
 check "srun starts ranks by PMIx" grep -q -e --mpi=pmix "$work/srun"
 script "run_multi_node.sbatch, INIT=mpirun" 4 "-n 1000\$" INIT=mpirun bash "$sbatch"
