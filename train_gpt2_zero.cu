@@ -504,7 +504,7 @@ void gpt2_backward(GPT2 *m) {
 //                               releasing gradients starts their reduce-scatter while the next unit computes
 //              zero_finish_backward
 //     zero_grad_norm            one number, the same on all ranks
-//     zero_step                 AdamW on this rank's shard, or zero_discard to skip the update
+//     zero_step                 the optimizer on this rank's shard, or zero_discard to skip the update
 
 #ifndef TESTING
 #include <errno.h>
@@ -841,29 +841,39 @@ static int asked_to_stop(const Run *r) {
     return -1;
 }
 
+// --ema-decay: parameters are the moving average of the weights, or the weights again.
+static void use_average(Run *r, int on) {
+    if (r->options.settings.ema_decay > 0) must(r, zero_use_ema(r->z, on), "moving average of the weights");
+}
+
 // What is due before a step: validation, a sample, a model file. stop: the run ends here, before its last step.
 static void before_step(Run *r, size_t step, int stop) {
     const Options *o = &r->options;
     const int last = step == r->steps;
     char err[ERR_BYTES];
-    if (r->val != NULL && !stop && (step % (size_t)o->val_every == 0 || last)) {
+    const int validates = r->val != NULL && !stop && (step % (size_t)o->val_every == 0 || last);
+    const int evaluates = r->hellaswag != NULL && !stop &&
+                          (last || (o->val_every > 0 && step > 0 && step % (size_t)o->val_every == 0));
+    const int samples = o->sample_every > 0 && !stop && ((step > 0 && step % (size_t)o->sample_every == 0) || last);
+    if (validates || evaluates || samples) use_average(r, 1);
+    if (validates) {
         run_phase(r, "validation", step);
         const double loss = validate(r);
         print0(r, "val loss %f\n", loss);
         if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(r, err);
     }
-    const int evaluates = last || (o->val_every > 0 && step > 0 && step % (size_t)o->val_every == 0);
-    if (r->hellaswag != NULL && !stop && evaluates) {
+    if (evaluates) {
         run_phase(r, "HellaSwag", step);
         const size_t correct = evaluate_hellaswag(r), examples = hellaswag_examples(r->hellaswag);
         const double accuracy = (double)correct / (double)examples;
         print0(r, "HellaSwag: %zu/%zu = %f\n", correct, examples, accuracy);
         if (trainlog_eval(&r->log, step, accuracy, err, sizeof err) != 0) warn(r, err);
     }
-    if (o->sample_every > 0 && !stop && ((step > 0 && step % (size_t)o->sample_every == 0) || last)) {
+    if (samples) {
         run_phase(r, "sampling", step);
         sample(r);
     }
+    use_average(r, 0);
     const int due = o->output_dir != NULL && o->checkpoint_every > 0 &&
                     ((step > 0 && step % (size_t)o->checkpoint_every == 0) || last);
     const int exists = step > 0 && step == r->first_step;  // it was resumed from

@@ -12,9 +12,10 @@ static const char USAGE[] =
     "ckpt list DIR                           the checkpoints in a directory, newest first\n"
     "ckpt verify DIR [STEP]                  reads all, or one, and compares every chunk with its hash\n"
     "ckpt compare A B                        which tensors differ, and by how much\n"
-    "ckpt convert FROM TO [--precision fp32|bf16] [-w 0|1|2]\n"
+    "ckpt convert FROM TO [--precision fp32|bf16] [-w 0|1|2] [--average]\n"
     "                                        TO: a new directory, or a model file (.bin), version 3 (fp32) or 5 "
     "(bf16)\n"
+    "                                        --average: the model is the moving average of the weights\n"
     "ckpt prune DIR --keep K [--dry-run]     verifies, keeps the newest K that are good, and deletes what is older\n"
     "\n"
     "A, B, FROM: a directory, whose newest checkpoint is meant; DIR/checkpoint_STEP.txt, or of llm.c DIR/DONE_STEP;\n"
@@ -127,19 +128,22 @@ static int parse_prune(int argc, char **argv) {
 static int parse_convert(int argc, char **argv) {
     const char *precision = NULL;
     long long master = -1;
+    int average = 0;
     for (int i = 4; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--precision") == 0 && (strcmp(value, "fp32") == 0 || strcmp(value, "bf16") == 0))
             precision = value;
+        else if (strcmp(argv[i], "--average") == 0)
+            average = 1, i--;
         else if (strcmp(argv[i], "-w") == 0 && number(value) >= 0 && number(value) <= 2)
             master = number(value);
         else if (strcmp(argv[i], "--micro-batches") == 0 || strcmp(argv[i], "-b") == 0 || strcmp(argv[i], "-t") == 0)
             return trouble("convert: the micro-batches of a step cannot be converted: each update that is in the state "
                            "is a sum over them; begin a run from the weights, with -e MODEL and another -o");
         else
-            return usage("convert FROM TO [--precision fp32|bf16] [-w 0|1|2]");
+            return usage("convert FROM TO [--precision fp32|bf16] [-w 0|1|2] [--average]");
     }
-    return convert(argv[2], argv[3], precision, (int)master);
+    return convert(argv[2], argv[3], precision, (int)master, average);
 }
 
 int main(int argc, char **argv) {

@@ -9,6 +9,6 @@ int compare(const char *a, const char *b);
 
 // convert.c: writes a checkpoint or a model file in another form. precision: "fp32", "bf16" or NULL (as it is); master:
 // -w, -1: as it is.
-int convert(const char *from, const char *to, const char *precision, int master);
+int convert(const char *from, const char *to, const char *precision, int master, int average);
 
 #endif

@@ -34,16 +34,10 @@ typedef struct Conversion {
     char temporary[CHECKPOINT_FILES][CHECKPOINT_PATH + 32];
 } Conversion;
 
-static int array_of(const Checkpoint *c, enum zero_state state) {
-    for (size_t a = 0; a < c->num_arrays; a++)
-        if (c->arrays[a].state == state) return (int)a;
-    return -1;
-}
-
 // The array of `from` that an array of the result is made of.
 static size_t source_of(const Conversion *v, enum zero_state state) {
     const int exact = v->master >= 0 ? v->master : v->params;
-    if (state >= ZERO_STATE_OPTIMIZER) return (size_t)array_of(v->from.c, state);
+    if (state >= ZERO_STATE_OPTIMIZER) return (size_t)checkpoint_array_of(v->from.c, state);
     if (state == ZERO_STATE_MASTER || v->to.dtype == ZERO_F32) return (size_t)exact;
     return (size_t)v->params;
 }
@@ -174,7 +168,7 @@ static char *options_with_master(const char *options, int master) {
     return text;
 }
 
-static int describe(Conversion *v, const char *precision, int master, int model_alone, char *err) {
+static int describe(Conversion *v, const char *precision, int master, int average, int model_alone, char *err) {
     const Checkpoint *from = v->from.c;
     Checkpoint *to = &v->to;
     const int bf16 = precision != NULL ? strcmp(precision, "bf16") == 0 : from->dtype == ZERO_BF16;
@@ -185,17 +179,25 @@ static int describe(Conversion *v, const char *precision, int master, int model_
     to->options = NULL;
     to->params_hash = to->optimizer_hash = 0;
     if (checkpoint_describe(to, &from->config, bf16 ? ZERO_BF16 : ZERO_F32, bf16 && master > 0 && !model_alone,
-                            from->optimizer) != 0)
+                            from->optimizer) != 0 ||
+        (checkpoint_array_of(from, ZERO_STATE_EMA) >= 0 && !model_alone && checkpoint_add_average(to) != 0))
         return FAIL("out of memory");
     if (from->options != NULL) to->options = options_with_master(from->options, bf16 ? master : 1);
     if (from->options != NULL && to->options == NULL) return FAIL("out of memory");
     while (model_alone && to->num_arrays > 1) free(to->arrays[--to->num_arrays].hashes);
-    v->params = array_of(from, ZERO_STATE_PARAMS);
-    v->master = array_of(from, ZERO_STATE_MASTER);
+    v->params = checkpoint_array_of(from, ZERO_STATE_PARAMS);
+    v->master = checkpoint_array_of(from, ZERO_STATE_MASTER);
+    if (average) {
+        v->params = checkpoint_array_of(from, ZERO_STATE_EMA);
+        v->master = -1;
+        if (!model_alone) return FAIL("--average: is a model without state: give a name that ends in .bin");
+        if (v->params < 0) return FAIL("%s: has no moving average: its run had no --ema-decay", v->from.name);
+    }
     return 0;
 }
 
-static int run(Conversion *v, const char *from, const char *to, const char *precision, int master, char *err) {
+static int run(Conversion *v, const char *from, const char *to, const char *precision, int master, int average,
+               char *err) {
     const size_t length = strlen(to);
     const int model_alone = length > 4 && strcmp(to + length - 4, ".bin") == 0;
     if (source_open(&v->from, from, err) != 0) return -1;
@@ -206,7 +208,7 @@ static int run(Conversion *v, const char *from, const char *to, const char *prec
             v->from.name);
     if (v->from.kind == SOURCE_MODEL && !model_alone)
         return FAIL("%s: is a model without state: give a name that ends in .bin", v->from.name);
-    if (source_verify(&v->from, err) != 0 || describe(v, precision, master, model_alone, err) != 0 ||
+    if (source_verify(&v->from, err) != 0 || describe(v, precision, master, average, model_alone, err) != 0 ||
         name_files(v, to, model_alone, err) != 0 || create_files(v, err) != 0 ||
         for_chunks(&v->to, convert_chunk, v, err) != 0 || publish(v, err) != 0)
         return -1;
@@ -219,11 +221,11 @@ static int run(Conversion *v, const char *from, const char *to, const char *prec
     return 0;
 }
 
-int convert(const char *from, const char *to, const char *precision, int master) {
+int convert(const char *from, const char *to, const char *precision, int master, int average) {
     static Conversion v;
     char err[ERR_BYTES] = "";
     v.from.fd[0] = v.from.fd[1] = v.from.model.fd = v.from.llmc.model.fd = v.model.fd = v.optimizer_fd = -1;
-    const int status = run(&v, from, to, precision, master, err);
+    const int status = run(&v, from, to, precision, master, average, err);
     if (status != 0) {
         fprintf(stderr, "ckpt: %s\n", err);
         for (int f = 0; f < CHECKPOINT_FILES; f++)

@@ -87,6 +87,12 @@ for precision in fp32 bf16; do
         "1 -z 0 $tiny" "2 -z 1 $tiny" "4 -z 2 $tiny" "8 -z 3 $tiny" "8 -z 0 $tiny" "2 -z 3 --prefetch 0 $tiny" \
         "8 -z 3 --shard-group 2 $tiny" "8 -z 1 --shard-group 4 $tiny" "2 -z 2 -r 0 -ge 2 $tiny"
 done
+for optimizer in sgd lion; do
+    average="--optimizer $optimizer -l 0.001 --ema-decay 0.9 ${tiny/-v 0/-v 2}"
+    same 60 "trainer, $optimizer, moving average: the same state on any ranks" "state hash: .*|val loss .*" \
+        $bf16/train_gpt2_zero "1 -z 0 $average" "2 -z 3 -w 2 $average" "4 -z 1 $average" \
+        "8 -z 3 --shard-group 2 $average"
+done
 tiny3=${tiny/-d 1024/-d 768}
 # --inject-delays 2: staged through the host, as on a GPU.
 same 60 "staging that cannot be pinned: the same state" "state hash: .*" $fp32/train_gpt2_zero "2 -z 1 $tiny" \

@@ -99,6 +99,8 @@ static void report_changes(const Run *r, const Checkpoint *c) {
                c->dtype == ZERO_BF16 ? "bf16" : "fp32");
     if (c->val_content != 0 && r->content[INPUT_VAL] != 0 && c->val_content != r->content[INPUT_VAL])
         print0(r, "changed since the checkpoint: other validation data (-j)\n");
+    if (r->options.settings.ema_decay > 0 && checkpoint_array_of(c, ZERO_STATE_EMA) < 0)
+        print0(r, "--ema-decay: the checkpoint has no moving average: it begins with the weights\n");
     const int exact = c->has_master || c->dtype == ZERO_F32,
               keeps = has_master_weights(&r->options.settings) || r->options.settings.dtype == ZERO_F32;
     if (exact && !keeps)
@@ -122,6 +124,7 @@ static int read_values(void *ctx, size_t tensor, size_t begin, size_t count, flo
 // Loads a checkpoint that was verified.
 static void load(Run *r, const Checkpoint *c) {
     Reader reader = { .c = c, .fd = -1 };
+    const int averages = r->options.settings.ema_decay > 0, has_average = checkpoint_array_of(c, ZERO_STATE_EMA) >= 0;
     for (size_t a = 0; a < c->num_arrays; a++) {
         if (a < 2) {
             if (reader.fd != -1) close(reader.fd);
@@ -131,13 +134,17 @@ static void load(Run *r, const Checkpoint *c) {
         }
         reader.array = a;
         if (a == 0 && c->has_master) continue;  // master weights set the parameters too
-        const int status = zero_load(r->z, c->arrays[a].state, read_values, &reader);
+        const enum zero_state state = c->arrays[a].state;
+        if (state == ZERO_STATE_EMA && !averages) continue;
+        int status = zero_load(r->z, state, read_values, &reader);
+        if (status == ZERO_OK && state < ZERO_STATE_OPTIMIZER && averages && !has_average)
+            status = zero_load(r->z, ZERO_STATE_EMA, read_values, &reader);
         if (any_file_failed(r, reader.err)) die("%s", reader.err);
         must(r, status, reader.path);
     }
     close(reader.fd);
     const int same_kind = c->dtype == r->options.settings.dtype &&
-                          c->has_master == has_master_weights(&r->options.settings);
+                          c->has_master == has_master_weights(&r->options.settings) && averages == has_average;
     uint64_t params, optimizer;
     must(r, zero_hash(r->z, &params, &optimizer), "hash of the checkpoint");
     if (same_kind && (params != c->params_hash || optimizer != c->optimizer_hash))

@@ -58,6 +58,20 @@ int checkpoint_describe(Checkpoint *c, const GPT2Config *config, enum zero_dtype
     return 0;
 }
 
+int checkpoint_add_average(Checkpoint *c) {
+    const size_t offset = checkpoint_optimizer_bytes(c);
+    add_array(c, "moving average", ZERO_STATE_EMA, offset);
+    uint64_t *hashes = calloc(c->num_chunks, sizeof *hashes);
+    c->arrays[c->num_arrays - 1].hashes = hashes;
+    return hashes != NULL ? 0 : -1;
+}
+
+int checkpoint_array_of(const Checkpoint *c, enum zero_state state) {
+    for (size_t a = 0; a < c->num_arrays; a++)
+        if (c->arrays[a].state == state) return (int)a;
+    return -1;
+}
+
 void checkpoint_free(Checkpoint *c) {
     for (size_t a = 0; a < c->num_arrays; a++) free(c->arrays[a].hashes);
     free(c->tensors);
@@ -321,6 +335,17 @@ static void get_fields(Reader *r, Checkpoint *c) {
     c->optimizer_hash = number(r, &p, 16, '\0', UINT64_MAX, "state_hash");
 }
 
+static void get_array(Reader *r, const Checkpoint *c, CheckpointArray *a) {
+    char expected[128];
+    snprintf(expected, sizeof expected, "%s at %zu", a->name, a->offset);
+    if (strcmp(next(r, "array "), expected) != 0 && r->wrong == NULL) r->wrong = a->name;
+    for (size_t k = 0; k < c->num_chunks && r->wrong == NULL; k++) {
+        char *p = next(r, "");
+        if (strlen(p) != 16 && r->wrong == NULL) r->wrong = "hash of a chunk";
+        a->hashes[k] = number(r, &p, 16, '\0', UINT64_MAX, "hash of a chunk");
+    }
+}
+
 static void get_arrays(Reader *r, Checkpoint *c, size_t bytes) {
     char why[256];
     const GPT2Config g = get_model(r);
@@ -342,15 +367,10 @@ static void get_arrays(Reader *r, Checkpoint *c, size_t bytes) {
         r->wrong = "more chunks";
     if (r->wrong == NULL && checkpoint_describe(c, &g, bf16 ? ZERO_BF16 : ZERO_F32, has_master, optimizer) != 0)
         r->wrong = "memory";
-    for (size_t a = 0; a < c->num_arrays && r->wrong == NULL; a++) {
-        char expected[128];
-        snprintf(expected, sizeof expected, "%s at %zu", c->arrays[a].name, c->arrays[a].offset);
-        if (strcmp(next(r, "array "), expected) != 0 && r->wrong == NULL) r->wrong = c->arrays[a].name;
-        for (size_t k = 0; k < c->num_chunks && r->wrong == NULL; k++) {
-            char *p = next(r, "");
-            if (strlen(p) != 16 && r->wrong == NULL) r->wrong = "hash of a chunk";
-            c->arrays[a].hashes[k] = number(r, &p, 16, '\0', UINT64_MAX, "hash of a chunk");
-        }
+    for (size_t a = 0; a < c->num_arrays && r->wrong == NULL; a++) get_array(r, c, &c->arrays[a]);
+    if (r->wrong == NULL && strncmp(r->at, "array moving average ", 21) == 0) {
+        if (checkpoint_add_average(c) != 0) r->wrong = "memory";
+        get_array(r, c, &c->arrays[c->num_arrays - 1]);
     }
     if (r->wrong == NULL && *r->at != '\0') r->wrong = "its end";
 }

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define CHECKPOINT_CHUNK ((size_t)1 << 20)
-enum { CHECKPOINT_MAX_ARRAYS = 2 + ZERO_MAX_OPTIMIZER_STATES, CHECKPOINT_PATH = 4096 + 64 };
+enum { CHECKPOINT_MAX_ARRAYS = 3 + ZERO_MAX_OPTIMIZER_STATES, CHECKPOINT_PATH = 4096 + 64 };
 
 typedef struct CheckpointArray {
     const char *name;
@@ -74,6 +74,11 @@ typedef struct Checkpoint {
 int checkpoint_describe(Checkpoint *c, const GPT2Config *config, enum zero_dtype dtype, int has_master,
                         const zero_optimizer *optimizer);
 void checkpoint_free(Checkpoint *c);
+
+// Adds the moving average of the weights as the last array, after checkpoint_describe. 0, or -1: out of memory.
+int checkpoint_add_average(Checkpoint *c);
+// The array with this state, or -1.
+int checkpoint_array_of(const Checkpoint *c, enum zero_state state);
 
 size_t checkpoint_optimizer_bytes(const Checkpoint *c);  // of the optimizer file
 

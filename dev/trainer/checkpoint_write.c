@@ -72,8 +72,8 @@ struct CheckpointWriter {
 int has_master_weights(const zero_settings *s) { return s->dtype == ZERO_BF16 && s->master != ZERO_MASTER_NONE; }
 
 size_t checkpoint_bytes_per_parameter(const zero_settings *s) {
-    return zero_dtype_bytes(s->dtype) +
-           sizeof(float) * ((size_t)has_master_weights(s) + zero_optimizer_get(s->optimizer)->num_states);
+    const size_t arrays = (size_t)has_master_weights(s) + zero_optimizer_get(s->optimizer)->num_states;
+    return zero_dtype_bytes(s->dtype) + sizeof(float) * (arrays + (s->ema_decay > 0));
 }
 
 char *describe_options(const Options *o) {
@@ -113,7 +113,8 @@ static void describe(const Run *r, size_t step, Checkpoint *c) {
     c->options = describe_options(&r->options);
     const zero_settings *s = &r->options.settings;
     if (c->options == NULL ||
-        checkpoint_describe(c, &r->config, s->dtype, has_master_weights(s), zero_optimizer_get(s->optimizer)) != 0)
+        checkpoint_describe(c, &r->config, s->dtype, has_master_weights(s), zero_optimizer_get(s->optimizer)) != 0 ||
+        (s->ema_decay > 0 && checkpoint_add_average(c) != 0))
         die("the host's memory is exhausted: no checkpoint can be described");
 }
 

@@ -17,10 +17,16 @@
 #include "trainer/planner.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/accounting.h"
+#include "zero/optimizers/optimizers.h"
 
-double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks) {
+// Of the optimizer, for each parameter: fp32 states; of bf16 parameters also fp32 master weights.
+static int optimizer_bytes(enum zero_dtype dtype, size_t states) {
+    return 4 * (int)states + (dtype == ZERO_BF16 ? 4 : 0);
+}
+
+double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double ranks) {
     double b = (double)zero_dtype_bytes(dtype);
-    double optimizer = dtype == ZERO_BF16 ? 12 : 8;  // fp32 m and v; of bf16 parameters also fp32 master weights
+    double optimizer = optimizer_bytes(dtype, states);
     double params = b / (stage >= 3 ? ranks : 1);
     double grads = b / (stage >= 2 ? ranks : 1);
     return parameters * (params + grads + optimizer / (stage >= 1 ? ranks : 1));
@@ -209,6 +215,8 @@ static void find_smallest(Layouts *l, const PlanInput *in, int stage, PlanStage 
 }
 
 // layouts->shards is that of groups of `group` ranks.
+static size_t states_of(const PlanInput *in) { return zero_optimizer_get(in->settings.optimizer)->num_states; }
+
 static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t group, PlanStage *s) {
     const zero_layout *l = &layouts->shards;
     const zero_cost plan = plan_of(in, stage, in->ranks, group);
@@ -238,7 +246,7 @@ static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t 
     const size_t full_master = zero_master_bytes(in->settings.dtype, ZERO_MASTER_FP32);
     s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) *
                         (full_master - zero_master_bytes(in->settings.dtype, in->settings.master));
-    s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, (double)l->numel, (double)l->ranks);
+    s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel, (double)l->ranks);
     s->padding = s->states + s->smaller_master - s->sums - s->paper;
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;  // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);
@@ -399,11 +407,11 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "fp32 sums, for exactness", offsetof(PlanStage, sums));
     print_bytes(out, p, "padding of shards", offsetof(PlanStage, padding));
     print_bytes(out, p, "less: smaller master weights", offsetof(PlanStage, smaller_master));
-    print_bytes(out, p, "parameters to AdamW v", offsetof(PlanStage, states));
+    print_bytes(out, p, "parameters to optimizer state", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
-    fprintf(out, "  the paper, bytes for each parameter: %s\n",
-            in->settings.dtype == ZERO_BF16 ? "16, 4 + 12/N, 2 + 14/N, 16/N"
-                                            : "(with fp32 throughout) 16, 8 + 8/N, 4 + 12/N, 16/N");
+    const int b = (int)zero_dtype_bytes(in->settings.dtype), k = optimizer_bytes(in->settings.dtype, states_of(in));
+    fprintf(out, "  the paper, bytes for each parameter: %s%d, %d + %d/N, %d + %d/N, %d/N\n",
+            in->settings.dtype == ZERO_BF16 ? "" : "(with fp32 throughout) ", 2 * b + k, 2 * b, k, b, b + k, 2 * b + k);
 }
 
 static void print_wire_and_time(FILE *out, const Plan *p, const PlanInput *in) {

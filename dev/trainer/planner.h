@@ -47,7 +47,7 @@ typedef struct {
     int fits;            // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
     size_t shard_group;  // ranks of one
     int one_level;       // see plan_one_level
-    // Model states are the rows from parameters to AdamW v: paper + sums + padding - smaller_master.
+    // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;
     double compute_s, wire_s;         // of a step
     size_t smallest_power, smallest;  // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
@@ -68,8 +68,9 @@ int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_byte
 int plan_one_level(const PlanInput *in, int stage);
 
 // Bytes of model states per rank as in the ZeRO paper (Rajbhandari et al. 2020, figure 1) for bf16: 16, 4 + 12/N, 2 +
-// 14/N or 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N.
-double plan_paper_bytes(int stage, enum zero_dtype dtype, double parameters, double ranks);
+// 14/N or 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N. states:
+// of the optimizer, 2 in the paper.
+double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double ranks);
 
 // What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's
 // transport, and counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose

@@ -6,6 +6,7 @@
 
 #include "zero/cost.h"
 #include "zero/kernels.h"
+#include "zero/optimizers/optimizers.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Formulas. R = B T rows, b = bytes of an element. What is left out is small and depends on the data or on the cut into
@@ -47,11 +48,12 @@ static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t 
     }
 }
 
-size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master) {
-    const size_t grad_m_v = 4 + 2 * 4 + 2 * 4;
-    if (dtype == ZERO_F32) return grad_m_v + 2 * 4;
-    if (master == ZERO_MASTER_NONE) return grad_m_v + 2 * 2;
-    return master == ZERO_MASTER_SPLIT ? grad_m_v + 2 * (2 + 2) : grad_m_v + 2 * 4 + 2;
+size_t profile_update_bytes(const zero_settings *s) {
+    const size_t states = zero_optimizer_get(s->optimizer)->num_states + (s->ema_decay > 0);
+    const size_t all = 4 + states * 2 * 4;
+    if (s->dtype == ZERO_F32) return all + 2 * 4;
+    if (s->master == ZERO_MASTER_NONE) return all + 2 * 2;
+    return s->master == ZERO_MASTER_SPLIT ? all + 2 * (2 + 2) : all + 2 * 4 + 2;
 }
 
 // The ordered sums of a step (zero/gradients.c). Each micro-step reads the N chunks of a shard, reads the partial sums
@@ -89,8 +91,9 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     add(rows, "norm", 1, 4 * shard / R);
     if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
-    add(rows, "AdamW", units, 0)->bytes = (stage == 0 ? numel : shard) *
-                                          (double)profile_adamw_bytes(r->settings.dtype, r->settings.master);
+    add(rows, zero_optimizer_get(r->settings.optimizer)->name, units, 0)->bytes = (stage == 0 ? numel : shard) *
+                                                                                  (double)profile_update_bytes(
+                                                                                      &r->settings);
     if (stage == 1 || stage == 2) {
         add(rows, "all-gather", units, 0)->wire = r->param_bytes;
         add(rows, "all-gather: wait", 0, 0);

@@ -51,10 +51,10 @@ typedef struct ProfileWork {
 // Returns the number of kinds, at most PROFILE_MAX_KINDS.
 size_t profile_work(const ProfileRun *run, ProfileWork *work);
 
-// Bytes that AdamW reads and writes for each parameter: gradient, m, v and weights are read, m, v and weights written,
-// in fp32; bf16 parameters are written too. With split master weights parameters and low halves are read and written,
-// without master weights the parameters.
-size_t profile_adamw_bytes(enum zero_dtype dtype, enum zero_master master);
+// Bytes that the optimizer reads and writes for each parameter: gradient, states and weights are read, states and
+// weights written, in fp32; bf16 parameters are written too. With split master weights parameters and low halves are
+// read and written, without master weights the parameters. A moving average of the weights is read and written.
+size_t profile_update_bytes(const zero_settings *settings);
 
 typedef struct ProfileDevice {
     const char *name;

@@ -9,6 +9,7 @@
 #include "device/process.h"
 #include "gpt2/tensors.h"
 #include "trainer/checkpoint_write.h"
+#include "zero/optimizers/optimizers.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The header.
@@ -168,7 +169,15 @@ void print_header(const Run *r) {
     print_row(r, "steps", "%zu", r->steps);
     print_row(r, "learning rate", "%.2e, %s, warmup %zu%s, final %.2e", s->lr, SCHEDULES[s->kind], s->warmup,
               s->warmup > r->steps ? " > steps" : "", s->lr * s->final_fraction);
-    print_row(r, "AdamW", "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
+    const char *optimizer = zero_optimizer_get(o->settings.optimizer)->name;
+    if (o->settings.optimizer == ZERO_ADAMW)
+        print_row(r, optimizer, "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);
+    else if (o->settings.optimizer == ZERO_LION)
+        print_row(r, optimizer, "beta %g %g, weight decay %g", o->beta1, o->beta2, o->weight_decay);
+    else
+        print_row(r, optimizer, "momentum %g, weight decay %g", o->beta1, o->weight_decay);
+    if (o->settings.ema_decay > 0)
+        print_row(r, "average of weights", "decay %g; validation and samples use it", o->settings.ema_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
     if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");

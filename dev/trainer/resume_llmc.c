@@ -27,7 +27,9 @@ static void load(Run *r, const LlmcSet *s) {
     for (reader->array = 0; reader->array < s->c.num_arrays; reader->array++) {
         const enum zero_state state = s->c.arrays[reader->array].state;
         if (state == (takes_master ? ZERO_STATE_PARAMS : ZERO_STATE_MASTER)) continue;
-        const int status = zero_load(r->z, state, read_values, reader);
+        int status = zero_load(r->z, state, read_values, reader);
+        if (status == ZERO_OK && state < ZERO_STATE_OPTIMIZER && mine->ema_decay > 0)
+            status = zero_load(r->z, ZERO_STATE_EMA, read_values, reader);
         if (reader->err[0] != '\0') die("%s", reader->err);
         must(r, status, "loading a checkpoint of llm.c");
     }

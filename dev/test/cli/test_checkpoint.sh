@@ -94,6 +94,27 @@ check "another seed is refused" refused "--seed 42" 2 -y 1 -o "$work/whole" --se
 check "another model is refused" refused "2 layers" 2 -y 1 -o "$work/whole" -e custom:l1,h2,c32,v256,t32
 check "other data are refused" refused "other training data" 2 -y 1 -o "$work/whole" -i dev/data/text/default.txt
 check "a run that is shorter than the checkpoint is refused" refused "use -x 12" 2 -y 1 -o "$work/whole" -x 11
+check "another optimizer is refused" refused "holds the state of AdamW, and this run uses Lion" 2 -y 1 -o "$work/whole" \
+    --optimizer lion
+average=(--optimizer lion -l 0.001 --ema-decay 0.9)
+average_continues() {   # 4 ranks write, 3 resume; the average is what was validated
+    job 4 -z 3 "${average[@]}" -n 6 -o "$work/average" || return 1
+    local whole
+    whole=$(grep 'state hash' "$log")
+    rm "$work"/average/*12*
+    job 3 -z 1 "${average[@]}" -y 1 -o "$work/average" && has "resumed from step 6" && has "$whole"
+}
+check "a moving average is resumed" average_continues
+average_begins() {
+    broken_off
+    job 2 -y 1 --ema-decay 0.9 -o "$work/broken" && has "no moving average: it begins with the weights"
+}
+check "a moving average that the checkpoint does not have begins" average_begins
+average_ends() {
+    job 2 "${average[@]}" --ema-decay 0 -y 1 -o "$work/average" && has "resumed from step 6" &&
+        has "-ema-decay 0 instead of -ema-decay 0.9"
+}
+check "a moving average is no longer wanted" average_ends
 changed() { broken_off && job 2 -y 1 -o "$work/broken" -l 0.02 && has "-l 0.02 instead of -l 0.01"; }
 check "another learning rate is told" changed
 

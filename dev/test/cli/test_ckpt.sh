@@ -72,6 +72,17 @@ there_and_back() {
             --precision fp32 && gives 0 "0 of 84 tensors differ" compare "$work/a" "$work/a32"
 }
 check "fp32, to bf16 with master weights and back" there_and_back
+average_is_exported() {     # the model that it writes has the validation loss of the run
+    local flags=(-m 7 -v 1) want
+    job 2 6 "$fp32" --ema-decay 0.9 "${flags[@]}" -o "$work/average" || return 1
+    want=$(grep 'val loss' "$log" | tail -n 1)
+    gives 0 "nothing is lost" convert "$work/average" "$work/average.bin" --average &&
+        gives 2 "give a name that ends in .bin" convert "$work/average" "$work/directory" --average &&
+        gives 2 "has no moving average" convert "$work/a" "$work/none.bin" --average || return 1
+    "${MPIRUN:-mpirun}" -np 2 "$fp32" "${run[@]}" "${flags[@]}" -x 0 -e "$work/average.bin" > "$log" 2>&1 &&
+        grep -qxF "$want" "$log"
+}
+check "the moving average of the weights becomes a model" average_is_exported
 continued() {       # a bf16 run that continues it has the state of one that continues the fp32 checkpoint itself
     local hash
     cp -r "$work/a" "$work/itself"

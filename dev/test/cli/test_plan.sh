@@ -89,6 +89,10 @@ for trainer in "$@"; do
     done
     [[ $trainer != *bf16* ]] ||
         check "$trainer, groups that cost more wire are not formed" groups_cost_more "$trainer" 2 1
+    for stage in 0 3; do
+        check "$trainer, stage $stage, SGD and a moving average" plan_equals_run "$trainer" 2 $stage \
+            "--optimizer sgd --ema-decay 0.9"
+    done
     check "$trainer, JSON" json_is_well_formed "$trainer"
     check "$trainer, a plan under mpirun" printed_once_for_the_ranks_of_mpirun "$trainer"
 done

@@ -70,7 +70,7 @@ static void test_the_table_of_the_zero_paper(void) {
     const uint64_t shard = p.numel_padded / 64;
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p.stage[stage];
-        check_printed(plan_paper_bytes(stage, ZERO_BF16, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
+        check_printed(plan_paper_bytes(stage, ZERO_BF16, 2, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
         check_printed((double)s->paper / 1e9, "%.1f", want[stage]);
         check_printed((double)(s->states - s->sums) / 1e9, "%.1f", want[stage]);
         CHECK_EQ(s->sums, stage < 2 ? 4 * shard : 2 * shard);  // fp32 beside, or instead of, bf16
@@ -91,10 +91,10 @@ static void test_the_table_of_the_zero_paper(void) {
             CHECK_EQ(q.stage[stage].padding, p.stage[stage].padding);
         }
     }
-    check_printed(plan_paper_bytes(0, ZERO_BF16, 1, 8), "%g", "16");
-    check_printed(plan_paper_bytes(1, ZERO_BF16, 1, 8), "%g", "5.5");
-    check_printed(plan_paper_bytes(2, ZERO_BF16, 1, 8), "%g", "3.75");
-    check_printed(plan_paper_bytes(3, ZERO_BF16, 1, 8), "%g", "2");
+    check_printed(plan_paper_bytes(0, ZERO_BF16, 2, 1, 8), "%g", "16");
+    check_printed(plan_paper_bytes(1, ZERO_BF16, 2, 1, 8), "%g", "5.5");
+    check_printed(plan_paper_bytes(2, ZERO_BF16, 2, 1, 8), "%g", "3.75");
+    check_printed(plan_paper_bytes(3, ZERO_BF16, 2, 1, 8), "%g", "2");
 }
 
 // ZeRO-1 as nanotron has it: 7 billion parameters, 8 data-parallel ranks; the optimizer's 84 GB become 10.5 GB a rank.

@@ -81,11 +81,19 @@ static void test_the_step_is_about_what_mfu_counts(void) {
 }
 
 // As dev/bench/bench_adamw.cu counts them: fp32; bf16 with fp32 master weights, split ones, none.
+static size_t update_bytes(enum zero_dtype dtype, enum zero_master master, enum zero_optimizer_kind optimizer,
+                           double ema_decay) {
+    const zero_settings s = { .dtype = dtype, .master = master, .optimizer = optimizer, .ema_decay = ema_decay };
+    return profile_update_bytes(&s);
+}
+
 static void test_adamw_moves_28_30_28_24_bytes(void) {
-    CHECK_EQ(profile_adamw_bytes(ZERO_F32, ZERO_MASTER_FP32), 28);
-    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_FP32), 30);
-    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_SPLIT), 28);
-    CHECK_EQ(profile_adamw_bytes(ZERO_BF16, ZERO_MASTER_NONE), 24);
+    CHECK_EQ(update_bytes(ZERO_F32, ZERO_MASTER_FP32, ZERO_ADAMW, 0), 28);
+    CHECK_EQ(update_bytes(ZERO_BF16, ZERO_MASTER_FP32, ZERO_ADAMW, 0), 30);
+    CHECK_EQ(update_bytes(ZERO_BF16, ZERO_MASTER_SPLIT, ZERO_ADAMW, 0), 28);
+    CHECK_EQ(update_bytes(ZERO_BF16, ZERO_MASTER_NONE, ZERO_ADAMW, 0), 24);
+    CHECK_EQ(update_bytes(ZERO_F32, ZERO_MASTER_FP32, ZERO_LION, 0), 20);
+    CHECK_EQ(update_bytes(ZERO_BF16, ZERO_MASTER_FP32, ZERO_SGD, 0.9), 30);
     ProfileRun run = gpt2();
     CHECK(find(&run, "AdamW")->bytes == 30.0 * 124475904);
     run.ranks = 8;
