@@ -161,9 +161,10 @@ TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_ncc
                 $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/ranks/fuzz
+PYTORCH  := dev/test/ranks/optimizer_steps
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_*.c)
-PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(BENCHES) $(EXAMPLES) $(TOOLS)
+PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(PYTORCH) $(BENCHES) $(EXAMPLES) $(TOOLS)
 ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/comm/*.c zero/comm/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
                 dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))

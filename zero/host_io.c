@@ -75,6 +75,11 @@ int zero_save_fd(zero *z, enum zero_state state, int fd, size_t offset) {
     return explain(z, &f, zero_visit(z, state, save, &f));
 }
 
+int zero_fill_fd(zero *z, int fd, size_t offset) {
+    struct file f = { &z->layout, fd, -1, offset };
+    return explain(z, &f, zero_fill(z, restore, &f));
+}
+
 int zero_load_fd(zero *z, enum zero_state state, int fd, size_t offset) {
     struct file f = { &z->layout, fd, -1, offset };
     return explain(z, &f, zero_load(z, state, restore, &f));

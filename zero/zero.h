@@ -185,10 +185,10 @@ enum zero_state {
     ZERO_STATE_GRADS = 64
 };
 
-// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes elements [begin, begin +
-// count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with ZERO_ERR_CALLBACK. It is called in
-// ascending (tensor, begin), for the elements whose optimizer state this rank has: its shard, in stage 0 everything.
-// Collective.
+// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes elements
+// [begin, begin + count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with ZERO_ERR_CALLBACK.
+// It is called in ascending (tensor, begin), for the elements whose optimizer state this rank has: its shard, in stage 0
+// everything. Collective.
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
@@ -205,14 +205,14 @@ typedef int (*zero_visit_fn)(void *ctx, size_t tensor, size_t begin, size_t coun
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx);
 
 // 64-bit hashes of the parameters and of the optimizer state (master weights, each state, moving average) in logical
-// order: the same for every N and stage. Also checks that ranks that hold the same parameters agree (else ZERO_ERR_COMM).
-// Collective.
+// order: the same for every N and stage. Also checks that ranks that hold the same parameters agree (else
+// ZERO_ERR_COMM). Collective.
 int zero_hash(zero *z, uint64_t *params, uint64_t *optimizer);
 
 // Puts the exponential moving average of the weights (settings.ema_decay) in the place of the parameters, for
-// validation, sampling or export: on = 1; and the parameters back, to the bit: on = 0. While it is on, parameters can be
-// acquired and visited (ZERO_STATE_PARAMS), and all else that reads or changes the state is refused. Costs no memory,
-// and in stages 1 and 2 an all-gather of the parameters. Collective, between steps.
+// validation, sampling or export: on = 1; and the parameters back, to the bit: on = 0. While it is on, parameters can
+// be acquired and visited (ZERO_STATE_PARAMS), and all else that reads or changes the state is refused. Costs no
+// memory, and in stages 1 and 2 an all-gather of the parameters. Collective, between steps.
 //
 // The average is of master weights, where there are any. It is kept in fp32 by the ranks that have the optimizer's
 // state, without communication, and stays as it is where tensors are frozen or a step is skipped.
@@ -230,8 +230,10 @@ int zero_read_params(zero *z, size_t unit, void *host);
 int zero_write_grads(zero *z, size_t unit, const void *host);  // padding must be zero
 
 // A state in a file, as fp32 in logical order: element i at byte offset + 4 * i. Every rank writes what it owns (not
-// collective) or reads what it needs (collective, as zero_load); with several hosts the file must be one that all see.
+// collective) or reads what it needs (collective, as zero_fill and zero_load); with several hosts the file must be one
+// that all see.
 int zero_save_fd(zero *z, enum zero_state state, int fd, size_t offset);
+int zero_fill_fd(zero *z, int fd, size_t offset);
 int zero_load_fd(zero *z, enum zero_state state, int fd, size_t offset);
 
 // The mean over all ranks of n numbers each, as of a step's losses: values[g] belongs to micro-batch g * N + r, and

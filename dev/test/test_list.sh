@@ -57,6 +57,11 @@ for ranks in 1 2 3 4; do
     run $ranks 120 "frozen units, $ranks ranks" $fp32/test_engine_frozen
     run $ranks 120 "moving average of the weights, $ranks ranks" $fp32/test_engine_ema
 done
+if python3 -c 'import torch' 2> /dev/null; then
+    run 0 120 "optimizers are PyTorch's" dev/test/cli/test_pytorch.py $fp32/optimizer_steps
+else
+    echo "skipped optimizers are PyTorch's: no PyTorch (python3 -c 'import torch')"
+fi
 run 2 240 "failures, 2 ranks" $fp32/test_engine_failure                   # 1, 3 and 4 ranks: test_list_long.sh
 run 4 120 "failures, shard groups, 4 ranks" $fp32/test_engine_failure --case group
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"

@@ -94,7 +94,7 @@ check "another seed is refused" refused "--seed 42" 2 -y 1 -o "$work/whole" --se
 check "another model is refused" refused "2 layers" 2 -y 1 -o "$work/whole" -e custom:l1,h2,c32,v256,t32
 check "other data are refused" refused "other training data" 2 -y 1 -o "$work/whole" -i dev/data/text/default.txt
 check "a run that is shorter than the checkpoint is refused" refused "use -x 12" 2 -y 1 -o "$work/whole" -x 11
-check "another optimizer is refused" refused "holds the state of AdamW, and this run uses Lion" 2 -y 1 -o "$work/whole" \
+check "another optimizer is refused" refused "the state of AdamW, and this run uses Lion" 2 -y 1 -o "$work/whole" \
     --optimizer lion
 average=(--optimizer lion -l 0.001 --ema-decay 0.9)
 average_continues() {   # 4 ranks write, 3 resume; the average is what was validated
@@ -112,7 +112,7 @@ average_begins() {
 check "a moving average that the checkpoint does not have begins" average_begins
 average_ends() {
     job 2 "${average[@]}" --ema-decay 0 -y 1 -o "$work/average" && has "resumed from step 6" &&
-        has "-ema-decay 0 instead of -ema-decay 0.9"
+        has "--ema-decay 0 instead of --ema-decay 0.9"
 }
 check "a moving average is no longer wanted" average_ends
 changed() { broken_off && job 2 -y 1 -o "$work/broken" -l 0.02 && has "-l 0.02 instead of -l 0.01"; }
