@@ -185,10 +185,10 @@ enum zero_state {
     ZERO_STATE_GRADS = 64
 };
 
-// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes elements
-// [begin, begin + count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with ZERO_ERR_CALLBACK.
-// It is called in ascending (tensor, begin), for the elements whose optimizer state this rank has: its shard, in stage 0
-// everything. Collective.
+// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes
+// elements [begin, begin + count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with
+// ZERO_ERR_CALLBACK. It is called in ascending (tensor, begin), for the elements whose optimizer state this rank has:
+// its shard, in stage 0 everything. Collective.
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 
