@@ -2,13 +2,13 @@
 # Text in and out: text that a model cannot read is refused, text becomes shards, prompts become tokens, and samples are
 # the same on any number of ranks.
 #
-#     dev/test/cli/test_text.sh TRAINER [--case WORD]
+#     dev/test/cli/test_text.sh TRAINER TOKENIZE_TEXT [--case WORD]
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 . dev/test/harness/llmc_files.sh
 trainer=$(realpath "$1")
-tokenize=$(dirname "$trainer")/tokenize_text
+tokenize=$(realpath "$2")
 export OMP_NUM_THREADS=1
 NP=3
 . scripts/env.sh
