@@ -156,10 +156,10 @@ set_sizes() {
     fp32=build/$device-fp32 bf16=build/$device-bf16 cudnn=build/$device-bf16-cudnn
     # Heads of 64, as in GPT-2: cuDNN has an engine for them.
     tiny="-e custom:l2,h2,c128,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
-    large="-e d12 -i $text -b 4 -t 1024 -d 16384 -x 3 -v 0 -s 0 --hash 1"
+    large="-e d12 --tokenizer bytes -i $text -b 4 -t 1024 -d 16384 -x 3 -v 0 -s 0 --hash 1"
     length=1024
     batches=(64 32 16 8 4 1)
-    model=(-e d12 -i "$text" -t "$length" -x 20 -v 0 -s 0)
+    model=(-e d12 -i "$text" -t "$length" -x 20 -v 0 -s 0 --tokenizer bytes)
     elements=124475904 repeats=20
     tests_bf16=(train_gpt2_zero test_model test_gpt2_zero bench_adamw)
     tests_cudnn=(train_gpt2_zero test_model)

@@ -19,8 +19,8 @@ median() {
 for ((i = 0; i < ${ROUNDS:-3}; i++)); do
     rm -rf "$work/run" "$work/dd"
     # two checkpoints: for the first one the pages of the snapshot are new
-    "${MPIRUN:-mpirun}" -np "$NP" "$trainer" -e d12 -i dev/data/text/default.txt -b 1 -t 64 -x "${STEPS:-2}" -n 1 \
-        -nk 1 -v 0 -s 0 -z 2 -o "$work/run" > "$work/log"
+    "${MPIRUN:-mpirun}" -np "$NP" "$trainer" -e d12 --tokenizer bytes -i dev/data/text/default.txt \
+        -b 1 -t 64 -x "${STEPS:-2}" -n 1 -nk 1 -v 0 -s 0 -z 2 -o "$work/run" > "$work/log"
     bytes=$(cat "$work"/run/*_0000000"${STEPS:-2}".bin | wc -c)
     sed -n 's/^wrote .*: .* GB, \(.*\) GB.s; training .*/\1/p' "$work/log" | tail -n 1 >> "$work/ours"
     sed -n 's/^wrote .*, \(.*\) s for the snapshot$/\1/p' "$work/log" | tail -n 1 >> "$work/stall"

@@ -77,13 +77,13 @@ ROUNDS=$rounds NP=$ranks bash dev/bench/bench_checkpoint.sh "$build/train_gpt2_z
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256
 for ((i = 0; i < rounds; i++)); do
-    step 1 "$threads" ours -e d12 -b 4 -t 64 -x 6 -z 1
+    step 1 "$threads" ours -e d12 --tokenizer bytes -b 4 -t 64 -x 6 -z 1
     if [ -n "${LLMC:-}" ]; then
         # its trainer reads fixed files from the working directory, and has no limit on steps but its own
         mkdir -p "$work/llmc/dev/data/tinyshakespeare"
         [ -e "$work/llmc/gpt2_124M.bin" ] || {
-            launch 1 "$threads" "$build/train_gpt2_zero" -e d12 -i $text -b 1 -t 64 -x 0 -v 0 -s 0 -n 1 -o "$work" \
-                > /dev/null
+            launch 1 "$threads" "$build/train_gpt2_zero" -e d12 --tokenizer bytes -i $text -b 1 -t 64 -x 0 \
+                -v 0 -s 0 -n 1 -o "$work" > /dev/null
             mv "$work/model_00000000.bin" "$work/llmc/gpt2_124M.bin"
             "$build/tokenize_bytes" $text "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin \
                 > /dev/null
