@@ -6,7 +6,7 @@
 // The network is y = W2 tanh(W1 x + b1) + b2, and all its arithmetic is in forward_backward() below: plain loops that
 // do not know about ranks. What the loop has to do to be sharded is marked [1] to [5], and is the same for a network of
 // any size: describe the tensors, create the engine and fill it, surround each unit's use with acquire and release,
-// step.
+// step. finetune.c shows what else there is: frozen units, groups of parameters, saving and resuming.
 //
 // What to look for in the output: for N = 1, 2, 4, 8 ranks the same losses and the same hash, in every stage. That
 // holds because a step has M = 8 micro-batches for any number of ranks, and because the data of a micro-batch depend on
@@ -107,8 +107,8 @@ static void create_host_copies(zero *z) {
         check(host_w[u] && host_dw[u], "malloc", "out of host memory");
     }
     for (size_t t = 0; t < TENSORS; t++) {
-        w[t] = host_w[tensors[t].unit] + zero_tensor_offset(z, t);
-        dw[t] = host_dw[tensors[t].unit] + zero_tensor_offset(z, t);
+        w[t] = zero_tensor_at(z, host_w[tensors[t].unit], t);
+        dw[t] = zero_tensor_at(z, host_dw[tensors[t].unit], t);
     }
 }
 
@@ -160,16 +160,13 @@ int main(int argc, char **argv) {
     zero_accounting accounting = { 0 };
     const zero_comm_config transport = { .timeout_s = 60 };
     char err[640] = "";
-    cudaStream_t stream;
-    check(cudaStreamCreate(&stream) == cudaSuccess, "cudaStreamCreate", "is there a GPU, and a driver for it?");
     check(!zero_comm_create_mpi(&comm, MPI_COMM_WORLD, "mpi", &transport, &accounting, err, sizeof err),
           "zero_comm_create_mpi", err);
     const zero_config config = { .settings = { .stage = stage, .dtype = ZERO_F32 },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,
                                  .shard_comm = comm,
-                                 .accounting = &accounting,
-                                 .stream = stream };
+                                 .accounting = &accounting };
     zero *z = zero_new(&config, err, sizeof err);
     check(z != NULL, "zero_new", err);
     CHECK(zero_fill(z, fill, NULL));
@@ -190,7 +187,6 @@ int main(int argc, char **argv) {
     }
     zero_destroy(z);
     zero_comm_destroy(comm);
-    (void)cudaStreamDestroy(stream);
     MPI_Finalize();
     return 0;
 }

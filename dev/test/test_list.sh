@@ -83,6 +83,7 @@ for breakage in order bit replica; do
 done
 hashes="parameters [0-9a-f]+, optimizer [0-9a-f]+"
 same 60 "example: the same state on any ranks" "$hashes" $fp32/regression "1 0" "2 1" "4 2" "8 3" "1 3"
+run 0 120 "example: killed, continued on other ranks" dev/test/cli/test_examples.sh $fp32/finetune
 
 # The trainer itself: 8 micro-batches a step, on 1 to 8 ranks.
 tiny="-e custom:l2,h4,c64,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
