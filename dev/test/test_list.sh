@@ -38,6 +38,7 @@ for ranks in 1 2 3 4; do
     run $ranks 120 "transports, $ranks ranks" $fp32/test_comm
 done
 run 2 180 "transports, failures, 2 ranks" $fp32/test_comm_failures     # 3 and 4 ranks: test_list_long.sh
+run 2 120 "a rank is stopped at any moment, 2 ranks" $fp32/test_stops
 run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap
 run 3 60 "the stand-in does what NCCL does" $fp32/test_nccl_stand_in

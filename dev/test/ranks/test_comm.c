@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 #include "test/ranks/traffic.h"
+#include "zero/comm/mpi/mpi_internal.h"  // to set the counters of a run that is long over
+#include "zero/comm/nccl/nccl_internal.h"
 
 // ---- the right bytes ------------------------------------------------------------------------------------------------
 
@@ -211,6 +213,22 @@ static void memory_equals_the_formula(const struct way *w, zero_comm *c) {
     CHECK(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
 }
 
+// A run that has done `before` collectives: counters of 32 bits would wrap.
+static void counters_do_not_wrap(const struct way *w, uint64_t before) {
+    zero_comm *c = join(w, PATIENT);
+    c->calls = before;
+    if (is_nccl(w)) {
+        struct nccl_context *x = zero_nccl_self(c)->context;
+        x->queued = x->ended = before;
+    } else {
+        comm_mpi *m = zero_mpi_self(c);
+        m->begun = m->finished = before;
+    }
+    CHECK(wrong_values(c, ALL_TO_ALL | GATHER | WINDOW, 0) == 0, "values are wrong");
+    CHECK(zero_comm_barrier(c) == ZERO_OK, "%s", zero_comm_error(c));
+    leave(c);
+}
+
 // Memory that the host does not have is refused with a figure, on all ranks; the communicator goes on.
 static void impossible_memory_is_refused(zero_comm *c) {
     void *p = NULL;
@@ -332,6 +350,9 @@ static void cases_of(const struct way *w) {
         memory_equals_the_formula(w, c);
         leave(c);
     }
+    for (int bits = 31; bits <= 32; bits++)
+        CASE("after 2^%d collectives counters wrap: %s", bits, name)
+            counters_do_not_wrap(w, ((uint64_t)1 << bits) - ROUNDS);
     CASE("groups of a mesh hear each other: %s", name) groups_of_a_mesh_are_apart(w);
 }
 

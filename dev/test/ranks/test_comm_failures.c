@@ -1,11 +1,32 @@
 // test_comm_failures.c: what every transport does when a rank is late, dead, or calls something else. Run under mpirun,
 // with two ranks or more; `--case NCCL` runs one way.
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "test/ranks/ways.h"
 #include "zero/comm/transport.h"
+
+// Instead of the C library's: with refuse_executable as a kernel whose vm.memfd_noexec is 2.
+static int refuse_executable, refused;
+int memfd_create(const char *name, unsigned flags) {
+    const unsigned noexec_seal = 8;
+    if (!refuse_executable || (flags & noexec_seal)) return (int)syscall(SYS_memfd_create, name, flags & 7);
+    refused++;
+    errno = EACCES;
+    return -1;
+}
+
+static void memory_is_never_executable(const struct way *w) {
+    refuse_executable = 1;
+    zero_comm *c = join(w, PATIENT);
+    refuse_executable = 0;
+    CHECK(strstr(zero_comm_name(c), w->title) && !strstr(zero_comm_name(c), "cannot map") && !refused, "%s, %d refused",
+          zero_comm_name(c), refused);
+    leave(c);
+}
 
 // The last rank comes late: the others give up in time and name the rank and the phase, and every later call fails with
 // that message.
@@ -271,6 +292,8 @@ int main(int argc, char **argv) {
     REQUIRE(ranks > 1, "mpirun -np 2 or more");
     for (int w = 0; w < WAYS; w++)
         if (way_runs_here(&ways[w])) cases_of(&ways[w]);
+    CASE("memory that can be executed is asked for, which some kernels refuse")
+        memory_is_never_executable(&ways[SHARED_MEMORY]);
     CASE("another collective's data are printed as a record") data_are_not_printed_as_a_record();
     return finish_world();
 }

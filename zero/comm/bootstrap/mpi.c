@@ -86,10 +86,6 @@ static void destroy(zero_bootstrap *b) {
 
 static const zero_bootstrap_ops ops = { allgather, destroy };
 
-MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b) {
-    return b->ops == &ops && !b->failed ? ((const bootstrap_mpi *)b)->comm : MPI_COMM_NULL;
-}
-
 // Waits until the request is complete, MPI fails or time is up. Returns 1 if it is complete.
 static int is_complete(MPI_Request *request, double timeout_s) {
     zero_stopwatch waited = { 0 };
@@ -100,20 +96,6 @@ static int is_complete(MPI_Request *request, double timeout_s) {
     }
 }
 
-// MPI writes the communicator when it is complete, which may be after the time-out: then the place is lost.
-int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s) {
-    MPI_Comm *copy = malloc(sizeof *copy);
-    MPI_Request request;
-    if (!copy || MPI_Comm_idup(comm, copy, &request) != MPI_SUCCESS) {
-        free(copy);
-        return ZERO_ERR_COMM;
-    }
-    if (!is_complete(&request, timeout_s)) return ZERO_ERR_COMM;
-    *out = *copy;
-    free(copy);
-    return ZERO_OK;
-}
-
 // MPI_Comm_free may wait for the other ranks, without end.
 void zero_bootstrap_free(MPI_Comm *comm, double timeout_s) {
     MPI_Request request;
@@ -122,19 +104,33 @@ void zero_bootstrap_free(MPI_Comm *comm, double timeout_s) {
     if (is_complete(&request, timeout_s)) (void)MPI_Comm_free(comm);
 }
 
+// MPI_Comm_dup with a time-out. When it has passed, MPI may still be at it, and will write the communicator if the
+// other ranks come after all: the place is lost, and comm no good for collectives.
+static int duplicate(zero_bootstrap *b, MPI_Comm comm, MPI_Comm *out, double timeout_s) {
+    MPI_Comm *copy = malloc(sizeof *copy);
+    MPI_Request request;
+    if (!copy) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
+    if (MPI_Comm_idup(comm, copy, &request) != MPI_SUCCESS || !is_complete(&request, timeout_s) ||
+        MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN) != MPI_SUCCESS)
+        return zero_bootstrap_fail(b, ZERO_ERR_COMM,
+                                   "MPI_Comm_idup failed, or another rank has not come within %.3g s: it died, "
+                                   "stopped, or took another path; see its own output, or allow more time (timeout_s)",
+                                   timeout_s);
+    *out = *copy;
+    free(copy);
+    return ZERO_OK;
+}
+
+int zero_bootstrap_dup_mpi(zero_bootstrap *b, MPI_Comm *out, double timeout_s) {
+    if (b->ops != &ops) return ZERO_ERR_ARG;
+    return b->failed ? b->failed : duplicate(b, ((bootstrap_mpi *)b)->comm, out, timeout_s);
+}
+
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {
     zero_bootstrap_config config = { .timeout_s = timeout_s };
     if (MPI_Comm_rank(comm, &config.rank) || MPI_Comm_size(comm, &config.ranks)) config.ranks = 0;  // refused below
     const int e = zero_bootstrap_new(out, sizeof(bootstrap_mpi), &ops, &config);
-    if (e) return e;
-    bootstrap_mpi *m = (bootstrap_mpi *)*out;
-    if (zero_bootstrap_dup(comm, &m->comm, (*out)->timeout_s) || MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN))
-        return zero_bootstrap_fail(
-            *out, ZERO_ERR_COMM,
-            "MPI_Comm_idup failed, or another rank has not come within %.3g s: it died, stopped, "
-            "or took another path; see its own output, or allow more time (timeout_s)",
-            (*out)->timeout_s);
-    return ZERO_OK;
+    return e ? e : duplicate(*out, comm, &((bootstrap_mpi *)*out)->comm, (*out)->timeout_s);
 }
 
 int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const char *transport, const zero_comm_config *config,

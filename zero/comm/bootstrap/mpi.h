@@ -17,11 +17,9 @@ int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeou
 int zero_comm_create_mpi(zero_comm **out, MPI_Comm comm, const char *transport, const zero_comm_config *config,
                          zero_accounting *accounting, char *err, size_t err_bytes);
 
-// The communicator of a bootstrap whose ranks met by MPI; MPI_COMM_NULL if they met in another way.
-MPI_Comm zero_bootstrap_mpi_comm(const zero_bootstrap *b);
-
-// MPI_Comm_dup with a time-out. Returns ZERO_OK; or ZERO_ERR_COMM if MPI failed or a rank has not come.
-int zero_bootstrap_dup(MPI_Comm comm, MPI_Comm *out, double timeout_s);
+// A duplicate of the communicator of a bootstrap whose ranks met by MPI (ZERO_ERR_ARG: they met in another way). After
+// ZERO_ERR_COMM, when a rank has not come in time, the bootstrap has failed and has the message. Collective.
+int zero_bootstrap_dup_mpi(zero_bootstrap *b, MPI_Comm *out, double timeout_s);
 
 // MPI_Comm_free, once all ranks have come; if one does not come in time the communicator is kept for ever.
 void zero_bootstrap_free(MPI_Comm *comm, double timeout_s);

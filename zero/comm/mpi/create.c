@@ -125,27 +125,23 @@ static int fail_without_ranks(zero_comm **out, int code, const char *message) {
 }
 
 static int mpi_create(zero_comm **out, zero_bootstrap *boot, const zero_comm_config *config, zero_accounting *memory) {
-    const MPI_Comm all = zero_bootstrap_mpi_comm(boot);
     const int size = zero_bootstrap_ranks(boot);
-    if (all == MPI_COMM_NULL)
-        return fail_without_ranks(
-            out, ZERO_ERR_COMM,
-            "the mpi transport needs ranks that met by MPI (zero_bootstrap_create_mpi), not by TCP "
-            "or a directory: use that, or the nccl transport");
+    const double timeout_s = config->timeout_s > 0 ? config->timeout_s : 300;
     struct mpi_root *root = calloc(1, sizeof *root);
     int *mpi_rank = malloc((size_t)size * sizeof *mpi_rank);
-    for (int r = 0; r < size && mpi_rank; r++) mpi_rank[r] = r;
-    if (!root || !mpi_rank || zero_bootstrap_dup(all, &root->comm, config->timeout_s > 0 ? config->timeout_s : 300)) {
-        const int memory_left = root && mpi_rank;
+    const int memory_left = root && mpi_rank;
+    for (int r = 0; r < size && memory_left; r++) mpi_rank[r] = r;
+    const int e = memory_left ? zero_bootstrap_dup_mpi(boot, &root->comm, timeout_s) : ZERO_ERR_MEMORY;
+    if (e) {
         free(root);
         free(mpi_rank);
-        return memory_left ? fail_without_ranks(out, ZERO_ERR_COMM,
-                                                "MPI_Comm_idup failed, or another rank has not come in time: it died, "
-                                                "stopped, or took another path; see its own output, or allow more time "
-                                                "(zero_comm_config.timeout_s)")
-                           : fail_without_ranks(out, ZERO_ERR_MEMORY, "out of host memory");
+        return fail_without_ranks(
+            out, e == ZERO_ERR_ARG ? ZERO_ERR_COMM : e,
+            e == ZERO_ERR_ARG ? "the mpi transport needs ranks that met by MPI (zero_bootstrap_create_mpi), not "
+                                "by TCP or a directory: use that, or the nccl transport"
+            : memory_left     ? zero_bootstrap_error(boot)
+                              : "out of host memory");
     }
-    (void)MPI_Comm_set_errhandler(root->comm, MPI_ERRORS_RETURN);
     return create_on(out, root, 0, zero_bootstrap_rank(boot), size, mpi_rank, config, memory);
 }
 
