@@ -21,6 +21,7 @@
 //           zero_params_invalidate; or another unit takes the buffer
 #include <stdlib.h>
 #include "zero/internal.h"
+#include "zero/keep.h"
 #include "zero/nvtx.h"
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
@@ -90,10 +91,12 @@ void zero_params_destroy(zero *z) {
     zero_window_destroy(z->config.shard_comm, z->window);
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) {
         const size_t bytes = z->cache.pool.buffers[i].numel * z->elem;
-        if (zero_comm_in_flight(z->config.shard_comm) && z->param_buffers[i].ptr)  // it is kept
+        if (zero_comm_in_flight(z->config.shard_comm) && z->param_buffers[i].ptr) {
             zero_accounting_add(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, 0, bytes);
-        else
+            zero_keep(z->param_buffers[i].ptr);
+        } else {
             zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, bytes);
+        }
     }
     zero_param_cache_destroy(&z->cache);
     free(z->param_buffers);

@@ -1,7 +1,7 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures} \
+    build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures,test_stops} \
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     build cpu BF16 $bf16/train_gpt2_zero
@@ -25,6 +25,7 @@ if [ -z "$suffix" ]; then
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
         run $ranks 600 "engine's contract, $ranks ranks" $fp32/test_engine_contract
+        [ $ranks = 1 ] || run $ranks 600 "a rank is stopped at any moment, $ranks ranks" $fp32/test_stops 40
         [ $ranks = 1 ] || run $ranks 600 "transports, failures, $ranks ranks" $fp32/test_comm_failures
     done
     run 2 900 "transports, emulated GPU" $asan/test_comm
@@ -45,19 +46,21 @@ for SANITIZE in address undefined; do
     export SANITIZE
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
-    build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero,test_engine_contract,test_engine_failure}
+    build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero} $dir/test_{engine_contract,engine_failure,engine_step,stops}
     build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
     for program in layout options output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
     done
     run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp
     run 0 600 "ranks meet, by a directory, SANITIZE=$SANITIZE" $dir/test_bootstrap fs
-    run 3 600 "transports, SANITIZE=$SANITIZE" $dir/test_comm
+    ASAN_OPTIONS=$leaks run 3 600 "transports, SANITIZE=$SANITIZE" $dir/test_comm
     run 3 600 "waits of NCCL, SANITIZE=$SANITIZE" $dir/test_nccl
     # It limits the address space, which AddressSanitizer needs.
     [ $SANITIZE = address ] || run 3 900 "engine's contract, SANITIZE=$SANITIZE" $dir/test_engine_contract
-    run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_engine_failure
-    run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
+    ASAN_OPTIONS=$leaks run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_engine_failure
+    ASAN_OPTIONS=$leaks run 3 600 "a rank is stopped at any moment, SANITIZE=$SANITIZE" $dir/test_stops 16
+    ASAN_OPTIONS=$leaks run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
+    ASAN_OPTIONS=$leaks run 3 300 "engine, steps, SANITIZE=$SANITIZE" $dir/test_engine_step
     SEED=2 run 0 900 "damaged checkpoints, SANITIZE=$SANITIZE" dev/test/cli/test_damages.sh $dir/train_gpt2_zero 100
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
 done

@@ -12,9 +12,12 @@ mkdir -p $logs
 slots=$(($(nproc 2> /dev/null || echo 1) + 1))
 [ "$slots" -le 4 ] || slots=4
 
-# Sanitizers stop at the first fault. Leaks are not reported: MPI and OpenBLAS keep some memory until the end.
+# Sanitizers stop at the first fault. Leaks are reported where a test asks for it (ASAN_OPTIONS=$leaks), but not those of
+# Open MPI, which its libraries' names tell; that takes full stacks of every allocation.
 # Threads that wait do not spin: the ranks of several tests share the cores.
 export OMP_WAIT_POLICY=passive
+leaks=detect_leaks=1:fast_unwind_on_malloc=0
+export LSAN_OPTIONS="suppressions=$PWD/dev/test/lsan.supp print_suppressions=0"
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 
 # count PASSED FAILED NAME REMARK: adds a line to the table

@@ -9,6 +9,7 @@
 #include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap_internal.h"
 #include "zero/comm/bootstrap/mpi.h"
+#include "zero/keep.h"
 
 typedef struct bootstrap_mpi {
     zero_bootstrap base;
@@ -68,7 +69,10 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     } else {
         memcpy(all, received, ranks * bytes);
     }
-    if (e) {  // messages may still come, and be written: those buffers are lost
+    if (e) {  // messages may still come, and be written
+        zero_keep(copy);
+        zero_keep(received);
+        zero_keep(requests);
         free(here);
         return e;
     }
@@ -105,17 +109,19 @@ void zero_bootstrap_free(MPI_Comm *comm, double timeout_s) {
 }
 
 // MPI_Comm_dup with a time-out. When it has passed, MPI may still be at it, and will write the communicator if the
-// other ranks come after all: the place is lost, and comm no good for collectives.
+// other ranks come after all: the place is kept, and comm no good for collectives.
 static int duplicate(zero_bootstrap *b, MPI_Comm comm, MPI_Comm *out, double timeout_s) {
     MPI_Comm *copy = malloc(sizeof *copy);
     MPI_Request request;
     if (!copy) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
     if (MPI_Comm_idup(comm, copy, &request) != MPI_SUCCESS || !is_complete(&request, timeout_s) ||
-        MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN) != MPI_SUCCESS)
+        MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN) != MPI_SUCCESS) {
+        zero_keep(copy);
         return zero_bootstrap_fail(b, ZERO_ERR_COMM,
                                    "MPI_Comm_idup failed, or another rank has not come within %.3g s: it died, "
                                    "stopped, or took another path; see its own output, or allow more time (timeout_s)",
                                    timeout_s);
+    }
     *out = *copy;
     free(copy);
     return ZERO_OK;

@@ -199,7 +199,10 @@ static void mpi_destroy(zero_comm *c) {
     free(c->world_rank);
     free(m->last);
     release_root(m);
-    if (!c->in_flight) free(m);  // it has records that are being sent
+    if (c->in_flight)
+        zero_keep(m);  // it has records that are being sent
+    else
+        free(m);
 }
 
 const zero_comm_ops zero_mpi_ops = {

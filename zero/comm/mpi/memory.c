@@ -29,7 +29,8 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
 int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b) {
     comm_mpi *m = zero_mpi_self(c);
     struct zero_shm *map = map_of(m, b);
-    if (c->in_flight) {  // the memory is kept
+    if (c->in_flight) {
+        zero_keep(b->ptr);
         zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else if (map->peer) {
         zero_shm_unmap(map);

@@ -151,7 +151,7 @@ static void name_missing(comm_mpi *m, MPI_Request *requests, char *names, size_t
     }
 }
 
-// The buffers are lost if a message was given up: it may still come.
+// The buffers are kept if a message was given up: it may still come.
 int zero_mpi_meet(void *comm, const void *mine, size_t bytes, void *all) {
     comm_mpi *m = comm;
     const int size = m->base.size, n = (int)bytes, tag = m->context * ZERO_MPI_TAGS + ZERO_MPI_MEET;
@@ -176,14 +176,18 @@ int zero_mpi_meet(void *comm, const void *mine, size_t bytes, void *all) {
         if (!done && zero_stopwatch_read(&waited) > m->config.timeout_s) break;
         if (!done && i > 100) nanosleep(&(struct timespec){ 0, 20 * 1000 }, NULL);
     }
-    if (!ok) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message of %zu bytes failed", bytes);
-    if (!done) {
+    if (!ok || !done) {
         name_missing(m, requests, names, sizeof names);
+        zero_keep(own);
+        zero_keep(received);
+        zero_keep(requests);
+    }
+    if (!ok) return zero_comm_fail(&m->base, ZERO_ERR_COMM, "an MPI message of %zu bytes failed", bytes);
+    if (!done)
         return zero_comm_fail(&m->base, ZERO_ERR_COMM,
                               "%s has not come within %.3g s: it died, stopped, or took another path; see its own "
                               "output, or allow more time (zero_comm_config.timeout_s)",
                               names, m->config.timeout_s);
-    }
     memcpy(all, received, (size_t)size * bytes);
     free(own);
     free(received);
@@ -193,11 +197,12 @@ int zero_mpi_meet(void *comm, const void *mine, size_t bytes, void *all) {
 
 void zero_mpi_free_messages(comm_mpi *m, struct messages *msgs) {
     if (msgs->count) give_up(m, msgs);
-    if (!msgs->lost) {
-        free(msgs->requests);
-        free(msgs->peer);
-        free(msgs->is_send);
-        free(msgs->theirs);
+    void *const parts[] = { msgs->requests, msgs->peer, msgs->is_send, msgs->theirs };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (msgs->lost)
+            zero_keep(parts[i]);
+        else
+            free(parts[i]);
     }
     *msgs = (struct messages){ .count = 0 };
 }

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include "zero/comm/shared_memory.h"
 #include "zero/comm/transport.h"
+#include "zero/keep.h"
 
 enum { RING = 2 * ZERO_COMM_MAX_PENDING, SCALAR_BYTES = 4096 };
 

@@ -89,7 +89,8 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     else
         zero_accounting_free(base->memory, base->category, base->shard, base->bytes);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
-    if (c->in_flight) {  // the memory is kept
+    if (c->in_flight) {
+        zero_keep(w);
         zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes);
         return;
     }
