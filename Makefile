@@ -160,7 +160,7 @@ TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu \
 TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_nccl_stand_in) \
                 $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
-FUZZ     := dev/test/ranks/fuzz
+FUZZ     := dev/test/ranks/fuzz dev/test/ranks/fuzz_engine
 PYTORCH  := dev/test/ranks/optimizer_steps
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_*.c)

@@ -32,6 +32,7 @@ int zero_use_ema(zero *z, int on) {
     if (z->micro_batches)
         return zero_fail(z, ZERO_ERR_ARG, "zero_use_ema is for between steps: call zero_step or zero_discard first");
     if (!on == !z->uses_ema) return ZERO_OK;
+    if (zero_params_released(z)) return z->failed;
     zero_record_call(z, CALL_USE_EMA, &on, sizeof on);
     const int e = exchange(z);
     z->uses_ema = on != 0;

@@ -42,7 +42,7 @@ static float gradient(size_t logical, size_t j, size_t step)  // of micro-batch 
            (j % 3 ? 1.0f : 0x1p-9f) * scale;
 }
 
-static int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
+static inline int fill(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
     (void)ctx;
     for (size_t i = 0; i < count; i++) out[i] = initial(tensors[tensor].logical + begin + i);
     return 0;
@@ -108,7 +108,7 @@ static const zero_hyperparameters adamw = {
 // What the forward passes have seen of the parameters.
 static uint64_t seen;
 
-static int forward(zero *z) {
+static inline int forward(zero *z) {
     const size_t b = element();
     for (size_t i = 0; i <= UNITS; i++) {
         const size_t u = i % UNITS;  // the first unit is used at both ends, as an embedding is
@@ -126,7 +126,7 @@ static int forward(zero *z) {
 }
 
 // The backward of one unit, poison in one element of one rank if asked for.
-static int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
+static inline int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
     const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
     void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
     if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
@@ -143,7 +143,7 @@ static int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison)
 }
 
 // One micro-batch, units from last to first.
-static int micro_batch(zero *z, size_t j, size_t step, float poison) {
+static inline int micro_batch(zero *z, size_t j, size_t step, float poison) {
     int e = forward(z);
     for (size_t u = UNITS; u-- > 0 && !e;) e = backward_unit(z, u, j, step, poison);
     return e ? e : zero_finish_backward(z);
