@@ -98,6 +98,11 @@ static int add_over_all(zero *z, uint64_t *wide, size_t n, const char *phase) {
     return e || shard.rank < 0 ? e : zero_check_calls(z, shard.calls, shard.rank, "shard_comm");
 }
 
+int zero_check_all_calls(zero *z, const char *phase) {
+    uint64_t calls;
+    return add_over_all(z, &calls, 0, phase);
+}
+
 int zero_grad_norm(zero *z, double *norm) {
     if (zero_enter(z)) return z->failed;
     uint64_t *parts = malloc(ZERO_SQUARES_BYTES), sum[ZERO_NORM_WORDS] = { 0 };

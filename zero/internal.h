@@ -166,6 +166,7 @@ enum zero_call {
 };
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
 int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
+int zero_check_all_calls(zero *z, const char *phase);  // grad_norm.c: compares them. Collective
 
 // ---- gradients.c ----------------------------------------------------------------------------------------------------
 

@@ -298,6 +298,11 @@ uint64_t zero_get_updates(const zero *z) { return z->updates; }
 
 int zero_set_updates(zero *z, uint64_t updates) {
     if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
+    for (size_t t = 0; t < z->layout.num_tensors; t++)
+        if (z->options[t].first_update > updates)
+            return zero_fail(z, ZERO_ERR_ARG, "zero_set_updates: %llu: first_update of %s is %llu: lower that first",
+                             (unsigned long long)updates, z->layout.tensors[t].name,
+                             (unsigned long long)z->options[t].first_update);
     zero_record_call(z, CALL_SET_UPDATES, &updates, sizeof updates);
     z->updates = updates;
     return ZERO_OK;

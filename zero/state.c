@@ -136,6 +136,7 @@ static int load(zero *z, enum zero_state state, int fill, zero_fill_fn fn, void 
     if (!e && is_weights) e = zero_params_update_begin(z);
     if (!e && fill) {
         z->updates = 0;
+        for (size_t t = 0; t < z->layout.num_tensors; t++) z->options[t].first_update = 0;
         mine = clear_optimizer_state(z);
     }
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
@@ -245,23 +246,21 @@ static int check_replicas(zero *z) {
 // Every shard group has the same state: checks that they are equal.
 static int check_groups(zero *z, uint64_t params, uint64_t optimizer) {
     if (z->replicas == 1) return ZERO_OK;
-    uint64_t mine[3] = { params, optimizer, z->calls }, *all = malloc((size_t)z->replicas * sizeof mine);
+    uint64_t mine[2] = { params, optimizer }, *all = malloc((size_t)z->replicas * sizeof mine);
     int e = all ? ZERO_OK : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.replicate_comm, mine, sizeof mine, all));
-    for (int g = 0; g < z->replicas && !e; g++) {
-        e = zero_check_calls(z, all[3 * g + 2], g, "replicate_comm");
-        if (!e && memcmp(all + 3 * g, mine, sizeof mine))
+    for (int g = 0; g < z->replicas && !e; g++)
+        if (memcmp(all + 2 * g, mine, sizeof mine))
             e = zero_fail(z, ZERO_ERR_COMM, "the state of its shard group differs from that of group %d", g);
-    }
     free(all);
     return e;
 }
 
 static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     const size_t num_states = ZERO_STATE_OPTIMIZER + z->optimizer->num_states;
-    uint64_t mine[3] = { 0, 0, z->calls }, *all = malloc((size_t)z->ranks * sizeof mine);
+    uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? zero_between_micro_batches(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    zero_comm_phase(z->config.shard_comm, "hash of the state", 0);
+    if (!e) e = zero_check_all_calls(z, "hash of the state");
     for (size_t i = 0; i < num_states + (z->ema != NULL) && !e; i++) {
         const size_t s = i < num_states ? i : ZERO_STATE_EMA;
         struct hash_visit h = { &z->layout, 0, s };
@@ -271,9 +270,8 @@ static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     *params = *optimizer = 0;
     for (int r = 0; r < z->ranks && !e; r++) {
-        *params += all[3 * r];
-        *optimizer += all[3 * r + 1];
-        e = zero_check_calls(z, all[3 * r + 2], r, "shard_comm");
+        *params += all[2 * r];
+        *optimizer += all[2 * r + 1];
     }
     free(all);
     if (!e) e = check_groups(z, *params, *optimizer);

@@ -1,7 +1,8 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,test_engine,test_engine_failure,test_engine_contract,test_comm_failures,test_stops} \
+    build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_failure,test_engine_contract} \
+        $fp32/{test_comm_failures,test_stops} \
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     build cpu BF16 $bf16/train_gpt2_zero
@@ -22,6 +23,10 @@ if [ -z "$suffix" ]; then
     done
     run 0 600 "damaged checkpoints, 500" dev/test/cli/test_damages.sh $fp32/train_gpt2_zero 500
     run 0 900 "a file system that fails: all calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer all
+    for ranks in 1 2 3 4 5 6 7 8 9; do
+        TEST_TIMEOUT=50 run $ranks 180 "fuzz: calls of the engine, 30 s, $ranks ranks" $fp32/fuzz_engine \
+            --seconds 30 --seed 2
+    done
     for ranks in 1 3 4; do      # most cases wait for a time-out; make test has 2 ranks
         run $ranks 600 "failures, $ranks ranks" $fp32/test_engine_failure
         run $ranks 600 "engine's contract, $ranks ranks" $fp32/test_engine_contract
@@ -46,7 +51,8 @@ for SANITIZE in address undefined; do
     export SANITIZE
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
-    build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero} $dir/test_{engine_contract,engine_failure,engine_step,stops}
+    build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero,fuzz_engine}
+    build cpu FP32 $dir/test_{engine_contract,engine_failure,engine_step,stops}
     build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
     for program in layout options output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
@@ -60,6 +66,10 @@ for SANITIZE in address undefined; do
     ASAN_OPTIONS=$leaks run 3 900 "failures, SANITIZE=$SANITIZE" $dir/test_engine_failure
     ASAN_OPTIONS=$leaks run 3 600 "a rank is stopped at any moment, SANITIZE=$SANITIZE" $dir/test_stops 16
     ASAN_OPTIONS=$leaks run 3 900 "engine, SANITIZE=$SANITIZE" $dir/test_engine
+    for ranks in 1 2 4 6; do
+        ASAN_OPTIONS=$leaks TEST_TIMEOUT=50 run $ranks 180 "fuzz: calls, $ranks ranks, SANITIZE=$SANITIZE" \
+            $dir/fuzz_engine --seconds 30 --seed 3
+    done
     ASAN_OPTIONS=$leaks run 3 300 "engine, steps, SANITIZE=$SANITIZE" $dir/test_engine_step
     SEED=2 run 0 900 "damaged checkpoints, SANITIZE=$SANITIZE" dev/test/cli/test_damages.sh $dir/train_gpt2_zero 100
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero

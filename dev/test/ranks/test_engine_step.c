@@ -236,6 +236,15 @@ static void options_are_checked(zero_comm *c) {
     o.first_update = 0;
     backward(z, 0, NULL);
     CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_ERR_ARG && strstr(zero_error(z), "between steps"));
+    CHECK(zero_discard(z) == ZERO_OK && zero_set_updates(z, 7) == ZERO_OK, "%s", zero_error(z));
+    o.frozen = 1;
+    CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_OK);
+    o.frozen = 0;
+    CHECK(zero_set_tensor_options(z, 1, &o) == ZERO_OK && zero_get_tensor_options(z, 1).first_update == 7);
+    CHECK(zero_set_updates(z, 6) == ZERO_ERR_ARG && strstr(zero_error(z), "first_update of bias is 7"), "%s",
+          zero_error(z));
+    CHECK(zero_discard(z) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "%s", zero_error(z));
+    CHECK(zero_get_tensor_options(z, 1).first_update == 0 && zero_get_updates(z) == 0);
     zero_destroy(z);
 }
 

@@ -19,10 +19,12 @@
 #include "zero/comm/transport_registry.h"
 
 static const double PATIENT = 60;  // time-outs in seconds: one that is not meant to pass; one that is
-#ifdef CUDA_ON_CPU
-static const double SHORT = 0.4;
-#else
+#ifndef CUDA_ON_CPU
 static const double SHORT = 10;  // it holds for the meeting of the ranks too, for which NCCL may need seconds
+#elif defined CUDA_ON_CPU_EMULATED
+static const double SHORT = 1;
+#else
+static const double SHORT = 0.4;
 #endif
 
 static int rank, ranks;
