@@ -1,11 +1,11 @@
-// Converts text to token shards in llm.c's format, with GPT-2's byte-pair encoding. The last tenth becomes the
+// Converts texts to token shards in llm.c's format, with GPT-2's byte-pair encoding. The last tenth becomes the
 // validation shard.
 //
-//     tokenize_text gpt2_tokenizer.bin train.bin val.bin TEXT...
+//     tokenize_text gpt2_tokenizer.bin|bytes train.bin val.bin TEXT...
 //
-// The first file is llm.c's, or tiktoken's r50k_base.tiktoken. Each text is a document: <|endoftext|> stands before it,
-// as in llm.c's shards. All threads of OpenMP encode (OMP_NUM_THREADS): a text is cut at lines, where it can be cut
-// without changing its tokens.
+// The tokenizer is llm.c's, or tiktoken's r50k_base.tiktoken; bytes: a token is a byte. Each text is a document:
+// <|endoftext|> (bytes: a line break) stands before it, as in llm.c's shards. All threads of OpenMP encode
+// (OMP_NUM_THREADS): a text is cut at lines, where it can be cut without changing its tokens.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -112,13 +112,14 @@ int main(int argc, char **argv) {
     Bpe *bpe;
     Tokens all = { 0 };
     if (argc < 5) {
-        fprintf(stderr, "usage: %s gpt2_tokenizer.bin train.bin val.bin TEXT...\n", argv[0]);
+        fprintf(stderr, "usage: %s gpt2_tokenizer.bin|bytes train.bin val.bin TEXT...\n", argv[0]);
         return 2;
     }
     for (int i = 4; i < argc; i++)
         if (strcmp(argv[i], argv[2]) == 0 || strcmp(argv[i], argv[3]) == 0 || strcmp(argv[2], argv[3]) == 0)
             return fail("an output is named twice, or is one of the texts: choose another name");
-    if (tokenizer_open(&t, argv[1], err) != 0 || bpe_open(&bpe, t, err) != 0) return fail(err);
+    if (tokenizer_open(&t, strcmp(argv[1], "bytes") != 0 ? argv[1] : NULL, err) != 0 || bpe_open(&bpe, t, err) != 0)
+        return fail(err);
     if (tokenizer_vocab(t) > UINT16_MAX + 1) return fail("the vocabulary has more than 65536 tokens");
     for (int i = 4; i < argc; i++)
         if (add_file(bpe, t, argv[i], &all) != 0) return fail(err);

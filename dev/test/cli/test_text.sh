@@ -42,6 +42,14 @@ makes_shards() {
         [ "$(shard train.bin | cut -c 1-11)" = "258 256 256" ] && [ -z "$(ls ./*.tmp 2> /dev/null)" ]
 }
 check "texts become shards, an end-of-text token before each" makes_shards
+short_texts() {     # each too short to train on, together enough
+    local i
+    mkdir short && for i in {1..30}; do echo "text $i" > "short/$i"; done
+    "$tokenize" bytes s.bin t.bin short/* &&
+        job 2 -e custom:l1,h2,c16,v256,t16 -i s.bin -j t.bin -b 1 -t 16 -x 2 -m 1 -s 0 &&
+        [ "$(od -An -v -tu2 -j1024 -N18 s.bin | xargs)" = "10 116 101 120 116 32 49 10 10" ]
+}
+check "short texts train together" short_texts
 same_by_threads() {
     cat "$OLDPWD"/dev/data/text/default.txt > text.txt
     OMP_NUM_THREADS=1 "$tokenize" gpt2_tokenizer.bin a.bin b.bin text.txt &&
