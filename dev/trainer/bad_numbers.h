@@ -13,7 +13,7 @@ extern "C" {
 void count_nonfinite(Run *r, const StepLine *s);
 
 // Dies if a parameter is not finite: such a model is not published. Collective.
-void check_parameters(const Run *r, size_t step);
+void check_parameters(Run *r, size_t step);
 
 #ifdef __cplusplus
 }

@@ -278,6 +278,7 @@ static void publish(struct CheckpointWriter *w) {
         snprintf(w->err, sizeof w->err, "%s: out of host memory", w->path[CHECKPOINT_MANIFEST]);
         return;
     }
+    if (w->r->log.file != NULL) fsync(fileno(w->r->log.file));  // who continues from here has the lines until here
     if (directory_check(w->err, sizeof w->err) == 0) unlink(w->path[CHECKPOINT_DONE]);
     for (int f = CHECKPOINT_MODEL; f <= CHECKPOINT_OPTIMIZER && w->err[0] == '\0'; f++)
         durable_publish(w->temporary[f], w->path[f], w->err, sizeof w->err);
@@ -437,8 +438,12 @@ void continue_checkpoint(Run *r) {
 }
 
 void finish_checkpoint(Run *r) {
+    const char *phase = r->phase;
+    const size_t step = r->phase_step;
+    if (r->writer == NULL) return;
     enter(r);
     wait_for_threads(r, 0);
+    run_phase(r, phase, step);
 }
 
 int checkpoint_is_settled(const Run *r) {

@@ -147,6 +147,15 @@ for way in "${ways[@]}"; do
     check "skipped updates and the window of outliers continue, $way" resumed_over_a_skip $way
 done
 
+# Weights of 1e20 give losses that are not finite, from step 3 on. The run ends in step 7, when the checkpoint of step 6
+# is still being written.
+bad_numbers() {
+    local nan=(-l 1e6 -c 1e6 -u 0 --nonfinite-limit 5 -v 0 -s 0 -o "$work/nan")
+    job 2 "${nan[@]}" -x 4 -n 4 && ! job 1 "${nan[@]}" -x 8 -n 1 -y 1 && has "in 5 steps in a row, from step 3 on" &&
+        has "this was in training, step 7" && [ -e "$work/nan/DONE_00000006" ]
+}
+check "steps that are not finite are counted on; the last good state is written to its end" bad_numbers
+
 # at_6 DIRECTORY TRAINER FLAGS...: reads the state of step 6
 at_6() {
     rm -rf "$work/six"
