@@ -204,8 +204,10 @@ run 0 300 "kernels, emulated GPU" $asan/test_kernels
 run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
 CUDA_ON_CPU_STREAMS=1 run 2 300 "sharded = unsharded fp32, emulated GPU, streams in order 1" $asan/test_gpt2_zero
-ASAN_OPTIONS=$leaks CUDA_ON_CPU_STREAMS=1 run 2 120 "transports, NCCL, emulated GPU, streams in order 1" $asan/test_comm --case NCCL
-ASAN_OPTIONS=$leaks CUDA_ON_CPU_STREAMS=1 run 2 120 "transports, failures, NCCL, emulated GPU" $asan/test_comm_failures --case NCCL
+ASAN_OPTIONS=$leaks CUDA_ON_CPU_STREAMS=1 \
+    run 2 120 "transports, NCCL, emulated GPU, streams in order 1" $asan/test_comm --case NCCL
+ASAN_OPTIONS=$leaks CUDA_ON_CPU_STREAMS=1 \
+    run 2 120 "transports, failures, NCCL, emulated GPU" $asan/test_comm_failures --case NCCL
 CUDA_ON_CPU_STREAMS=1 run 2 120 "waits of NCCL, emulated GPU, streams in order 1" $asan/test_nccl
 run 2 120 "the stand-in does what NCCL does, emulated GPU" $asan/test_nccl_stand_in
 

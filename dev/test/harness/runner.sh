@@ -12,8 +12,8 @@ mkdir -p $logs
 slots=$(($(nproc 2> /dev/null || echo 1) + 1))
 [ "$slots" -le 4 ] || slots=4
 
-# Sanitizers stop at the first fault. Leaks are reported where a test asks for it (ASAN_OPTIONS=$leaks), but not those of
-# Open MPI, which its libraries' names tell; that takes full stacks of every allocation.
+# Sanitizers stop at the first fault. Leaks are reported where a test asks for it (ASAN_OPTIONS=$leaks), but not those
+# of Open MPI, which its libraries' names tell; that takes full stacks of every allocation.
 # Threads that wait do not spin: the ranks of several tests share the cores.
 export OMP_WAIT_POLICY=passive
 leaks=detect_leaks=1:fast_unwind_on_malloc=0

@@ -6,8 +6,8 @@
 // struct model is what the header promises, written again: it predicts for each call whether it is refused. What is
 // refused must have a message, leave the engine in that state, and be over after zero_discard. What is accepted happens
 // to two engines: to this one, and to a *reference*, unsharded on one rank, which does the micro-batches of all ranks.
-// After each step norms and hashes of both must be equal, to the bit. At the end one rank may do what the others do not:
-// all must be told. All ranks draw the same numbers.
+// After each step norms and hashes of both must be equal, to the bit. At the end one rank may do what the others do
+// not: all must be told. All ranks draw the same numbers.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
