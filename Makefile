@@ -314,10 +314,13 @@ test-long: setup $(TEXT)
 
 fuzz: $(TEXT)
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=FP32 build/$(DEVICE)-fp32/train_gpt2_zero \
-	    build/$(DEVICE)-fp32/fuzz
+	    build/$(DEVICE)-fp32/fuzz build/$(DEVICE)-fp32/fuzz_engine
 	$(Q)$(MAKE) --no-print-directory SETUP=true PRECISION=BF16 USE_CUDNN=0 build/$(DEVICE)-bf16/train_gpt2_zero
 	@build/$(DEVICE)-fp32/fuzz $(foreach p,fp32 bf16,build/$(DEVICE)-$(p)/train_gpt2_zero) --seconds $(SECONDS) \
 	    $(SEED:%=--seed %)
+	@for np in 1 2 3 5 8; do \
+	    (NP=$$np; . scripts/env.sh; exec $(MPIRUN) -np $$np build/$(DEVICE)-fp32/fuzz_engine \
+	        --seconds $$(($(SECONDS) / 15)) $(SEED:%=--seed %)) || exit 1; done
 	$(Q)$(MAKE) --no-print-directory SETUP=true build/fuzz-$(FUZZ_WITH)/fuzz_files
 	@build/fuzz-$(FUZZ_WITH)/fuzz_files --seconds $$(($(SECONDS) / 3)) $(SEED:%=--seed %)
 
@@ -349,7 +352,7 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
   run              train: NP=8 ranks, ZeRO stage 2; ARGS="..." are options of the trainer, RUN_DIR=$(RUN_DIR)
   test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select
   test-long        what takes too long for that: half an hour of fuzzing and sanitizers
-  fuzz             random configurations against plain ones, bit for bit, and mutated files: SECONDS=60; SEED=...
+  fuzz             random configurations and calls, bit for bit, and mutated files: SECONDS=60; SEED=...
   bench            the benchmarks                         examples   dev/examples
   ckpt             build/ckpt/ckpt, the tool for checkpoints: needs no MPI, no GPU (dev/docs/checkpoints.md)
   cuda             compile everything with nvcc for sm_80 and sm_90, both precisions; needs no GPU

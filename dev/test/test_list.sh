@@ -40,7 +40,7 @@ done
 run 2 180 "transports, failures, 2 ranks" $fp32/test_comm_failures     # 3 and 4 ranks: test_list_long.sh
 run 2 120 "a rank is stopped at any moment, 2 ranks" $fp32/test_stops
 for ranks in 1 2 3 5 9; do      # another seed and longer: test_list_long.sh
-    TEST_TIMEOUT=50 run $ranks 120 "fuzz: calls of the engine, $ranks ranks" $fp32/fuzz_engine --seconds 4
+    TEST_TIMEOUT=50 run $ranks 120 "fuzz: calls of the engine, $ranks ranks" $fp32/fuzz_engine --seconds 4 --seed 1
 done
 run 8 120 "transports, NCCL, 8 ranks" $fp32/test_comm --case NCCL
 run 2 60 "overlap" $fp32/test_overlap

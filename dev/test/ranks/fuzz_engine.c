@@ -1,7 +1,7 @@
 // fuzz_engine.c: does any sequence of calls break the engine? Draws models, settings, transports and shard groups, and
 // for each of them calls of zero.h, right and wrong ones. Run under mpirun, on any number of ranks.
 //
-//     fuzz_engine [--seconds S] [--seed N] [--case "configuration 17,"]      5 seconds, seed 1
+//     fuzz_engine [--seconds S] [--seed N] [--case "configuration 17,"]      5 seconds; another seed each time
 //
 // struct model is what the header promises, written again: it predicts for each call whether it is refused. What is
 // refused must have a message, leave the engine in that state, and be over after zero_discard. What is accepted happens
@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include "test/ranks/toy_model.h"
 #include "zero/clock.h"
 #include "zero/pool.h"
@@ -530,12 +531,14 @@ static void try_configuration(const struct way *way, int group) {
 
 int main(int argc, char **argv) {
     double seconds = 5;
-    unsigned long long seed = 1;
+    unsigned long long seed = 0;
     start_engines(&argc, argv);
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--seconds")) seconds = atof(argv[i + 1]);
         if (!strcmp(argv[i], "--seed")) seed = strtoull(argv[i + 1], NULL, 10);
     }
+    if (!seed) seed = (unsigned long long)time(NULL);
+    MPI_Bcast(&seed, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD);
     const double begin = zero_clock();
     for (unsigned n = 1, go_on = 1; go_on; n++) {
         dice = (seed * 0x9e3779b97f4a7c15u) ^ (n * 0xd1342543de82ef95u);
