@@ -1,8 +1,8 @@
 // Fine-tuning with zero/, on the host alone: a unit that is frozen, two groups of parameters, and a checkpoint from
 // which any number of ranks continues in any stage, with the same bits.
 //
-//     make examples && mpirun -n 4 build/cpu-fp32/finetune 2 state.bin       # the stage, 0 to 3; where the state is kept
-//     mpirun -n 3 build/cpu-fp32/finetune 3 state.bin                        # continues where state.bin ends
+//     make examples && mpirun -n 4 build/cpu-fp32/finetune 2 state.bin      # the stage, 0 to 3; where the state is
+//     mpirun -n 3 build/cpu-fp32/finetune 3 state.bin                       # continues where state.bin ends
 //
 // With a third argument it kills itself in that step. regression.c is the simpler example; what is new here is marked
 // [1] to [4].

@@ -52,7 +52,7 @@ for SANITIZE in address undefined; do
     suffix=-$SANITIZE
     dir=build/cpu-fp32$suffix
     build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero,fuzz_engine}
-    build cpu FP32 $dir/test_{engine_contract,engine_failure,engine_step,stops}
+    build cpu FP32 $dir/test_{engine_contract,engine_failure,engine_step,engine_ema,engine_frozen,stops}
     build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
     for program in layout options output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
@@ -71,6 +71,9 @@ for SANITIZE in address undefined; do
             $dir/fuzz_engine --seconds 30 --seed 3
     done
     ASAN_OPTIONS=$leaks run 3 300 "engine, steps, SANITIZE=$SANITIZE" $dir/test_engine_step
+    ASAN_OPTIONS=$leaks run 3 900 "moving average of the weights, SANITIZE=$SANITIZE" $dir/test_engine_ema
+    # The last case limits the address space, too.
+    [ $SANITIZE = address ] || run 3 900 "frozen units, SANITIZE=$SANITIZE" $dir/test_engine_frozen
     SEED=2 run 0 900 "damaged checkpoints, SANITIZE=$SANITIZE" dev/test/cli/test_damages.sh $dir/train_gpt2_zero 100
     run 3 900 "sharded = unsharded, SANITIZE=$SANITIZE" $dir/test_gpt2_zero
 done

@@ -16,15 +16,15 @@ log=$work/log
 job() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$program" "${@:2}" > "$log" 2>&1; }
 
 hash_of() { grep -o 'parameters .*' "$log"; }
-whole() { job 1 0 "$work/whole" && want=$(hash_of) && [ -n "$want" ] && size=$(stat -c %s "$work/whole"); }
+whole() { job 1 0 "$work/whole" && want=$(hash_of) && [ -n "$want" ]; }
 learns() { awk '/^step/ { if (!first) first = $4; last = $4 } END { exit !(last < first / 3) }' "$log"; }
 
 # continued RANKS STAGE RANKS STAGE STEP: killed in STEP
 continued() {
     rm -f "$work/state"
     job "$1" "$2" "$work/state" "$5" && return 1
-    job "$3" "$4" "$work/state" && grep -qx "continues in step $(($5 / 10 * 10))" "$log" && [ "$(hash_of)" = "$want" ] &&
-        cmp "$work/state" "$work/whole"
+    job "$3" "$4" "$work/state" && grep -qx "continues in step $(($5 / 10 * 10))" "$log" &&
+        [ "$(hash_of)" = "$want" ] && cmp "$work/state" "$work/whole"
 }
 others_are_refused() { ! job 5 2 "$work/none" && grep -q "use 1, 2, 3, 4, 6 or 12 ranks" "$log"; }
 

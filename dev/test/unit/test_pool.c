@@ -244,6 +244,28 @@ static void an_embedding_does_not_set_the_size_of_shared_buffers(void) {
     CHECK_EQ(elements_for(sizes, embedding_is_tied, 13, 1, 2), 7000000 + 2 * 7087872 + (64 - 7000000 % 64) % 64);
 }
 
+// Neither the size of shared buffers nor which units share depends on what has no gradients; parameters have buffers all
+// the same.
+static void frozen_units_have_no_buffers_for_gradients(void) {
+    static const size_t sizes[] = { 64000, 6400, 6336, 6272 };
+    zero_layout l = layout_of(sizes, NULL, 4, 1);
+    zero_layout_set_frozen(&l, 0, 1);
+    zero_layout_set_frozen(&l, 1, 1);
+    for (int grads = 0; grads < 2; grads++) {
+        zero_pool p;
+        REQUIRE(zero_pool_create(&p, &l, grads ? ZERO_POOL_GRADS : ZERO_POOL_PARAMS, 2) == 0, "out of memory");
+        CHECK_EQ(elements(&p), grads ? 6336 + 6272 : 64000 + 2 * 6400);
+        CHECK_EQ(p.shares[0] + p.shares[1], !grads);
+        CHECK_EQ(p.shares[2] + p.shares[3], 2 - grads);
+        zero_pool_destroy(&p);
+    }
+    for (size_t t = 2; t < 4; t++) zero_layout_set_frozen(&l, t, 1);
+    zero_pool p = pool_of(&l, 2);
+    CHECK_EQ(p.num_buffers, 0);
+    zero_pool_destroy(&p);
+    zero_layout_destroy(&l);
+}
+
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(a_unit_always_finds_a_buffer);
@@ -251,5 +273,6 @@ int main(int argc, char **argv) {
     RUN(periods_gather_what_all_micro_steps_do);
     RUN(units_that_differ_a_little_cost_what_equal_ones_do);
     RUN(an_embedding_does_not_set_the_size_of_shared_buffers);
+    RUN(frozen_units_have_no_buffers_for_gradients);
     return test_finish();
 }
