@@ -62,7 +62,7 @@ zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, float 
 //     ZERO_MASTER_FP32:  master, fp32;                    then parameter = zero_master_round(w)
 //     ZERO_MASTER_SPLIT: zero_master_join(parameter, master), master the low half of w (uint16_t); then the same
 //     ZERO_MASTER_NONE:  the parameter (master is NULL);  then parameter = zero_master_round_stochastic(w, random)
-// ema, if it is not NULL, is the average of w before that rounding: ema = ema + ema_weight * (w - ema), after the update.
+// ema, if not NULL, is the average of w before that rounding; after the update ema = ema + ema_weight * (w - ema).
 // Element k of 8 aligned elements of a chunk takes random[k] of zero_master_random(seed, t, logical index of the
 // first).
 typedef struct zero_optimizer_arrays {

@@ -3,8 +3,8 @@
 //     optimizer_steps OPTIMIZER STAGE LR BETA1 BETA2 EPS WEIGHT_DECAY MAX_NORM EMA_DECAY STEPS FILE
 //
 // OPTIMIZER is a number of enum zero_optimizer_kind. FILE has fp32 numbers: the weights, then the gradient of each
-// step, which all ranks have (so it is the mean). Behind them the program writes, for each step, the weights, each state
-// of the optimizer and, with EMA_DECAY, the average; and it prints the norms of the steps.
+// step, which all ranks have (so it is the mean). Behind them the program writes, for each step, the weights, each
+// state of the optimizer and, with EMA_DECAY, the average; and it prints the norms of the steps.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

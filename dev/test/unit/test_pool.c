@@ -244,8 +244,8 @@ static void an_embedding_does_not_set_the_size_of_shared_buffers(void) {
     CHECK_EQ(elements_for(sizes, embedding_is_tied, 13, 1, 2), 7000000 + 2 * 7087872 + (64 - 7000000 % 64) % 64);
 }
 
-// Neither the size of shared buffers nor which units share depends on what has no gradients; parameters have buffers all
-// the same.
+// Neither the size of shared buffers nor which units share depends on what has no gradients; parameters have buffers
+// all the same.
 static void frozen_units_have_no_buffers_for_gradients(void) {
     static const size_t sizes[] = { 64000, 6400, 6336, 6272 };
     zero_layout l = layout_of(sizes, NULL, 4, 1);
