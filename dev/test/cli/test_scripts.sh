@@ -140,7 +140,7 @@ faulty() {
 faulty "a fault of all ranks is reported once" 1 "no/such/text" -1 -1 all -i no/such/text -j no/such/text
 faulty "a rank is missing" + "rank 1 has not come" -1 1 none
 faulty "a rank has other settings" + "rank 2 has --seed 7, rank 0 has --seed 42" -1 -1 2 --seed 7
-faulty "a rank is killed" + "asked who is left: .*rank 1 " 1 -1 none
+faulty "a rank is killed" + "(asked who is left: .*rank 1 |rank 1 has not come within 2 s)" 1 -1 none
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A run that is started again. flaky stands for mpirun; what it starts is asked for its plan only.
