@@ -50,7 +50,8 @@ build() {
     x86-64) variables=(MARCH=x86-64) ;;
     aarch64)
         variables=(MARCH= CC=$triple-gcc CXX=$triple-g++ AR=$triple-ar CPPFLAGS="--sysroot=$root"
-            LDFLAGS="--sysroot=$root -Wl,-rpath-link,$libs/openmpi/lib" MPI_CFLAGS="-I$libs/openmpi/include"
+            LDFLAGS="--sysroot=$root -L$libs/openblas-openmp -Wl,-rpath-link,$libs/openmpi/lib"
+            MPI_CFLAGS="-I$libs/openmpi/include -I$root/usr/include/$triple/openblas-openmp"
             MPI_LIBS="-L$libs/openmpi/lib -lmpi")
         ;;
     esac

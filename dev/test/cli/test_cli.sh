@@ -292,11 +292,21 @@ wanted "-nk 1 keeps the last model" [ "$(models "$work/nk")" = model_00000005.bi
 ran 2 "-nk 1 -nm 2" "${good[@]}" -x 5 -n 1 -nk 1 -nm 2 -o "$work/nm"
 wanted "-nm 2 keeps others" [ "$(models "$work/nm")" = "model_00000002.bin model_00000004.bin model_00000005.bin" ]
 
-first=''
-for way in "1 0" "2 0" "4 0" "1 1" "2 1" "4 1" "1 2" "2 2" "4 2" "2 3"; do
-    ran "${way% *}" "--hash 1, ${way% *} ranks, -z ${way#* }" "${good[@]}" -d 512 -z "${way#* }" --hash 1
-    : "${first:=$(state_hash)}"
-    wanted "the same hash ($first)" same "$(state_hash)" "$first"
+# hash_of RANKS STAGE: nothing on stderr, and a hash of the state, into a file
+hash_of() {
+    job "$1" "${good[@]}" -d 512 -z "$2" --hash 1 > "$mine/log" 2> "$mine/stderr" && [ ! -s "$mine/stderr" ] &&
+        log=$mine/log state_hash > "$work/hash.$1.$2" && return
+    cat "$mine/log" "$mine/stderr"
+    return 1
+}
+ways=("1 0" "2 0" "4 0" "1 1" "2 1" "4 1" "1 2" "2 2" "4 2" "2 3")
+for way in "${ways[@]}"; do
+    at_once "--hash 1, ${way% *} ranks, -z ${way#* }" hash_of "${way% *}" "${way#* }"
+done
+all_done
+first=$(cat "$work/hash.1.0" 2> /dev/null)
+for way in "${ways[@]}"; do
+    wanted "the same hash ($first), ${way% *} ranks, -z ${way#* }" same "$(cat "$work/hash.${way/ /.}")" "$first"
 done
 
 ran 2 "-a 1" "${good[@]}" -a 1 -x 40 -l 0.01
@@ -373,13 +383,12 @@ job 1 "${good[@]}" -o "$work/twice" --overwrite 1 > "$work/third" 2>&1
 echo $? > "$work/third.status"
 judge "a lock that is none" "not a lock of a run" "$work/third"
 
-# lose NAME RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: a case: the signal is sent in the middle of a run; the job ends,
-# non-zero, in 20 s, leaves no process behind, and prints WORD
+# lose RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: the signal is sent in the middle of a run; the job ends, non-zero, in
+# 20 s, leaves no process behind, and prints WORD
 lose() {
-    local name=$1 ranks=$2 signal=$3 victim=$4 word=$5 mpirun processes wrong='' i
-    selected "$name" || return
+    local ranks=$1 signal=$2 victim=$3 word=$4 mpirun processes wrong='' i log=$mine/log
     : > "$log"
-    "${MPIRUN:-mpirun}" -np "$ranks" "$trainer" "${good[@]}" -x 1000000000 "${@:6}" > "$log" 2>&1 < /dev/null &
+    "${MPIRUN:-mpirun}" -np "$ranks" "$trainer" "${good[@]}" -x 1000000000 "${@:5}" > "$log" 2>&1 < /dev/null &
     mpirun=$!
     for i in {1..400}; do
         grep -q '^step' "$log" && break
@@ -403,7 +412,10 @@ lose() {
     done
     wait $mpirun && wrong="$wrong, exit status 0"
     grep -qE -- "$word" "$log" || wrong="$wrong, it does not print \"$word\""
-    report "$name" "${wrong#, }" "$log"
+    [ -n "$wrong" ] || return 0
+    cat "$log"
+    echo "${wrong#, }"
+    return 1
 }
 
 # Flags that decide the bits: the header has them from options.c.
@@ -419,17 +431,17 @@ readme_names_what_decides() {
 }
 check "README.md names all flags that decide the bits" readme_names_what_decides
 
-lose "a rank is killed" 2 KILL 1 "rank 1"
-lose "rank 0 is killed" 3 KILL 0 "rank 0" -z 2
-lose "a rank is stopped" 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
-lose "rank 0 is stopped" 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
+at_once "a rank is killed" lose 2 KILL 1 "rank 1"
+at_once "rank 0 is killed" lose 3 KILL 0 "rank 0" -z 2
+at_once "a rank is stopped" lose 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
+at_once "rank 0 is stopped" lose 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
 stopped="in .*: (the .*another rank died, stopped|rank [01] has not come within 3 s)"
-lose "a rank is stopped, NCCL" 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl
-lose "rank 0 is stopped, NCCL" 3 STOP 0 "^error: rank [12], $stopped" --timeout 3 --transport nccl -z 3
+at_once "a rank is stopped, NCCL" lose 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl
+at_once "rank 0 is stopped, NCCL" lose 3 STOP 0 "^error: rank [12], $stopped" --timeout 3 --transport nccl -z 3
 # The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device
 # must not be reported instead.
-NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 lose "a rank is stopped, NCCL, an abort that breaks the device" \
-    2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl -z 1 -d 1280
-lose "Ctrl-C" 2 INT mpirun "step"
+NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 at_once "a rank is stopped, NCCL, an abort that breaks the device" \
+    lose 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl -z 1 -d 1280
+at_once "Ctrl-C" lose 2 INT mpirun "step"
 
 summary
