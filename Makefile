@@ -156,9 +156,9 @@ $(foreach f,$(filter $(UNSAFE),$(patsubst --%,-%,$(SPLIT))), \
 strip_suffix = $(basename $(wildcard $(1)))
 TESTS    := $(call strip_suffix,dev/test/*/test_*.c dev/test/*/test_*.cu \
                 $(if $(filter emulated%,$(DEVICE)),dev/test/emulator/planted_faults.cu))
-# What reads the trace of the CPU's runtime, and what tests its NCCL.
+# What reads the trace of the CPU's runtime, and what tests its NCCL; what is for warps of 32 lanes.
 TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_nccl_stand_in) \
-                $(if $(CUDNN),,%/test_cudnn_plan),$(TESTS))
+                $(if $(CUDNN),,%/test_cudnn_plan) $(if $(filter cpu,$(DEVICE)),%/test_mma),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/ranks/fuzz dev/test/ranks/fuzz_engine
 PYTORCH  := dev/test/ranks/optimizer_steps

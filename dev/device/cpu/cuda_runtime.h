@@ -78,7 +78,8 @@ enum cuda_on_cpu_warp_op {
     CUDA_ON_CPU_SHFL,
     CUDA_ON_CPU_SHFL_XOR,
     CUDA_ON_CPU_SHFL_DOWN,
-    CUDA_ON_CPU_SHFL_UP
+    CUDA_ON_CPU_SHFL_UP,
+    CUDA_ON_CPU_MATRIX
 };
 
 void cuda_on_cpu_syncthreads(const char *file, int line);
@@ -87,6 +88,18 @@ uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value,
 bool cuda_on_cpu_forgotten(const char *function, void *frame);
 void cuda_on_cpu_check_aligned(const void *p, size_t alignment);  // stops the program, as a GPU's wide access
                                                                   // would
+void cuda_on_cpu_check_shared(const void *p, size_t bytes);       // stops the program if p is not in shared memory
+
+// Waits until all lanes of the warp have called it at this place; the last one calls work(operands of lanes 0 to 31).
+void cuda_on_cpu_meet(void (*work)(void *const *operands), void *operands, const char *file, int line);
+
+// Matrix instructions and asynchronous copies: tensor_cores.cpp, for dev/device/mma.cuh.
+void cuda_on_cpu_mma(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, const char *file, int line);
+void cuda_on_cpu_ldmatrix(uint32_t *r, const void *p, bool transposed, const char *file, int line);
+void cuda_on_cpu_copy_async(void *to, const void *from, size_t bytes, bool valid);
+void cuda_on_cpu_copy_commit();
+void cuda_on_cpu_copy_wait(unsigned groups);
+size_t cuda_on_cpu_copies_pending();  // of this thread
 
 static inline void __syncthreads(CUDA_ON_CPU_SITE) { cuda_on_cpu_syncthreads(file, line); }
 

@@ -17,6 +17,7 @@
 //                           program with a diagnosis; so does a warp operation whose mask names lanes that have
 //                           ended, or that lanes reach at different places
 //   misaligned wide access  cuda_on_cpu_check_aligned, which ld() and st() call
+//   tensor cores, copies    see tensor_cores.cpp
 //   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason on stderr
 //   races                   another schedule gives another result; or ThreadSanitizer, which is informed about fibers
 //                           and barriers: compile this file with -DCUDA_ON_CPU_TSAN and without -fsanitize=thread.
@@ -87,6 +88,8 @@ struct warp {
     unsigned generation;  // operations completed: a lane may be in the next one before another has read its value of
                           // this one
     uint64_t value[2][LANES];
+    void (*work)(void *const *operands);  // of a meeting
+    void *operands[LANES];
     char token;
 };
 
@@ -104,6 +107,7 @@ static struct {
     size_t stack_size;
     const cuda_on_cpu_call *call;
     unsigned char *shared;
+    size_t shared_bytes;
     unsigned long schedule;
     uint64_t random;
     std::map<cuda_on_cpu_fn, size_t> max_dynamic_shared;
@@ -308,6 +312,7 @@ static void fiber_main() {
     for (;;) {
         observe(&E.begin_token);
         E.call->body(E.call->args);
+        if (cuda_on_cpu_copies_pending()) die("a thread ends before asynchronous copies that it has not waited for");
         publish(&E.end_token);
         E.fibers[E.current].state = ENDED;
         E.ended++;
@@ -350,35 +355,57 @@ void cuda_on_cpu_syncthreads(const char *file, int line) {
     observe(&E.barrier_token[generation % 2]);
 }
 
-uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file,
-                          int line) {
+// A lane arrives at a warp operation; returns whether all have.
+static bool arrive(warp &w, int lane, cuda_on_cpu_warp_op op, unsigned mask, site where) {
     fiber &f = E.fibers[E.current];
-    warp &w = E.warps[E.current / LANES];
-    const int lane = E.current % LANES;
-    f.where = site{ file, line };
+    f.where = where;
     f.mask = mask;
     f.state = AT_WARP_OP;
     if (!(mask >> lane & 1)) die("a lane calls a warp operation whose mask does not name it");
     if (w.ended & mask) die("a warp operation's mask names a lane that has ended");
-    if (width <= 0 || width > LANES || (width & (width - 1))) die("the width of a shuffle is not 1, 2, 4, 8, 16 or 32");
     if (w.arrived == 0) {
         w.op = op;
         w.mask = mask;
-        w.where = f.where;
+        w.where = where;
     }
-    if (w.op != op || w.mask != mask || w.where != f.where) die("lanes of a warp meet in different warp operations");
-
-    uint64_t *values = w.value[w.generation % 2];
-    values[lane] = value;
+    if (w.op != op || w.mask != mask || w.where != where) die("lanes of a warp meet in different warp operations");
     w.arrived |= 1u << lane;
-    if (op == CUDA_ON_CPU_SYNCWARP) publish(&w.token);
-    if (w.arrived == mask) {
-        w.arrived = 0;
-        w.generation++;
-        for (int i = 0; i < LANES; i++) {
-            if (mask >> i & 1) E.fibers[E.current - lane + i].state = READY;
-        }
+    return w.arrived == mask;
+}
+
+// All have arrived: they go on.
+static void release(warp &w, int lane) {
+    w.arrived = 0;
+    w.generation++;
+    for (int i = 0; i < LANES; i++) {
+        if (w.mask >> i & 1) E.fibers[E.current - lane + i].state = READY;
     }
+}
+
+void cuda_on_cpu_meet(void (*work)(void *const *operands), void *operands, const char *file, int line) {
+    warp &w = E.warps[E.current / LANES];
+    const int lane = E.current % LANES;
+    const bool complete = arrive(w, lane, CUDA_ON_CPU_MATRIX, 0xffffffffu, site{ file, line });
+    if (w.arrived == 1u << lane) w.work = work;
+    if (w.work != work) die("lanes of a warp meet in different warp operations");
+    w.operands[lane] = operands;
+    if (complete) {
+        work(w.operands);
+        release(w, lane);
+    }
+    to_scheduler();
+}
+
+uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value, int arg, int width, const char *file,
+                          int line) {
+    warp &w = E.warps[E.current / LANES];
+    const int lane = E.current % LANES;
+    uint64_t *values = w.value[w.generation % 2];
+    const bool complete = arrive(w, lane, op, mask, site{ file, line });
+    if (width <= 0 || width > LANES || (width & (width - 1))) die("the width of a shuffle is not 1, 2, 4, 8, 16 or 32");
+    values[lane] = value;
+    if (op == CUDA_ON_CPU_SYNCWARP) publish(&w.token);
+    if (complete) release(w, lane);
     to_scheduler();
     if (op == CUDA_ON_CPU_SYNCWARP) {
         observe(&w.token);
@@ -409,6 +436,14 @@ extern "C" unsigned char __stop_cuda_on_cpu_shared[] __attribute__((weak));
 __attribute__((no_sanitize("address"), noinline, optimize("no-tree-loop-distribute-patterns"))) static void poison(
     unsigned char *begin, unsigned char *end) {
     for (unsigned char *p = begin; p != end; p++) *p = 0xff;
+}
+
+void cuda_on_cpu_check_shared(const void *p, size_t bytes) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(p), dynamic = reinterpret_cast<uintptr_t>(E.shared);
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(__start_cuda_on_cpu_shared);
+    const uintptr_t end = reinterpret_cast<uintptr_t>(__stop_cuda_on_cpu_shared);
+    if (at >= begin && at + bytes <= end) return;
+    if (at < dynamic || at + bytes > dynamic + E.shared_bytes) die("an address that must be in shared memory is not");
 }
 
 static const char *over_limit(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
@@ -496,6 +531,7 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
         E.random = (E.schedule + 1) * 0x9e3779b97f4a7c15ull;
     }
     E.shared = nullptr;
+    E.shared_bytes = config->dynamicSmemBytes;
     if (config->dynamicSmemBytes &&
         posix_memalign(reinterpret_cast<void **>(&E.shared), 256, config->dynamicSmemBytes)) {
         return cudaErrorMemoryAllocation;

@@ -6,6 +6,7 @@
 // in both versions and several schedules, built with sanitizers. A fault counts as found if the program stops with the
 // expected message, if the hash differs from the clean version's, or if it depends on the schedule, as that script
 // states for each fault.
+#include "device/mma.cuh"
 #include "zero/device.cuh"
 
 #include <stdio.h>
@@ -169,6 +170,137 @@ __global__ void __launch_bounds__(THREADS) half_a_shuffle(float *out, const floa
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Asynchronous copies: each thread copies a number, and reads what its mirror image copied
+
+__global__ void __launch_bounds__(THREADS) late_copy_wait(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(s + t, in + t, true);
+    copy_commit();
+    if (!faulty) copy_wait<0>();
+    __syncthreads();
+    out[t] = s[THREADS - 1 - t];
+    copy_wait<0>();
+}
+
+__global__ void __launch_bounds__(THREADS) missing_copy_wait(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(s + t, in + t, true);
+    copy_commit();
+    if (!faulty) copy_wait<0>();
+    out[t] = in[t];
+}
+
+__global__ void __launch_bounds__(THREADS) short_copy_wait(float *out, const float *in, int faulty) {
+    __shared__ float s[2][THREADS];
+    const int t = threadIdx.x;
+    for (int i = 0; i < 2; i++) {
+        copy_async(s[i] + t, in + i * THREADS + t, true);
+        copy_commit();
+    }
+    copy_wait<1>();
+    if (!faulty) copy_wait<0>();
+    __syncthreads();
+    out[t] = s[0][THREADS - 1 - t] + s[1][THREADS - 1 - t];
+    copy_wait<0>();
+}
+
+__global__ void __launch_bounds__(THREADS) missing_copy_commit(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(s + t, in + t, true);
+    if (!faulty) copy_commit();
+    copy_wait<0>();
+    out[t] = s[t];
+}
+
+// A wait is for the thread's own copies.
+__global__ void __launch_bounds__(THREADS) missing_copy_barrier(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(s + t, in + t, true);
+    copy_commit();
+    copy_wait<0>();
+    if (!faulty) __syncthreads();
+    out[t] = s[THREADS - 1 - t];
+}
+
+__global__ void __launch_bounds__(THREADS) copy_over_a_tile_in_use(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    float sum = 0;
+    for (int i = 0; i < 2; i++) {
+        copy_async(s + t, in + i * THREADS + t, true);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+        sum += s[THREADS - 1 - t];
+        if (!faulty) __syncthreads();
+    }
+    out[t] = sum;
+}
+
+__global__ void __launch_bounds__(THREADS) copy_overrun(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(s + t, in + (t == 7 ? N : t), faulty || t != 7);
+    copy_commit();
+    copy_wait<0>();
+    out[t] = s[t];
+}
+
+__global__ void __launch_bounds__(THREADS) copy_to_the_wrong_memory(float *out, const float *in, int faulty) {
+    __shared__ float s[THREADS];
+    const int t = threadIdx.x;
+    copy_async(faulty ? out + t : s + t, in + t, true);
+    copy_commit();
+    copy_wait<0>();
+    if (!faulty) out[t] = s[t];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Matrix instructions: a warp multiplies a 16 x 16 matrix by its first 8 columns
+
+enum { PRODUCT_BYTES = THREADS / WARP * 16 * 16 * sizeof(bf16) };
+enum product_fault {
+    NO_SYNCWARP,
+    HALF_A_WARP,
+    TWO_PLACES,
+    MISALIGNED,
+    GLOBAL_MEMORY,
+    QUARTERS,
+    HALVES,
+    NOT_TRANSPOSED
+};
+
+template <product_fault FAULT>
+__global__ void __launch_bounds__(THREADS) product(float *out, const float *in, int faulty) {
+    DYNAMIC_SHARED(bf16, s);  // PRODUCT_BYTES
+    const int lane = threadIdx.x % WARP, at = lane % 16 * 16 + lane / 16 * PACK;
+    const auto wrong = [&](product_fault f) { return faulty && FAULT == f; };
+    bf16 *const x = s + threadIdx.x / WARP * 16 * 16;
+    uint32_t a[4], b[4];
+    float d[4] = { 0, 0, 0, 0 };
+    st(x + PACK * lane, ld(in + PACK * lane));
+    if (!wrong(NO_SYNCWARP)) __syncwarp();
+    ldmatrix(a, (wrong(GLOBAL_MEMORY) ? reinterpret_cast<const bf16 *>(in) : x) + at + (wrong(MISALIGNED) ? 4 : 0));
+    if (wrong(NOT_TRANSPOSED))
+        ldmatrix(b, x + at);
+    else
+        ldmatrix_transposed(b, x + at);
+    if (wrong(QUARTERS)) std::swap(a[1], a[2]);
+    if (wrong(HALVES)) std::swap(b[0], b[1]);
+    if (wrong(HALF_A_WARP) && lane >= 16)
+        __syncwarp(0xffff0000u);
+    else if (wrong(TWO_PLACES) && lane >= 16)
+        mma(d, a, b[0], b[1]);
+    else
+        mma(d, a, b[0], b[1]);
+    for (int i = 0; i < 4; i++) out[4 * threadIdx.x + i] = d[i];
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Order
 
 __global__ void __launch_bounds__(THREADS) block_race(float *out, const float *in, int faulty) {
@@ -266,6 +398,22 @@ static const struct fault {
     { "uneven_loop", uneven_loop, THREADS, THREADS, 0, 0, RIGHT },
     { "short_mask", short_mask, THREADS, THREADS, 0, 0, RIGHT },
     { "half_a_shuffle", half_a_shuffle, THREADS, THREADS, 0, 0, RIGHT },
+    { "late_copy_wait", late_copy_wait, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_copy_wait", missing_copy_wait, THREADS, THREADS, 0, 0, RIGHT },
+    { "short_copy_wait", short_copy_wait, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_copy_commit", missing_copy_commit, THREADS, THREADS, 0, 0, RIGHT },
+    { "missing_copy_barrier", missing_copy_barrier, THREADS, THREADS, 0, 0, RIGHT },
+    { "copy_over_a_tile_in_use", copy_over_a_tile_in_use, THREADS, THREADS, 0, 0, RIGHT },
+    { "copy_overrun", copy_overrun, THREADS, THREADS, 0, 0, RIGHT },
+    { "copy_to_the_wrong_memory", copy_to_the_wrong_memory, THREADS, THREADS, 0, 0, RIGHT },
+    { "matrix_without_syncwarp", product<NO_SYNCWARP>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "half_a_product", product<HALF_A_WARP>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "two_products", product<TWO_PLACES>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "misaligned_matrix", product<MISALIGNED>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "matrix_in_global_memory", product<GLOBAL_MEMORY>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "swapped_quarters", product<QUARTERS>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "swapped_halves", product<HALVES>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
+    { "matrix_not_transposed", product<NOT_TRANSPOSED>, THREADS, THREADS, PRODUCT_BYTES, PRODUCT_BYTES, RIGHT },
     { "block_race", block_race, THREADS, THREADS, 0, 0, RIGHT },
     { "shared_sum", shared_sum, THREADS, THREADS, 0, 0, RIGHT },
     { "float_atomic", float_atomic, THREADS, THREADS, 0, 0, RIGHT },

@@ -65,6 +65,22 @@ find_fault "$asan" early_return after some threads of the block have ended
 find_fault "$asan" uneven_loop after some threads of the block have ended
 find_fault "$asan" short_mask a shuffle reads a lane that its mask does not name
 find_fault "$asan" half_a_shuffle deadlock
+find_fault "$asan" late_copy_wait wrong
+find_fault "$asan" missing_copy_wait ends before asynchronous copies that it has not waited for
+find_fault "$asan" short_copy_wait wrong
+find_fault "$asan" missing_copy_commit ends before asynchronous copies that it has not waited for
+find_fault "$asan" missing_copy_barrier wrong
+find_fault "$asan" copy_over_a_tile_in_use wrong
+find_fault "$asan" copy_overrun heap-buffer-overflow
+find_fault "$asan" copy_to_the_wrong_memory an address that must be in shared memory is not
+find_fault "$asan" matrix_without_syncwarp wrong
+find_fault "$asan" half_a_product lanes of a warp meet in different warp operations
+find_fault "$asan" two_products lanes of a warp meet in different warp operations
+find_fault "$asan" misaligned_matrix misaligned access
+find_fault "$asan" matrix_in_global_memory an address that must be in shared memory is not
+find_fault "$asan" swapped_quarters wrong
+find_fault "$asan" swapped_halves wrong
+find_fault "$asan" matrix_not_transposed wrong
 find_fault "$asan" block_race differs
 find_fault "$asan" shared_sum differs
 find_fault "$asan" float_atomic differs
@@ -87,7 +103,8 @@ find_fault "$asan" host_fill invalid argument
 find_fault "$asan" wrong_kind invalid argument
 unset CUDA_ON_CPU_PROTECT
 if [ -x "$tsan" ]; then
-    for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race shared_sum; do
+    for fault in missing_barrier missing_second_barrier missing_syncwarp neighbour_race shared_sum \
+        missing_copy_barrier copy_over_a_tile_in_use matrix_without_syncwarp; do
         find_fault "$tsan" $fault data race
     done
 fi
