@@ -951,6 +951,7 @@ static Kernels describe_kernels(const Run *r) {
     const size_t rows = r->B * r->T, NH = r->config.num_heads;
     Kernels k = {};
     if constexpr (ATTENTION_CUDNN) k.attention = dtype == ZERO_BF16 ? attention_cudnn_name() : NULL;
+    k.flash = dtype == FLOATX && is_flash(r->config.channels / NH);
     k.attention_scratch = dtype == ZERO_BF16 ? attention_scratch<bf16>(r->B, r->T, NH)
                                              : attention_scratch<float>(r->B, r->T, NH);
     k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, dtype);

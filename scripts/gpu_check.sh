@@ -161,7 +161,7 @@ set_sizes() {
     batches=(64 32 16 8 4 1)
     model=(-e d12 -i "$text" -t "$length" -x 20 -v 0 -s 0 --tokenizer bytes)
     elements=124475904 repeats=20
-    tests_bf16=(train_gpt2_zero test_model test_gpt2_zero bench_adamw)
+    tests_bf16=(train_gpt2_zero test_mma test_model test_gpt2_zero bench_adamw)
     tests_cudnn=(train_gpt2_zero test_model)
     tests_fp32=(test_emulator test_kernels test_matmul test_model test_gpt2_zero test_comm test_nccl test_nccl_calls)
     tests_fp32+=(bench_reduce tokenize_bytes)
@@ -229,6 +229,7 @@ check_kernels() {
         test_emulator | test_kernels | test_matmul | test_model) step "$test, FP32" 90 $fp32/"$test" ;;
         esac
     done
+    [ $device = cpu ] || step "matrix instructions are as the emulated GPU has them" 60 $bf16/test_mma
     for build in "${builds[@]}"; do
         [ $device = cpu ] || step "test_model, ${build#build/}" 90 "$build/test_model"
     done

@@ -1,4 +1,5 @@
-// Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory.
+// Causal attention, after FlashAttention (Dao et al. 2022): scores exist one tile at a time, in shared memory. These
+// kernels are for FP32, for a CPU, and for sizes of heads that flash_attention.cuh, on tensor cores, does not have.
 //
 //              keys ->
 //     queries  # / . .       a block owns a row of tiles (forward, dq) or a column of them (dk, dv);
@@ -16,6 +17,15 @@
 
 #include "device/attention.h"  // attention by cuDNN, in builds that ask for it
 #include "gpt2/common.cuh"
+
+#if defined(PRECISION_BF16) && !defined(USE_CUDNN) && (!defined(CUDA_ON_CPU) || defined(CUDA_ON_CPU_EMULATED))
+#include "gpt2/flash_attention.cuh"  // on tensor cores, for some sizes of heads
+#else
+static bool is_flash(size_t) { return false; }
+static void flash_forward(floatX *, float *, const floatX *, size_t, size_t, size_t, size_t, cudaStream_t) {}
+static void flash_backward(floatX *, float *, const floatX *, const floatX *, const floatX *, const float *, size_t,
+                           size_t, size_t, size_t, cudaStream_t) {}
+#endif
 
 // The launch bounds name as many resident blocks as fit into a multiprocessor's shared memory.
 #define ATTENTION_THREADS 128
@@ -231,6 +241,7 @@ static void attention_forward(floatX *out, float *lse, void *scratch, const floa
         profile_end(profile);
         return;
     }
+    if (is_flash(C / NH)) return flash_forward(out, lse, qkv, B, T, NH, C / NH, stream);
     const Attention a = attention_shape(B, T, C, NH, &FORWARD_TILES);
     LAUNCH(attention_blocks(&a), ATTENTION_THREADS, a.shared_bytes, stream, attention_forward_kernel, out, lse, qkv, a,
            1.0f / sqrtf((float)a.HS));
@@ -412,6 +423,7 @@ static void attention_backward(floatX *dqkv, void *scratch, const floatX *dout, 
         return;
     }
     float *delta = (float *)scratch;
+    if (is_flash(C / NH)) return flash_backward(dqkv, delta, dout, out, qkv, lse, B, T, NH, C / NH, stream);
     const Attention a = attention_shape(B, T, C, NH, &DQ_TILES), b = attention_shape(B, T, C, NH, &DKV_TILES);
     const float scale = 1.0f / sqrtf((float)a.HS);
     LAUNCH(attention_blocks(&a), ATTENTION_THREADS, a.shared_bytes, stream, attention_dq_kernel, dqkv, delta, dout, out,

@@ -44,7 +44,7 @@ static void check_cuda(cudaError_t e, const char *what, const char *file, int li
 }
 #define cudaCheck(call) check_cuda((call), #call, __FILE__, __LINE__)
 
-static void check_zero(int status, const char *what, const char *file, int line) {
+[[maybe_unused]] static void check_zero(int status, const char *what, const char *file, int line) {
     if (status != ZERO_OK) fatal(file, line, "%s: error %d", what, status);
 }
 #define zeroCheck(call) check_zero((call), #call, __FILE__, __LINE__)

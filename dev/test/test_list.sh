@@ -6,8 +6,9 @@ build cpu FP32 build/fuzz-gcc/fuzz_files build/ckpt$suffix/ckpt
 build cpu BF16 $bf16/{train_gpt2_zero,test_model,test_gpt2_zero,bench_adamw}
 build emulated FP32 $asan/{planted_faults,train_gpt2_zero} \
     $asan/test_{emulator,kernels,model,gpt2_zero,comm,comm_failures,nccl,nccl_stand_in}
-build emulated BF16 build/emulated-bf16/train_gpt2_zero
+build emulated BF16 build/emulated-bf16/{train_gpt2_zero,test_mma,test_attention}
 build emulated-tsan FP32 $tsan/{planted_faults,train_gpt2_zero}
+build emulated-tsan BF16 build/emulated-tsan-bf16/test_attention
 
 
 run 0 120 "harness" $fp32/test_harness
@@ -200,6 +201,13 @@ CUDA_ON_CPU_PROTECT=5 same 60 "device memory is out of reach: trainer" "state ha
 run 0 300 "faults planted for the emulated GPU are found" dev/test/emulator/test_planted_faults.sh \
     $asan/planted_faults $tsan/planted_faults
 run 0 120 "device header, emulated GPU" $asan/test_emulator
+run 0 120 "matrix instructions, emulated GPU" build/emulated-bf16/test_mma
+run 0 300 "attention on tensor cores, emulated GPU" build/emulated-bf16/test_attention
+same 300 "attention on tensor cores, emulated GPU: the same bits in any order" "hash of all results: .*" \
+    build/emulated-bf16/test_attention "1 --case kernel" "1 CUDA_ON_CPU_SCHEDULE=1 --case kernel" \
+    "1 CUDA_ON_CPU_SCHEDULE=2 --case kernel"
+CUDA_ON_CPU_SCHEDULE=2 run 0 300 "attention on tensor cores, emulated GPU, ThreadSanitizer" \
+    build/emulated-tsan-bf16/test_attention --case kernel
 run 0 300 "kernels, emulated GPU" $asan/test_kernels
 run 0 300 "model fp32, emulated GPU" $asan/test_model
 run 2 300 "sharded = unsharded fp32, emulated GPU, 2 ranks" $asan/test_gpt2_zero
@@ -233,6 +241,9 @@ run 0 300 "trainer, emulated GPU: a missing event is noticed" dev/test/emulator/
 # Its losses differ from the fast build's only by the order of sums inside a row.
 agree 120 "trainer fp32, emulated GPU: losses of the fast build" 1e-5 $asan/train_gpt2_zero $fp32/train_gpt2_zero \
     -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
+# In bf16 also by roundings, and attention rounds probabilities on tensor cores.
+agree 120 "trainer bf16, emulated GPU: losses of the fast build" 3e-3 build/emulated-bf16/train_gpt2_zero \
+    $bf16/train_gpt2_zero -e custom:l2,h1,c80,v256,t40 -i $text -b 1 -t 40 -d 80 -x 20 -l 0.001 -v 0 -s 0
 # One thread of OpenMP: ThreadSanitizer does not see the barriers of its library. It is slow, as each CUDA thread is a
 # thread for it.
 tiniest="OMP_NUM_THREADS=1 -e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 8 -d 16 -x 1 -v 0 -s 0 --hash 1"

@@ -39,6 +39,9 @@ if [ -z "$suffix" ]; then
     run 8 300 "engine, 8 ranks" $fp32/test_engine
     run 0 400 "124M: all memory accounting is what the process takes" dev/test/cli/test_memory.sh \
         $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+    build emulated BF16 build/emulated-bf16/test_attention
+    run 0 1200 "faults planted in attention on tensor cores are found" dev/test/emulator/test_planted_attention.sh \
+        build/emulated-bf16/test_attention
     run 0 300 "trainer, emulated GPU, stage 3: a missing event is noticed" dev/test/emulator/test_missing_waits.sh \
         $asan/train_gpt2_zero 3
     for ranks in 1 2 3 4 5 6 7 8 9; do

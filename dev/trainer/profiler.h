@@ -33,6 +33,7 @@ typedef struct ProfileRun {
     size_t B, T, G;                    // micro-batch, micro-steps of a step
     int recompute, gelu_fusion, tf32;  // -r, -ge, -f
     int one_backward;                  // attention's backward is one operation (cuDNN), not two kernels
+    int flash;                         // attention's kernels are those of gpt2/flash_attention.cuh
     size_t chunks;                     // that the kernels cut B * T rows into, to sum over them
     size_t ranks;                      // of a shard group
     size_t replicas;                   // number of shard groups; 0 means 1

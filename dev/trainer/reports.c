@@ -86,7 +86,7 @@ static void print_machine(const Run *r) {
     if (r->kernels.attention != NULL)
         print_row(r, "attention", "%s, scratch %zu bytes", r->kernels.attention, r->kernels.attention_scratch);
     else
-        print_row(r, "attention", "own kernels");
+        print_row(r, "attention", r->kernels.flash ? "own kernels, on tensor cores" : "own kernels");
 #ifdef CUDNN_MISSING  // the build would use cuDNN, but did not find it; this is the package to install
     print_row(r, "", "cuDNN's is faster: pip install " CUDNN_MISSING);
 #endif
@@ -281,6 +281,7 @@ void print_profile(const Run *r) {
         .T = r->T,
         .G = r->G,
         .one_backward = r->kernels.attention != NULL,
+        .flash = r->kernels.flash,
         .recompute = (int)o->recompute,
         .gelu_fusion = (int)o->gelu_fusion,
         .tf32 = (int)o->tf32,

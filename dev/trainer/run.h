@@ -42,6 +42,7 @@ extern "C" {
 // What the reports need to know of the kernels that this program was built with.
 typedef struct {
     const char *attention;     // name of the library, NULL: our own kernels
+    int flash;                 // those on tensor cores, gpt2/flash_attention.cuh
     size_t attention_scratch;  // bytes
     size_t activation_bytes;   // predicted, of this run
     size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
