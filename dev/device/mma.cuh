@@ -1,5 +1,5 @@
-// Tensor cores and asynchronous copies, on a GPU of sm_80 or later and on the emulated GPU (dev/device/cpu/tensor_cores.cpp).
-// On a GPU each function is one PTX instruction. All lanes of a warp call mma and ldmatrix together.
+// Tensor cores and asynchronous copies, on a GPU of sm_80 or later, where each function is one PTX instruction, and on
+// the emulated GPU (dev/device/cpu/tensor_cores.cpp). All lanes of a warp call mma and ldmatrix together.
 //
 //   mma(d, a, b0, b1)          d += a b, where a is 16 x 16 and b 16 x 8 bf16, and d is 16 x 8 fp32
 //   ldmatrix(r, p)             loads four 8 x 8 matrices of bf16 from shared memory: lane 8 i + j gives the address of
@@ -9,8 +9,8 @@
 //                              and then `from` is not read
 //   copy_commit()              makes a group of this thread's copies since the last commit
 //   copy_wait<N>()             waits for all groups of this thread but the last N; a barrier shows them to others
-//   block_index()              blockIdx.x, read anew in each call: what depends on it is computed where it is used, not
-//                              kept in registers that a loop in between needs
+//   block_index()              blockIdx.x, read again in each call: what depends on it is computed where it is used,
+//                              not kept in registers that a loop in between needs
 //
 // The matrices are spread over a warp (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). With
 // g = lane / 4 and t = lane % 4, and two neighbouring bf16 in a register, the first in the lower half, a lane holds

@@ -12,8 +12,8 @@
 //     warp 3   #   #   #   /
 //
 // Products are s = q k^T and o += p v; dp = dout v^T and dq += ds k; and, with keys as rows, s and dp transposed, dv +=
-// p dout and dk += ds q. Each sum has one writer and a fixed order: the same bits in every run. exp(scale s) is computed
-// as 2^(to_log2 s), where to_log2 = scale log2(e).
+// p dout and dk += ds q. Each sum has one writer and a fixed order: the same bits in every run. exp(scale s) is
+// computed as 2^(to_log2 s), where to_log2 = scale log2(e).
 //
 // Rows of a tile in shared memory are HS + PACK apart, an odd number of packs, so that the eight rows that ldmatrix
 // reads at a time are in different banks.
@@ -407,7 +407,10 @@ DEV void dkv_tile(float (&dk)[HS / 8][4], float (&dv)[HS / 8][4], const uint32_t
         UNROLL for (int i = 0; i < 4; i++) dp[n][i] = -stats[COLS + 8 * n + col + i % 2];
     }
     add_scores<WHOLE, HS>(dp, v, d, g);
-    UNROLL for (int n = 0; n < N; n++) { UNROLL for (int i = 0; i < 4; i++) s[n][i] *= dp[n][i]; }
+    UNROLL for (int n = 0; n < N; n++) {
+        if (skipped<WHOLE>(g, n / 2)) continue;
+        UNROLL for (int i = 0; i < 4; i++) s[n][i] *= dp[n][i];
+    }
     round_to_operands(p, s);
     add_weighted<WHOLE>(dk, p, q, g);
 }

@@ -118,7 +118,8 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     add(&rows, "encoder_forward", G, 2 * row + (double)(r->T * C * b) + 4.0 * (double)R);
     add(&rows, "layernorm_forward", G * (2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)),
         2 * row + statistics + 2.0 * (double)(C * b));
-    ProfileWork *w = add(&rows, r->flash ? "flash_forward" : "attention_forward", G * L, 4 * row + 4.0 * (double)(R * NH));
+    ProfileWork *w = add(&rows, r->flash ? "flash_forward" : "attention_forward", G * L,
+                         4 * row + 4.0 * (double)(R * NH));
     w->flops = 2 * triangle * w->calls;
     w->tensor_cores = 1;
     add(&rows, "residual", G * 2 * L, 3 * row);

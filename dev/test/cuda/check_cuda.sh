@@ -11,6 +11,8 @@
 #      enough registers for the threads that it is launched with, no spills, no local arrays, 16-byte accesses where
 #      memory is the limit. kernels.txt is the table of all kernels. The trainer launches kernels with the threads that
 #      they are compiled for (check_launches.awk; zero/kernels.cu has two numbers only, side by side).
+#      Where cuobjdump is found, the machine code of attention on tensor cores keeps the rules of check_sass.awk: matrix
+#      instructions, 16-byte accesses, no local memory, no atomics. sass.txt has the numbers of instructions.
 #   3. A driver that is too old for the toolkit is named, with the remedy.
 #   4. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
 #
@@ -20,7 +22,7 @@ cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 
 # Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing, tables are small.
-compute_bound='attention|probe|pointers'
+compute_bound='attention|flash|probe|pointers'
 
 dir=build/check_cuda
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
@@ -124,6 +126,17 @@ judge() {
         "$3.ptx" "$3.log" | c++filt -p
 }
 
+# The disassembler is a package of its own: nvidia-cuda-cuobjdump of PyPI.
+cuobjdump=$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2> /dev/null) ||
+    cuobjdump=$(python3 -c 'import glob, nvidia; print(glob.glob(nvidia.__path__[0] + "/*/bin/cuobjdump")[0])' \
+        2> /dev/null)
+sass_table=$dir/sass.txt
+printf '%-7s %10s %10s %10s %10s %10s %10s %10s %s\n' gpu instructions HMMA LDSM LDSM.T LDGSTS.128 STG.128 BAR kernel \
+    > $sass_table
+
+# judge_sass GPU FILE: the lines of check_sass.awk for FILE.cubin
+judge_sass() { "$cuobjdump" -sass "$2.cubin" | awk -v arch="$1" -f dev/test/cuda/check_sass.awk | c++filt -p; }
+
 for arch in $archs; do
     for precision in FP32 BF16; do
         build=$dir/${precision,,}-$arch
@@ -150,6 +163,13 @@ for arch in $archs; do
         done
         passed=$((passed + kept))
         echo "ok    $kept kernels keep the rules, $((failed - before)) rules are broken ($arch, $precision)"
+        if [ -n "$cuobjdump" ] && [ $precision = BF16 ]; then
+            lines=$(judge_sass "$arch" "$build/train_gpt2_zero")
+            blame "$(grep '^FAIL' <<< "$lines")"
+            grep -v '^FAIL' <<< "$lines" >> $sass_table
+            report "machine code of attention on tensor cores, $arch" \
+                "$([ "$(grep -vc '^FAIL' <<< "$lines")" = 12 ] || echo "3 kernels for 4 sizes of heads were not found")"
+        fi
         [ $kept -gt 10 ] || report "kernels" "only $kept were found: is this script still looking in the right files?"
     done
 done
@@ -195,6 +215,8 @@ spills [0-9]+ bytes of spills
 no_launch_bounds has no __launch_bounds__
 no_launch_bounds [0-9]+ registers x 1024 threads
 END
+    [ -z "$cuobjdump" ] || check "found: flash_without_tensor_cores, no matrix instruction" \
+        grep -E '^FAIL .* flash_without_tensor_cores: no matrix instruction' <(judge_sass sm_90 $planted)
     report "a kernel with nothing wrong is not blamed" "$(grep '^FAIL .* nothing_wrong' $dir/planted.txt)"
 fi
 for threads in 128 256; do
@@ -228,5 +250,6 @@ cudnn.h cudnnDestroy(0)
 mpi.h MPI_Barrier(MPI_COMM_WORLD)
 END
 
-echo "table of kernels: $table; $((SECONDS - began)) s"
+[ -n "$cuobjdump" ] || echo "machine code was not checked: no cuobjdump (pip install nvidia-cuda-cuobjdump)"
+echo "table of kernels: $table; of machine code: $sass_table; $((SECONDS - began)) s"
 summary

@@ -48,6 +48,14 @@ __global__ void no_launch_bounds(float *__restrict__ out, const float *__restric
     many_sums<1024>(out, in, n);
 }
 
+// A product of 8 x 8 by multiplications and additions of single numbers.
+__global__ void __launch_bounds__(256)
+    flash_without_tensor_cores(float *__restrict__ out, const bf16 *__restrict__ a, const bf16 *__restrict__ b) {
+    fvec sum = splat(0);
+    UNROLL for (int k = 0; k < PACK; k++) sum += ld(a + threadIdx.x / PACK * PACK)[k] * ld(b + k * PACK);
+    st(out + threadIdx.x * PACK, sum);
+}
+
 #ifdef PLANT_SHARED
 __global__ void __launch_bounds__(256) too_much_shared(float *__restrict__ out, const float *__restrict__ in, int n) {
     __shared__ float all[48 * 256 + 1];

@@ -1,5 +1,5 @@
-// The instructions of device/mma.cuh against the tables of the PTX ISA, written here element by element: on the emulated
-// GPU, whose fragments they check, and on a GPU, which then checks these tables.
+// The instructions of device/mma.cuh against the tables of the PTX ISA, written here element by element: on the
+// emulated GPU, whose fragments they check, and on a GPU, which then checks these tables.
 #include "device/mma.cuh"
 #include "test/harness/numerics.h"
 
