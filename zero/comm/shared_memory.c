@@ -158,7 +158,8 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
     for (int r = 0; r < ranks && !e; r++)
         if (!all_ok[r]) e = ZERO_ERR_MEMORY;
     if (e == ZERO_ERR_MEMORY && !s->why[0])
-        snprintf(s->why, sizeof s->why, "another rank has none, or its memory cannot be mapped through /proc");
+        snprintf(s->why, sizeof s->why,
+                 "another rank has none or has given up, or its memory cannot be mapped through /proc");
     if (mine.fd >= 0) close(mine.fd);
     free(cards);
     free(all_ok);
