@@ -113,14 +113,15 @@ static inline int forward(zero *z) {
     for (size_t i = 0; i <= UNITS; i++) {
         const size_t u = i % UNITS;  // the first unit is used at both ends, as an embedding is
         const char *device = zero_acquire_params(z, u);
-        if (!device) return ZERO_ERR_COMM;
+        if (!device) return zero_release_params(z, u);  // the error that it could not return
         unsigned char *p = copy_of(device, zero_layout_unit_numel(zero_get_layout(z), u), b);
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u)
                 for (size_t k = 0; k < tensors[t].numel * b; k++)
                     seen = seen * 6364136223846793005u + p[zero_tensor_offset(z, t) * b + k] + 1;
         free(p);
-        if (zero_release_params(z, u)) return ZERO_ERR_ARG;
+        const int e = zero_release_params(z, u);
+        if (e) return e;
     }
     return ZERO_OK;
 }
@@ -129,7 +130,7 @@ static inline int forward(zero *z) {
 static inline int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
     const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
     void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
-    if (!device || !zero_acquire_params(z, u)) return ZERO_ERR_ARG;
+    if (!device || !zero_acquire_params(z, u)) return zero_release_params(z, u);
     char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
     for (size_t t = 0; t < TENSORS; t++)
         if (tensors[t].unit == u)
