@@ -846,7 +846,7 @@ static void use_average(Run *r, int on) {
     if (r->options.settings.ema_decay > 0) must(r, zero_use_ema(r->z, on), "moving average of the weights");
 }
 
-// What is due before a step: validation, a sample, a model file. stop: the run ends here, before its last step.
+// What is due before a step: validation, HellaSwag, a sample, a checkpoint. stop: the run ends here, before its last step.
 static void before_step(Run *r, size_t step, int stop) {
     const Options *o = &r->options;
     const int last = step == r->steps;
@@ -1001,15 +1001,17 @@ static int begin(Run *r, int argc, char **argv, int *status) {
     build.cpu = 1;
 #endif
     build.bf16 = FLOATX == ZERO_BF16;
-    char err[ERR_BYTES];
+    char err[ERR_BYTES] = "";
     const int parsed = options_parse(&r->options, &build, argc, argv, err, sizeof err);
     const int first = launch_begin(&r->options, parsed, &argc, &argv, err, sizeof err);  // the first rank with an error
     r->rank = launch()->rank;
     r->ranks = launch()->ranks;
     if (parsed == 0 && first == r->ranks) return 0;
     if (r->rank == 0 && parsed > 0 && first == r->ranks) options_help(stdout, argv[0]);
-    make_printable(err);  // it may have another rank's flags
-    if (r->rank == first) fprintf(stderr, "error: %s\n", err);
+    if (r->rank == first) {
+        make_printable(err);  // it may have another rank's flags
+        fprintf(stderr, "error: %s\n", err);
+    }
     *status = first == r->ranks ? EXIT_SUCCESS : EXIT_FAILURE;
     return 1;
 }

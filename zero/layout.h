@@ -61,6 +61,8 @@ typedef struct zero_layout {
 // host memory is exhausted. Not collective.
 int zero_layout_create(zero_layout *l, const zero_tensor *tensors, size_t num_tensors, size_t ranks, const char **why);
 void zero_layout_destroy(zero_layout *l);
+
+// Freezes a tensor or unfreezes it; unit_frozen, trained_offset and runs follow. Not collective.
 void zero_layout_set_frozen(zero_layout *l, size_t tensor, int frozen);
 
 // Divides the same tensors among another number of ranks, much faster than zero_layout_create would. Returns 0, or -1

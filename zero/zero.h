@@ -164,7 +164,8 @@ typedef struct zero_step_info {
 zero_step_info zero_last_step(const zero *z);
 
 // The number of updates since zero_fill, without skipped ones: the t of AdamW's bias correction and of stochastic
-// rounding. Set it, on all ranks, after zero_load to continue another run. Getting is not collective.
+// rounding. Set it, on all ranks, after zero_load to continue another run; refused if a tensor's first_update is later.
+// Getting is not collective.
 uint64_t zero_get_updates(const zero *z);
 int zero_set_updates(zero *z, uint64_t updates);
 
@@ -185,10 +186,10 @@ enum zero_state {
     ZERO_STATE_GRADS = 64
 };
 
-// Sets master weights, parameters and the moving average from fn, and the optimizer's states to zero. fn writes
-// elements [begin, begin + count) of a tensor to out (fp32, host memory) and returns 0; non-zero aborts with
-// ZERO_ERR_CALLBACK. It is called in ascending (tensor, begin), for the elements whose optimizer state this rank has:
-// its shard, in stage 0 everything. Collective.
+// Sets master weights, parameters and the moving average from fn; the optimizer's states, the number of updates and
+// first_update to zero. fn writes elements [begin, begin + count) of a tensor to out (fp32, host memory) and returns 0;
+// non-zero aborts with ZERO_ERR_CALLBACK. It is called in ascending (tensor, begin), for the elements whose optimizer
+// state this rank has: its shard, in stage 0 everything. Collective.
 typedef int (*zero_fill_fn)(void *ctx, size_t tensor, size_t begin, size_t count, float *out);
 int zero_fill(zero *z, zero_fill_fn fn, void *ctx);
 

@@ -92,8 +92,8 @@ static int prune(const char *dir, size_t keep, int dry_run) {
             bad += is_bad;
             continue;
         }
-        printf("step %zu: %s\n", steps[i], dry_run ? "would be deleted" : "deleted");
         if (!dry_run) failed = checkpoint_delete(dir, steps[i], err, sizeof err) != 0;
+        if (!failed) printf("step %zu: %s\n", steps[i], dry_run ? "would be deleted" : "deleted");
     }
     free(steps);
     if (good < keep) printf("%s: has %zu good checkpoints: nothing is deleted\n", dir, good);

@@ -119,15 +119,8 @@ static int create_files(Conversion *v, char *err) {
     return durable_create(optimizer, checkpoint_optimizer_bytes(&v->to), &v->optimizer_fd, err, ERR_BYTES);
 }
 
-static int publish_text(const Conversion *v, enum checkpoint_file f, const char *text, char *err) {
-    int fd;
-    if (durable_create(v->temporary[f], 0, &fd, err, ERR_BYTES) != 0) return -1;
-    if (durable_write(fd, v->temporary[f], text, strlen(text), 0, err, ERR_BYTES) != 0) {
-        close(fd);
-        return -1;
-    }
-    if (durable_close(fd, v->temporary[f], err, ERR_BYTES) != 0) return -1;
-    return durable_publish(v->temporary[f], v->path[f], err, ERR_BYTES);
+static int write_text(const Conversion *v, enum checkpoint_file f, const char *text, char *err) {
+    return durable_write_text(v->temporary[f], v->path[f], text, err, ERR_BYTES);
 }
 
 static int publish(Conversion *v, char *err) {
@@ -144,9 +137,9 @@ static int publish(Conversion *v, char *err) {
         for (size_t k = 0; k < c->num_chunks; k++)
             *(a == 0 ? &c->params_hash : &c->optimizer_hash) += c->arrays[a].hashes[k];
     char *text = checkpoint_manifest(c);
-    const int status = text == NULL ? FAIL("out of memory") : publish_text(v, CHECKPOINT_MANIFEST, text, err);
+    const int status = text == NULL ? FAIL("out of memory") : write_text(v, CHECKPOINT_MANIFEST, text, err);
     free(text);
-    return status != 0 ? -1 : publish_text(v, CHECKPOINT_DONE, "", err);
+    return status != 0 ? -1 : write_text(v, CHECKPOINT_DONE, "", err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -177,6 +170,7 @@ static int describe(Conversion *v, const char *precision, int master, int averag
     if (bf16 && master == -1) master = from->has_master || from->dtype == ZERO_F32;
     *to = *from;  // step, data, windows
     to->options = NULL;
+    to->num_arrays = 0;
     to->params_hash = to->optimizer_hash = 0;
     if (checkpoint_describe(to, &from->config, bf16 ? ZERO_BF16 : ZERO_F32, bf16 && master > 0 && !model_alone,
                             from->optimizer) != 0 ||

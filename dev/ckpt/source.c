@@ -135,7 +135,7 @@ int for_chunks(const Checkpoint *c, chunk_fn work, void *ctx, char *err) {
                 if (result == 0) continue;
 #pragma omp critical
                 {
-                    if (before == 0) memcpy(err, mine, sizeof mine);
+                    if (status == 0) memcpy(err, mine, sizeof mine);
 #pragma omp atomic write
                     status = result;
                 }

@@ -70,7 +70,7 @@ int bpe_open(Bpe **bpe, const Tokenizer *t, char err[512]) {
 
 // ---- pieces ---------------------------------------------------------------------------------------------------------
 
-enum class { SPACE, LETTER, NUMBER, OTHER, END };
+enum kind { SPACE, LETTER, NUMBER, OTHER, END };
 
 static int in_table(const uint32_t table[][2], size_t n, uint32_t code) {
     size_t low = 0;
@@ -84,25 +84,25 @@ static int in_table(const uint32_t table[][2], size_t n, uint32_t code) {
     return table[low][0] <= code && code <= table[low][1];
 }
 
-// The class of the character at text[at], and its length.
-static enum class class_at(const unsigned char *text, size_t bytes, size_t at, size_t *length) {
-        *length = 1; if (at >= bytes) return END; const unsigned char c = text[at];
-    if (c < 0x80) return isalpha(c)   ? LETTER
-    : isdigit(c)                      ? NUMBER
-    : c == ' ' || (c >= 9 && c <= 13) ? SPACE
-                                      : OTHER;
-    const size_t n = c >= 0xf0   ? 4
-                     : c >= 0xe0 ? 3
-                                 : 2;
-    uint32_t code = c & (0x7fu >> n); if (c < 0xc2 || c > 0xf4 || n > bytes - at) return OTHER;
-    for (size_t i = 1; i < n; i++){ if ((text[at + i] & 0xc0) != 0x80) return OTHER;
-                                    code = code << 6 | (text[at + i] & 0x3fu); }
-*length = n;
-if (code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
-    code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000)
-    return SPACE;
-if (in_table(LETTERS, sizeof LETTERS / sizeof *LETTERS - 1, code)) return LETTER;
-return in_table(NUMBERS, sizeof NUMBERS / sizeof *NUMBERS - 1, code) ? NUMBER : OTHER;
+// The kind of the character at text[at], and its length.
+static enum kind kind_at(const unsigned char *text, size_t bytes, size_t at, size_t *length) {
+    *length = 1;
+    if (at >= bytes) return END;
+    const unsigned char c = text[at];
+    if (c < 0x80) return isalpha(c) ? LETTER : isdigit(c) ? NUMBER : c == ' ' || (c >= 9 && c <= 13) ? SPACE : OTHER;
+    const size_t n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    uint32_t code = c & (0x7fu >> n);
+    if (c < 0xc2 || c > 0xf4 || n > bytes - at) return OTHER;
+    for (size_t i = 1; i < n; i++) {
+        if ((text[at + i] & 0xc0) != 0x80) return OTHER;
+        code = code << 6 | (text[at + i] & 0x3fu);
+    }
+    *length = n;
+    if (code == 0x85 || code == 0xa0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200a) || code == 0x2028 ||
+        code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000)
+        return SPACE;
+    if (in_table(LETTERS, sizeof LETTERS / sizeof *LETTERS - 1, code)) return LETTER;
+    return in_table(NUMBERS, sizeof NUMBERS / sizeof *NUMBERS - 1, code) ? NUMBER : OTHER;
 }
 
 // Where the piece ends that begins at `at`.
@@ -113,12 +113,12 @@ static size_t piece_end(const unsigned char *text, size_t bytes, size_t at) {
         if (n <= bytes - at && memcmp(text + at, CONTRACTIONS[i], n) == 0) return at + n;
     }
     size_t length, last = at, end = at + (text[at] == ' ');
-    enum class first = class_at(text, bytes, end, &length);
+    enum kind first = kind_at(text, bytes, end, &length);
     if (first == END || first == SPACE) {
         end = at;
         first = SPACE;
     }
-    while (class_at(text, bytes, end, &length) == first) {
+    while (kind_at(text, bytes, end, &length) == first) {
         last = end;
         end += length;
     }

@@ -12,9 +12,8 @@
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
 static const char *remedy(int code) {
-    return code == ENOSPC || code == EDQUOT || code == EFBIG ? "make room, or choose another output directory with -o"
-                                                             : "check the disk, or choose another output directory "
-                                                               "with -o";
+    return code == ENOSPC || code == EDQUOT || code == EFBIG ? "make room, or choose another directory"
+                                                             : "check the disk, or choose another directory";
 }
 
 int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes) {
@@ -71,11 +70,22 @@ int durable_publish(const char *temporary, const char *path, char *err, size_t e
     struct stat st;
     if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode)) {  // rename would replace a device
         unlink(temporary);
-        return FAIL("%s: is %s: remove it, or choose another output directory with -o", path,
-                    llmc_kind_of_file(st.st_mode));
+        return FAIL("%s: is %s: remove it, or choose another name", path, llmc_kind_of_file(st.st_mode));
     }
     if (rename(temporary, path) == 0) return durable_flush_directory(path, err, err_bytes);
     const int code = errno;
     unlink(temporary);
     return FAIL("%s: cannot be renamed to %s: %s: %s", temporary, path, strerror(code), remedy(code));
+}
+
+int durable_write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes) {
+    int fd;
+    if (durable_create(temporary, 0, &fd, err, err_bytes) != 0) return -1;
+    if (durable_write(fd, temporary, text, strlen(text), 0, err, err_bytes) != 0) {
+        close(fd);
+        unlink(temporary);
+        return -1;
+    }
+    if (durable_close(fd, temporary, err, err_bytes) != 0) return -1;
+    return durable_publish(temporary, path, err, err_bytes);
 }

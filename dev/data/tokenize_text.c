@@ -87,13 +87,13 @@ static int add_file(const Bpe *bpe, const Tokenizer *t, const char *path, Tokens
 
 static int write_shard(const char *path, const uint16_t *tokens, size_t n) {
     char temporary[4200];
-    int32_t header[LLMC_HEADER_WORDS] = { 20240520, 1, (int32_t)n };
     int fd;
     if (n > INT32_MAX) {
         snprintf(err, sizeof err, "%.300s: %zu tokens; at most %d fit into a shard: give fewer texts", path, n,
                  INT32_MAX);
         return -1;
     }
+    const int32_t header[LLMC_HEADER_WORDS] = { 20240520, 1, (int32_t)n };
     snprintf(temporary, sizeof temporary, "%.4000s.%ld.tmp", path, (long)getpid());
     if (durable_create(temporary, LLMC_HEADER_BYTES + 2 * n, &fd, err, sizeof err) != 0) return -1;
     int status = durable_write(fd, temporary, header, sizeof header, 0, err, sizeof err);
@@ -107,6 +107,11 @@ static int write_shard(const char *path, const uint16_t *tokens, size_t n) {
     return durable_publish(temporary, path, err, sizeof err);
 }
 
+static int same_file(const char *a, const char *b) {
+    struct stat s, t;
+    return strcmp(a, b) == 0 || (stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
+}
+
 int main(int argc, char **argv) {
     Tokenizer *t;
     Bpe *bpe;
@@ -116,7 +121,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     for (int i = 4; i < argc; i++)
-        if (strcmp(argv[i], argv[2]) == 0 || strcmp(argv[i], argv[3]) == 0 || strcmp(argv[2], argv[3]) == 0)
+        if (same_file(argv[i], argv[2]) || same_file(argv[i], argv[3]) || same_file(argv[2], argv[3]))
             return fail("an output is named twice, or is one of the texts: choose another name");
     if (tokenizer_open(&t, strcmp(argv[1], "bytes") != 0 ? argv[1] : NULL, err) != 0 || bpe_open(&bpe, t, err) != 0)
         return fail(err);

@@ -26,6 +26,7 @@ struct Tokenizer {
     int vocab, eot;
     unsigned char *file;  // the tokens, as in the file; NULL: a token is a byte
     size_t *offset;       // of each token's length byte
+    unsigned char byte[256];
 
     int missing;            // bytes that the current character still needs
     uint32_t code;          // its bits so far
@@ -158,6 +159,7 @@ int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]) {
     }
     t->vocab = 256;
     t->eot = '\n';
+    for (int i = 0; i < 256; i++) t->byte[i] = (unsigned char)i;
     if (path) {
         const int fd = llmc_open(path, err, 512);
         FILE *f = fd != -1 ? fdopen(fd, "rb") : NULL;
@@ -183,14 +185,12 @@ void tokenizer_close(Tokenizer *t) {
 }
 
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int token, size_t *n) {
-    static unsigned char bytes[256];
     if (t->file) {
         *n = t->file[t->offset[token]];
         return t->file + t->offset[token] + 1;
     }
     *n = 1;
-    bytes[token] = (unsigned char)token;
-    return bytes + token;
+    return t->byte + token;
 }
 
 int tokenizer_vocab(const Tokenizer *t) { return t->vocab; }

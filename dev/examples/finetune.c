@@ -112,7 +112,7 @@ static double micro_batch(zero *z, unsigned long long first_sample) {
     return loss;
 }
 
-// [3] The state: how many steps, and three arrays in logical order. The file of before is replaced when the new one is
+// [3] The state: how many steps, and three arrays in logical order. The previous file is replaced once the new one is
 // complete, so whenever the job is killed there is a good one.
 static const enum zero_state states[] = { ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
 enum { NUM_STATES = sizeof states / sizeof *states, HEADER = 64 };

@@ -361,7 +361,7 @@ static void get_arrays(Reader *r, Checkpoint *c, size_t bytes) {
     }
     if (r->wrong == NULL && optimizer == NULL) r->wrong = "an optimizer of this version";
     if (r->wrong == NULL && gpt2_config_check(&g, why, sizeof why) != 0) r->wrong = "a model that can be trained";
-    // Every chunk has a line of 17 bytes: a number that is wrong shall not make us allocate more than the file has.
+    // Every chunk has a line of 17 bytes: a wrong number must not make us allocate more than the file has.
     if (r->wrong == NULL &&
         (gpt2_num_tensors(&g) > bytes / 17 || gpt2_num_parameters(&g) / CHECKPOINT_CHUNK > bytes / 17))
         r->wrong = "more chunks";

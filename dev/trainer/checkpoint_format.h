@@ -1,8 +1,8 @@
 // The files of a checkpoint, without any communication: dev/docs/checkpoints.md describes them.
 //
 //     model_%08d.bin        the parameters, llm.c's format
-//     optimizer_%08d.bin    fp32 arrays one after the other: master weights (bf16 with -w 1 or 2), the optimizer's
-//                           states; each in logical order
+//     optimizer_%08d.bin    fp32 arrays one after the other, each in logical order: master weights (bf16 with -w 1
+//                           or 2), the optimizer's states, the moving average (--ema-decay)
 //     checkpoint_%08d.txt   the manifest: what is needed to continue, and a hash of each chunk. Written last: a
 //                           checkpoint without it does not exist
 //

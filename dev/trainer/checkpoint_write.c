@@ -41,6 +41,9 @@ typedef struct Segment {
     size_t array, tensor, begin, count;
 } Segment;
 
+// Asked by the thread that waits for signals, which must not touch the writer: rank 0 replaces files.
+static atomic_int publishing;
+
 struct CheckpointWriter {
     const Run *r;
     Checkpoint c;
@@ -56,7 +59,8 @@ struct CheckpointWriter {
 
     pthread_t thread;
     int has_thread;
-    atomic_int busy;  // the thread's; what follows is only touched while the other side does not
+    size_t *deleted, num_deleted;  // steps, when it was published
+    atomic_int busy;               // the thread's; what follows is only touched while the other side does not
     ModelFile model;
     int fd;               // of the optimizer file
     char err[ERR_BYTES];  // "" or why the thread failed
@@ -235,26 +239,15 @@ static void write_snapshot(struct CheckpointWriter *w) {
     if (modelfile_finish(&w->model, w->err, sizeof w->err) == 0) durable_close(w->fd, name, w->err, sizeof w->err);
 }
 
-// Creates a whole file.
-static int write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes) {
-    int fd;
-    if (durable_create(temporary, 0, &fd, err, err_bytes) != 0) return -1;
-    if (durable_write(fd, temporary, text, strlen(text), 0, err, err_bytes) != 0) {
-        close(fd);
-        unlink(temporary);
-        return -1;
-    }
-    if (durable_close(fd, temporary, err, err_bytes) != 0) return -1;
-    return durable_publish(temporary, path, err, err_bytes);
-}
-
 // Keeps the newest -nk checkpoints up to this one, which is good, and those that -nm protects. Models without optimizer
 // state are not ours. Later steps were damaged when the run was resumed, and will be replaced.
-static void delete_old_checkpoints(const Run *r, size_t step) {
-    const size_t keep = (size_t)r->options.checkpoints_keep, major = (size_t)r->options.major_checkpoint_every;
+static void delete_old_checkpoints(struct CheckpointWriter *w) {
+    const Run *r = w->r;
+    const size_t step = w->c.step, keep = (size_t)r->options.checkpoints_keep,
+                 major = (size_t)r->options.major_checkpoint_every;
     if (keep == 0) return;
     char err[ERR_BYTES], manifest[CHECKPOINT_PATH];
-    size_t *steps, kept = 0;
+    size_t *steps = NULL, kept = 0;
     const int n = checkpoint_steps(r->options.output_dir, &steps, err, sizeof err);
     if (n < 0) fprintf(stderr, "warning: %s\n", err);
     for (int i = 0; i < n; i++) {
@@ -264,9 +257,10 @@ static void delete_old_checkpoints(const Run *r, size_t step) {
         if (complete && (kept++ < keep || (major > 0 && steps[i] % major == 0))) continue;
         if (checkpoint_delete(r->options.output_dir, steps[i], err, sizeof err) != 0)
             fprintf(stderr, "warning: %s\n", err);
-        print0(r, "Deleting checkpoint at step %zu\n", steps[i]);
+        else
+            steps[w->num_deleted++] = steps[i];
     }
-    free(steps);
+    w->deleted = steps;
 }
 
 // Makes the files visible, the manifest last. They replace those of a checkpoint of the same step, which was damaged or
@@ -278,14 +272,15 @@ static void publish(struct CheckpointWriter *w) {
         snprintf(w->err, sizeof w->err, "%s: out of host memory", w->path[CHECKPOINT_MANIFEST]);
         return;
     }
-    if (w->r->log.file != NULL) fsync(fileno(w->r->log.file));  // who continues from here has the lines until here
+    if (w->r->log.file != NULL)
+        fsync(fileno(w->r->log.file));  // so that a run that resumes here finds main.log complete up to this step
     if (directory_check(w->err, sizeof w->err) == 0) unlink(w->path[CHECKPOINT_DONE]);
     for (int f = CHECKPOINT_MODEL; f <= CHECKPOINT_OPTIMIZER && w->err[0] == '\0'; f++)
         durable_publish(w->temporary[f], w->path[f], w->err, sizeof w->err);
     for (int f = CHECKPOINT_MANIFEST; f <= CHECKPOINT_DONE && w->err[0] == '\0'; f++)
-        write_text(w->temporary[f], w->path[f], f == CHECKPOINT_MANIFEST ? text : "", w->err, sizeof w->err);
+        durable_write_text(w->temporary[f], w->path[f], f == CHECKPOINT_MANIFEST ? text : "", w->err, sizeof w->err);
     free(text);
-    if (w->err[0] == '\0') delete_old_checkpoints(w->r, w->c.step);
+    if (w->err[0] == '\0') delete_old_checkpoints(w);
 }
 
 static void *work(void *ctx) {
@@ -295,6 +290,7 @@ static void *work(void *ctx) {
     if (w->phase == CREATE && w->r->rank == 0) create_files(w);
     if (w->phase == PUBLISH && w->r->rank == 0) publish(w);
     w->written_s += zero_clock() - begin;
+    atomic_store(&publishing, 0);
     atomic_store(&w->busy, 0);
     return NULL;
 }
@@ -306,6 +302,7 @@ static void *work(void *ctx) {
 static void start(struct CheckpointWriter *w, enum phase phase) {
     sigset_t all, before;  // signals are for the other threads
     w->phase = phase;
+    atomic_store(&publishing, w->phase == PUBLISH && w->r->rank == 0);
     atomic_store(&w->busy, 1);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -353,10 +350,16 @@ static void end_writing(Run *r) {
     struct CheckpointWriter *w = r->writer;
     const double bytes = (double)(checkpoint_optimizer_bytes(&w->c) + LLMC_HEADER_BYTES) +
                          (double)gpt2_num_parameters(&w->c.config) * (double)array_bytes(&w->c, 0);
+    double slowest = 0, *all = allocate((size_t)r->ranks * sizeof *all);
+    gather(r, &w->written_s, sizeof *all, all);
+    for (int i = 0; i < r->ranks; i++) slowest = all[i] > slowest ? all[i] : slowest;
+    free(all);
     print0(r, "wrote %s, with optimizer state: %.3f GB, %.3f GB/s; training waited %.2f s, %.2f s for the snapshot\n",
-           w->path[CHECKPOINT_MODEL], bytes / 1e9, bytes / 1e9 / w->written_s, w->waited + zero_clock() - w->since,
+           w->path[CHECKPOINT_MODEL], bytes / 1e9, bytes / 1e9 / slowest, w->waited + zero_clock() - w->since,
            w->snapshot_s);
+    for (size_t i = 0; i < w->num_deleted; i++) print0(r, "Deleting checkpoint at step %zu\n", w->deleted[i]);
     checkpoint_free(&w->c);
+    free(w->deleted);
     free(w->segments);
     free(w);
     r->writer = NULL;
@@ -446,11 +449,10 @@ void finish_checkpoint(Run *r) {
     run_phase(r, phase, step);
 }
 
-int checkpoint_is_settled(const Run *r) {
+int checkpoint_is_settled(void) {
     const struct timespec pause = { 0, 10000000 };
     for (int i = 0; i < 500; i++) {
-        const struct CheckpointWriter *w = r->writer;
-        if (w == NULL || w->phase != PUBLISH || !atomic_load(&w->busy)) return 1;
+        if (!atomic_load(&publishing)) return 1;
         nanosleep(&pause, NULL);
     }
     return 0;

@@ -26,7 +26,7 @@ void finish_checkpoint(Run *r);
 
 // Returns 1 when no files are being published, or 0 if this takes longer than a few seconds: then the lock of the
 // directory must be left to the next run. Not collective; for a run that ends with an error.
-int checkpoint_is_settled(const Run *r);
+int checkpoint_is_settled(void);
 
 // Bytes of all arrays, for each parameter.
 size_t checkpoint_bytes_per_parameter(const zero_settings *s);

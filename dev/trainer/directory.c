@@ -277,7 +277,6 @@ uint64_t directory_open(const char *dir, enum directory_use use, double timeout_
 int directory_check(char *err, size_t err_bytes) {
     char path[PATH_BYTES];
     Lock found;
-    if (held.fd < 0) return 0;
     lock_path(held.dir, path);
     if (read_lock(path, &found) == 0 && found.nonce == held.lock.nonce) return 0;
     return FAIL("-o %.1000s: run.lock there is no longer this run's: it was removed, or this run was stopped for so "

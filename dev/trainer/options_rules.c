@@ -131,7 +131,7 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
         return FAIL("-d 0: nothing to train on: use a positive number, or -1 for one micro-batch per rank");
     }
     if (o->val_batches == 0 && o->val_every > 0) {
-        return FAIL("-m 0: nothing to validate on: use -v 0 if there shall be no validation, or a positive -m");
+        return FAIL("-m 0: nothing to validate on: use -v 0 for no validation, or a positive -m");
     }
     note_what_does_not_apply(o, build);
     return o->generate ? check_generate(o, err, err_bytes) : 0;

@@ -214,9 +214,9 @@ static void find_smallest(Layouts *l, const PlanInput *in, int stage, PlanStage 
     s->smallest = whole * enough;
 }
 
-// layouts->shards is that of groups of `group` ranks.
 static size_t states_of(const PlanInput *in) { return zero_optimizer_get(in->settings.optimizer)->num_states; }
 
+// layouts->shards is that of groups of `group` ranks.
 static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t group, PlanStage *s) {
     const zero_layout *l = &layouts->shards;
     const zero_cost plan = plan_of(in, stage, in->ranks, group);

@@ -17,7 +17,7 @@ static Run *current;  // NULL: not yet
 // For signals.c: this process has to end now.
 static void end_at_once(int signal) {
     const Run *r = current;
-    if (checkpoint_is_settled(r)) directory_close();
+    if (checkpoint_is_settled()) directory_close();
     const int rank = environment_rank();  // before MPI_Init only the launcher knows
     fprintf(stderr, "rank %d was ended by %s, in %s, step %zu\n", rank >= 0 ? rank : r->rank,
             signal == SIGTERM ? "SIGTERM" : "a signal", r->phase != NULL ? r->phase : "start-up", r->phase_step);
@@ -107,7 +107,7 @@ void die(const char *format, ...) {
     else if (!together)
         fprintf(stderr, "%serror: rank %d on %s: %s\n", line, rank, launch_host_name(rank), message);
     fflush(stderr);
-    if (checkpoint_is_settled(r)) directory_close();
+    if (checkpoint_is_settled()) directory_close();
     if (!together) launch_abort();
     launch_end();
     fflush(NULL);

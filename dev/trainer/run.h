@@ -96,10 +96,10 @@ typedef struct Run {
     size_t nonfinite_steps;    // in a row, until now
     StepLine first_nonfinite;  // of them
     TrainLog log;
-    struct CheckpointWriter *writer;  // of the checkpoint that is being written; NULL: none
-    void *snapshot;                   // for it, in host memory: so many bytes, for each parameter of this rank
-    size_t snapshot_bytes, snapshot_per_parameter;
-    zero_row wire[MAX_ROWS];  // of the last step that was taken
+    struct CheckpointWriter *writer;                // of the checkpoint that is being written; NULL: none
+    void *snapshot;                                 // its copy of the state, in host memory
+    size_t snapshot_bytes, snapshot_per_parameter;  // the latter for each parameter of this rank
+    zero_row wire[MAX_ROWS];                        // of the last step that was taken
     size_t wire_rows;
 } Run;
 
@@ -113,8 +113,8 @@ void run_phase(Run *r, const char *phase, size_t step);
 // the hosts of ranks that are missing, the files of the flight recorder.
 __attribute__((format(printf, 1, 2), noreturn)) void die(const char *format, ...);
 
-// Replaces by '?' what a terminal would obey instead of printing it: control characters, which the name of a file, a
-// lock, or another process may have in its words. For one line of text.
+// Replaces control characters by '?': names of files, locks and other processes' messages may contain them. For one
+// line of text.
 void make_printable(char *text);
 
 // Dies with the engine's message if status is not ZERO_OK.

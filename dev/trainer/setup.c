@@ -182,7 +182,7 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
     }
     if (loader_info(loader).is_text && c.vocab == GPT2_VOCAB && !(o->tokenizer && !strcmp(o->tokenizer, "bytes")))
         die("%s: is text, and the model has GPT-2's vocabulary: make token shards of it first: tokenize_text %s "
-            "train.bin val.bin %s, in the trainer's directory of build/; or, if a byte shall be a token, --tokenizer "
+            "train.bin val.bin %s, in the trainer's directory of build/; or use --tokenizer bytes to train on "
             "bytes",
             files, TOKENIZER, files);
     return loader;

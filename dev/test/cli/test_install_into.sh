@@ -88,7 +88,8 @@ only_ours() {
 }
 check "only our files are compiled" only_ours
 same_sources() {    # as in our own tree
-    make -n V=1 SETUP=true DEVICE=cpu PRECISION=FP32 all BUILD="$work/none" 2> /dev/null |
+    make -n V=1 SETUP=true DEVICE=cpu PRECISION=FP32 all BUILD="$work/none" CKPT_DIR="$work/none/ckpt" \
+        2> /dev/null |
         sed -nE 's/.* -c ([^ ]+) -o .*/\1/p' | sort -u | diff - "$work/sources"
 }
 check "they are those of our own tree" same_sources

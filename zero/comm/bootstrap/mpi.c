@@ -129,7 +129,11 @@ static int duplicate(zero_bootstrap *b, MPI_Comm comm, MPI_Comm *out, double tim
 
 int zero_bootstrap_dup_mpi(zero_bootstrap *b, MPI_Comm *out, double timeout_s) {
     if (b->ops != &ops) return ZERO_ERR_ARG;
-    return b->failed ? b->failed : duplicate(b, ((bootstrap_mpi *)b)->comm, out, timeout_s);
+    char here = 0, *all = malloc((size_t)b->ranks);  // meeting first tells which rank is missing
+    int e = all ? zero_bootstrap_allgather(b, &here, 1, all)
+                : zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
+    free(all);
+    return e ? e : duplicate(b, ((bootstrap_mpi *)b)->comm, out, timeout_s);
 }
 
 int zero_bootstrap_create_mpi(zero_bootstrap **out, MPI_Comm comm, double timeout_s) {

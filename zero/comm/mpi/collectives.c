@@ -124,7 +124,8 @@ static int exchange_messages(comm_mpi *m, const struct zero_comm_call *call, cha
 static int check_pending(comm_mpi *m, zero_ticket ticket, enum zero_comm_call_kind kind) {
     const struct pending *p = &m->pending[ticket % RING];
     if (ticket <= m->finished || ticket > m->begun || p->finished || p->call.kind != kind)
-        return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s is finished that is not pending", zero_comm_call_name(kind));
+        return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s is not pending: it was never begun, or is already finished",
+                              zero_comm_call_name(kind));
     if (m->chunks_of && m->chunks_of != ticket)
         return zero_comm_fail(&m->base, ZERO_ERR_ARG, "%s is finished before the last all-to-all is done",
                               zero_comm_call_name(kind));
@@ -185,7 +186,7 @@ int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
 int zero_mpi_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
     comm_mpi *m = zero_mpi_self(c);
     if (!ticket || ticket != m->chunks_of)
-        return zero_comm_fail(c, ZERO_ERR_ARG, "an all-to-all is done that is not the last one that was finished");
+        return zero_comm_fail(c, ZERO_ERR_ARG, "all_to_all_done is not for the all-to-all that was finished last");
     const int e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     m->chunks_of = 0;
     if (!e) finished(m, ticket);

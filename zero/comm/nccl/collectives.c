@@ -91,7 +91,7 @@ int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, 
 int zero_nccl_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
     comm_nccl *m = zero_nccl_self(c);
     if (!ticket || ticket != m->all_to_all)
-        return zero_comm_fail(c, ZERO_ERR_ARG, "an all-to-all is finished that is not the last one that was begun");
+        return zero_comm_fail(c, ZERO_ERR_ARG, "all_to_all_finish is not for the all-to-all that was begun last");
     *chunks = m->table;
     const int e = zero_nccl_wait_ended(m, ZERO_NCCL_WAIT_ALL_TO_ALL_DONE, stream, ticket);
     return e ? e : zero_nccl_healthy(m);
@@ -101,7 +101,7 @@ int zero_nccl_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t str
     comm_nccl *m = zero_nccl_self(c);
     struct nccl_op *op = &m->context->ops[ticket % NCCL_RING];
     if (!ticket || ticket != m->all_to_all)
-        return zero_comm_fail(c, ZERO_ERR_ARG, "an all-to-all is done that is not the last one that was begun");
+        return zero_comm_fail(c, ZERO_ERR_ARG, "all_to_all_done is not for the all-to-all that was begun last");
     const int e = zero_nccl_device_check(m, cudaEventRecord(op->read, stream));
     if (e) return e;
     op->was_read = 1;
