@@ -846,7 +846,8 @@ static void use_average(Run *r, int on) {
     if (r->options.settings.ema_decay > 0) must(r, zero_use_ema(r->z, on), "moving average of the weights");
 }
 
-// What is due before a step: validation, HellaSwag, a sample, a checkpoint. stop: the run ends here, before its last step.
+// What is due before a step: validation, HellaSwag, a sample, a checkpoint. stop: the run ends here, before its last
+// step.
 static void before_step(Run *r, size_t step, int stop) {
     const Options *o = &r->options;
     const int last = step == r->steps;
@@ -891,7 +892,8 @@ static void train(Run *r) {
     const size_t tokens = r->B * r->T * r->M;
     const double flops = gpt2_training_flops(&r->config, r->T, tokens);
     const double peak = gpu_peak_flops(r->device.name) * r->gpus;
-    const size_t first = r->first_step, taken = r->steps - first;
+    const size_t first = r->first_step;
+    size_t taken = 0;
     double total_ms = 0;  // of all steps but the first
     double speed = 0;     // moving average of tokens per second, without the first step, which is slow
     char err[ERR_BYTES];
@@ -911,6 +913,7 @@ static void train(Run *r) {
         if (step > first && step - first <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule);
         s.ms = 1000 * (zero_clock() - begin);
+        taken++;
         if (profile != NULL) cudaCheck(profile_end_step(profile, s.ms));
         profile = NULL;
         if (step > first) total_ms += s.ms;

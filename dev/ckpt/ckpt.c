@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ckpt/commands.h"
 #include "ckpt/source.h"
@@ -37,7 +38,7 @@ static void print_checkpoint(const Source *s, const char *verdict) {
         printf("llm.c, %zu ranks, stage %d", s->llmc.ranks, s->llmc.stage);
     else
         printf("%zu micro-batches of %zu x %zu", c->M, c->B, c->T);
-    printf("; %s%s, %s; %zu layers, %zu heads, %zu channels, %zu words, %zu positions\n",
+    printf("; %s%s, %s; %zu layers, %zu heads, %zu channels, vocabulary %zu, %zu positions\n",
            c->dtype == ZERO_BF16 ? "bf16" : "fp32", c->has_master ? " and master weights" : "", c->optimizer->name,
            m->num_layers, m->num_heads, m->channels, m->vocab_size, m->max_seq_len);
 }
@@ -64,7 +65,8 @@ static int show_all(const char *dir, int verify) {
     for (int i = 0; i < n; i++) bad += show(dir, steps[i], verify);
     free(steps);
     if (n > 0) return verify && bad > 0 ? EXIT_DIFFERENT : EXIT_SUCCESS;
-    snprintf(err, sizeof err, "%s: has no checkpoints: give the -o of a run", dir);
+    snprintf(err, sizeof err, "%s: %s: give the -o of a run", dir,
+             access(dir, F_OK) == 0 ? "has no checkpoints" : "there is no such directory");
     return trouble(err);
 }
 

@@ -97,7 +97,7 @@ static int check_text(const char *name, int fd, const int32_t *header, size_t he
         if (memchr(block, 0, bytes))
             return FAIL("%.200s is neither a token shard (its magic number is %d, not %d) nor text (it has NUL bytes; "
                         "text in UTF-16 has, too). Give shards made by llm.c's dev/data scripts or "
-                        "dev/data/tokenize_bytes, or a text file.",
+                        "by tokenize_text, or a text file.",
                         name, (int)header[0], MAGIC);
     }
     return 0;

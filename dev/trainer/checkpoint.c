@@ -25,7 +25,7 @@
 void resume_micro_batches(Run *r) {
     Options *o = &r->options;
     char err[ERR_BYTES], text[32];
-    if (!o->resume || options_given(o, "d") || options_given(o, "micro-batches")) return;
+    if (!o->resume) return;
     size_t M = 0, *steps = NULL, *all = allocate((size_t)r->ranks * sizeof *all);
     const int n = r->rank == 0 ? checkpoint_steps(o->output_dir, &steps, err, sizeof err) : 0;
     for (int i = 0; i < n && M == 0; i++) {
@@ -39,6 +39,15 @@ void resume_micro_batches(Run *r) {
     M = all[0];
     free(all);
     if (M == 0) return;
+    if (M % (size_t)r->ranks != 0) {
+        char ranks[256] = "";
+        for (size_t n = 1, at = 0; n <= M && at < sizeof ranks - 24; n++)
+            if (M % n == 0) at += (size_t)snprintf(ranks + at, sizeof ranks - at, "%s%zu", n > 1 ? ", " : "", n);
+        die("-y 1: a step of the checkpoints in %s has %zu micro-batches, which cannot be shared evenly by %d ranks: "
+            "continue on one of %s ranks",
+            o->output_dir, M, r->ranks, ranks);
+    }
+    if (options_given(o, "d") || options_given(o, "micro-batches")) return;
     snprintf(text, sizeof text, "%zu", M);
     options_set_default(o, "d", "-1");
     options_set_default(o, "micro-batches", text);
@@ -55,7 +64,8 @@ void check_same_model(const Run *r, const GPT2Config *a, const char *path) {
 void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, const char *path) {
     const zero_optimizer *optimizer = zero_optimizer_get(r->options.settings.optimizer);
     if (of_checkpoint != optimizer)
-        die("%s: holds the state of %s, and this run uses %s: begin a run from its weights with -e and another -o",
+        die("%s: holds the state of %s, and this run uses %s: use the --optimizer of its run, or begin a run from its "
+            "weights with -e and another -o",
             path, of_checkpoint->name, optimizer->name);
 }
 
@@ -67,6 +77,9 @@ static void check_same_run(const Run *r, const Checkpoint *c, const char *path) 
             "--micro-batches %zu -b %zu -t %zu",
             path, c->M, c->B, c->T, r->M, r->B, r->T, c->M, c->B, c->T);
     check_same_optimizer(r, c->optimizer, path);
+    if (checkpoint_array_of(c, ZERO_STATE_EMA) >= 0 && !options_given(&r->options, "ema-decay"))
+        die("%s: has a moving average of the weights: use the --ema-decay of its run, or --ema-decay 0 to drop it",
+            path);
     if (c->seed != r->options.settings.seed)
         die("%s: its run had --seed %llu, which gives another order of the data: use that", path,
             (unsigned long long)c->seed);
@@ -212,7 +225,8 @@ static int resume(Run *r) {
         check_same_run(r, c, path);
         report_changes(r, c);
         load(r, c);
-        print0(r, "resumed from step %zu of %s\n", c->step, dir);
+        print0(r, "resumed from step %zu of %s%s\n", c->step, dir,
+               c->step == r->steps ? ", the last one: a larger -x continues" : "");
         checkpoint_free(c);
     }
     free(c);

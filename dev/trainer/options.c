@@ -249,10 +249,10 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
     case REAL:
         number = strtod(value, &end);
         if (end == value || *end != '\0' || *value == ' ' || !isfinite(number)) {
-            return FAIL("%s %.200s: not a number: use one from %g to %g", used, value, f->min, f->max);
+            return FAIL("%s %.200s: not a number: use one from %.7g to %.7g", used, value, f->min, f->max);
         }
         if (number < f->min || number > f->max) {
-            return FAIL("%s %.200s: out of range: use a number from %g to %g", used, value, f->min, f->max);
+            return FAIL("%s %.200s: out of range: use a number from %.7g to %.7g", used, value, f->min, f->max);
         }
         *(double *)at = number;
         break;

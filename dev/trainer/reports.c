@@ -355,9 +355,10 @@ void print_plan(const Run *r) {
         plan_print(stdout, &plan, &in);
 #ifdef CUDA_ON_CPU
         if (in.settings.dtype == ZERO_F32 || !zero_transport_needs_device(in.transport))
-            printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add --precision bf16 "
-                   "--transport nccl\n",
-                   in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", zero_transport_title(in.transport));
+            printf("this is a plan for %s and %s, as this program is built for a CPU; for GPUs add%s%s\n",
+                   in.settings.dtype == ZERO_F32 ? "FP32" : "BF16", zero_transport_title(in.transport),
+                   in.settings.dtype == ZERO_F32 ? " --precision bf16" : "",
+                   zero_transport_needs_device(in.transport) ? "" : " --transport nccl");
 #endif
         if (r->kernels.attention != NULL)
             printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", r->kernels.attention_scratch);

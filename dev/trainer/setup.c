@@ -78,6 +78,7 @@ void choose_device(Run *r) {
 
 #define BUILTIN_MODEL "custom:l4,h4,c128,v256,t128"
 #define BUILTIN_TEXT  "dev/data/text/default.txt"
+#define GUEST_TEXT    "zero/" BUILTIN_TEXT  // in a checkout of llm.c
 #define LLMC_TRAIN    "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
 #define TOKENIZER     "gpt2_tokenizer.bin"
 #define LLMC_VAL      "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
@@ -141,9 +142,10 @@ void choose_model_and_data(Run *r) {
     read_config(r);
     if (no_data) {
         const int llmc = llmc_data && r->config.vocab_size >= 50257;
-        o->train_files = llmc ? LLMC_TRAIN : BUILTIN_TEXT;
+        const char *text = !exists(BUILTIN_TEXT) && exists(GUEST_TEXT) ? GUEST_TEXT : BUILTIN_TEXT;
+        o->train_files = llmc ? LLMC_TRAIN : text;
         o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(BUILTIN_TEXT) && !o->plan)
+        if (!llmc && !exists(text) && !o->plan)
             die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the "
                 "directory of the Makefile",
                 BUILTIN_TEXT);
@@ -181,8 +183,8 @@ static Loader *open_loader(const Run *r, const char *files, int validation) {
             files, c.vocab);
     }
     if (loader_info(loader).is_text && c.vocab == GPT2_VOCAB && !(o->tokenizer && !strcmp(o->tokenizer, "bytes")))
-        die("%s: is text, and the model has GPT-2's vocabulary: make token shards of it first: tokenize_text %s "
-            "train.bin val.bin %s, in the trainer's directory of build/; or use --tokenizer bytes to train on "
+        die("%s: is text, and the model has GPT-2's vocabulary: make token shards of it first, as dev/docs/text.md "
+            "says (tokenize_text %s train.bin val.bin %s); or use --tokenizer bytes to train on "
             "bytes",
             files, TOKENIZER, files);
     return loader;
