@@ -96,6 +96,8 @@ check "other data are refused" refused "other training data" 2 -y 1 -o "$work/wh
 check "a run that is shorter than the checkpoint is refused" refused "use -x 12" 2 -y 1 -o "$work/whole" -x 11
 check "another optimizer is refused" refused "the state of AdamW, and this run uses Lion" 2 -y 1 -o "$work/whole" \
     --optimizer lion
+check "ranks that M cannot be shared by are refused" refused "continue on one of 1, 2, 3, 4, 6, 8, 12, 24 ranks" 5 \
+    -y 1 -o "$work/whole"
 average=(--optimizer lion -l 0.001 --ema-decay 0.9)
 average_continues() {   # 4 ranks write, 3 resume; the average is what was validated
     job 4 -z 3 "${average[@]}" -n 6 -o "$work/average" || return 1
@@ -110,6 +112,8 @@ average_begins() {
     job 2 -y 1 --ema-decay 0.9 -o "$work/broken" && has "no moving average: it begins with the weights"
 }
 check "a moving average that the checkpoint does not have begins" average_begins
+check "a moving average that is forgotten is refused" refused "or --ema-decay 0 to drop it" 2 --optimizer lion \
+    -l 0.001 -y 1 -o "$work/average"
 average_ends() {
     job 2 "${average[@]}" --ema-decay 0 -y 1 -o "$work/average" && has "resumed from step 6" &&
         has "--ema-decay 0 instead of --ema-decay 0.9"
