@@ -36,7 +36,7 @@ if [ -z "$suffix" ]; then
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
     run 2 900 "moving average of the weights, emulated GPU" $asan/test_engine_ema --case "put back: shared"
-    run 8 300 "engine, 8 ranks" $fp32/test_engine
+    run 8 900 "engine, 8 ranks" $fp32/test_engine
     run 0 400 "124M: all memory accounting is what the process takes" dev/test/cli/test_memory.sh \
         $fp32/train_gpt2_zero $bf16/train_gpt2_zero
     build emulated BF16 build/emulated-bf16/test_attention
