@@ -312,12 +312,12 @@ static void misuse_is_refused(zero_comm *c) {
     CHECK(zero_comm_all_to_all_begin(c, p, 64, NULL, &a) == ZERO_OK, "begin: %s", zero_comm_error(c));
     if (zero_comm_stream(c)) {
         REFUSED(zero_comm_all_to_all_begin(c, p, 64, NULL, &b), "must be done");
-        REFUSED(zero_comm_all_to_all_finish(c, a + 1, NULL, &chunks), "not the last one");
+        REFUSED(zero_comm_all_to_all_finish(c, a + 1, NULL, &chunks), "is not for the all-to-all that was");
     } else {
         CHECK(zero_comm_all_to_all_begin(c, p, 64, NULL, &b) == ZERO_OK, "begin: %s", zero_comm_error(c));
         REFUSED(zero_comm_all_to_all_finish(c, b + 1, NULL, &chunks), "not pending");
         REFUSED(zero_comm_allgather_finish(c, b, NULL), "not pending");
-        REFUSED(zero_comm_all_to_all_done(c, b, NULL), "not the last one");
+        REFUSED(zero_comm_all_to_all_done(c, b, NULL), "is not for the all-to-all that was");
         CHECK(zero_comm_all_to_all_finish(c, b, NULL, &chunks) == ZERO_OK, "finish: %s", zero_comm_error(c));
         REFUSED(zero_comm_all_to_all_finish(c, a, NULL, &chunks), "before the last all-to-all is done");
         CHECK(zero_comm_all_to_all_done(c, b, NULL) == ZERO_OK, "done: %s", zero_comm_error(c));
@@ -326,7 +326,7 @@ static void misuse_is_refused(zero_comm *c) {
     CHECK(zero_comm_all_to_all_finish(c, a, NULL, &chunks) == ZERO_OK &&
               zero_comm_all_to_all_done(c, a, NULL) == ZERO_OK,
           "finish: %s", zero_comm_error(c));
-    REFUSED(zero_comm_all_to_all_done(c, a, NULL), "not the last one");
+    REFUSED(zero_comm_all_to_all_done(c, a, NULL), "is not for the all-to-all that was");
     CHECK(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
     CHECK(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 256, &w) == ZERO_OK, "window: %s", zero_comm_error(c));
     REFUSED(zero_window_gather_begin(c, w, 200, 64, outside, NULL, &a), "leaves the window");
