@@ -129,10 +129,8 @@ static int duplicate(zero_bootstrap *b, MPI_Comm comm, MPI_Comm *out, double tim
 
 int zero_bootstrap_dup_mpi(zero_bootstrap *b, MPI_Comm *out, double timeout_s) {
     if (b->ops != &ops) return ZERO_ERR_ARG;
-    char here = 0, *all = malloc((size_t)b->ranks);  // meeting first tells which rank is missing
-    int e = all ? zero_bootstrap_allgather(b, &here, 1, all)
-                : zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
-    free(all);
+    char nothing = 0;
+    const int e = zero_bootstrap_allgather(b, &nothing, 0, &nothing);  // a meeting, to know which rank is missing
     return e ? e : duplicate(b, ((bootstrap_mpi *)b)->comm, out, timeout_s);
 }
 
