@@ -1,7 +1,6 @@
 // One table holds everything about a flag: its names, its type and range, where its value goes, its default (as a user
-// would write it, so that the same code parses it and --help shows it), the help, and whether it is implemented. A flag
-// of llm.c that is not implemented is in the table too: its "off" values are accepted, so that llm.c's scripts run
-// unchanged, and any other value is refused with a remedy. No flag is ever ignored silently.
+// would write it, so that the same code parses it and --help shows it), and the help. A flag of llm.c that does not
+// apply here is in the table too, and a note says so: no flag is ever ignored silently.
 //
 // llm.c's flags are one dash and one or two letters: -n and -nk are two flags, not -n with the value "k".
 // getopt_long_only parses these, but it also accepts any unambiguous prefix of a name, so that "-max" would mean
@@ -35,10 +34,8 @@ typedef struct {
     const char *standard;  // default; NULL: none
     double min, max;
     const char *help;
-    double allowed;       // if `missing` is set: the largest number (or choice) that is accepted
-    const char *missing;  // the remedy for others
-    const char *bare;     // what the flag means without a value; NULL: it must have one
-    int of_plan;          // 1: means nothing without --plan
+    const char *bare;  // what the flag means without a value; NULL: it must have one
+    int of_plan;       // 1: means nothing without --plan
 } Flag;
 
 #define MANY      1e15  // exact in a double, and far from overflow
@@ -256,9 +253,6 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
         }
         *(double *)at = number;
         break;
-    }
-    if (f->missing != NULL && (f->type == TEXT || number > f->allowed)) {
-        return FAIL("%s %.200s: %s", used, value, f->missing);
     }
     return 0;
 }

@@ -31,6 +31,7 @@ static void note_what_does_not_apply(Options *o, const OptionsBuild *build) {
     const int not_adamw = o->settings.optimizer != ZERO_ADAMW;
     if (not_adamw && options_given(o, "eps")) note(o, "--eps: only --optimizer adamw uses it\n");
     if (o->settings.optimizer == ZERO_SGD && options_given(o, "beta2")) note(o, "--beta2: not used by sgd\n");
+    if (o->prompt != NULL && o->sample_every <= 0 && !o->generate) note(o, "--prompt: not used, for there is no -s\n");
     if (o->checkpoint_every > 0 && o->output_dir == NULL)
         note(o, "-n %lld: no checkpoints are written, for there is no -o\n", (long long)o->checkpoint_every);
     if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0))

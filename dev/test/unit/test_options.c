@@ -116,7 +116,7 @@ static const struct {
     { "--transport tcp", "auto|mpi|nccl" },
     { "--reduce fast", "exact|library" },
     { "-pi file", "mpi|tcp|fs" },
-    // not implemented yet
+    // without what it needs, or out of range
     { "-y 1", "add -o DIR" },
     { "--resume 1", "add -o DIR" },
     { "-y 2 -o out", "-y 2" },
