@@ -131,7 +131,7 @@ ifneq ($(DEVICE),cuda)
     LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's functions are looked up in the program itself
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp $(LDFLAGS)
-LIBS += -Wl,--as-needed -lxxhash $(MPI_LIBS) -ldl -lm
+LIBS += -Wl,--as-needed -lxxhash -lcjson $(MPI_LIBS) -ldl -lm
 
 # The module and the baseline that it is compared with promise bits: a * b + c is two roundings, in this order. EXTRA,
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
@@ -240,7 +240,7 @@ $(1)/%.o: %.c Makefile | $(if $(filter ckpt,$(MAKECMDGOALS)),,setup)
 	$$(Q)$(2) $$(PLAIN) $(3) -c $$< -o $$@
 $(1)/$(notdir $(4)): $(addprefix $(1)/,$(addsuffix .o,$(5) $(PARSERS)))
 	@echo "  link    $$@"
-	$$(Q)$(2) $(3) $$^ -o $$@ $$(LDFLAGS) -lxxhash -lm $(6)
+	$$(Q)$(2) $(3) $$^ -o $$@ $$(LDFLAGS) -lxxhash -lcjson -lm $(6)
 -include $(patsubst %,$(1)/%.d,$(5) $(PARSERS))
 endef
 CKPT_DIR    := build/ckpt$(DEBUG:%=-debug)$(SANITIZE:%=-%)

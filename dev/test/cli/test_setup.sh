@@ -59,7 +59,7 @@ report "apt's output is in the log" "$(grep -q "Get:300 " "$root/repo/build/setu
 
 machine
 setup "what is needed cannot be installed: the log's end, and what is missing" 1 2 \
-    "$line/setup: apt-get install failed; .*package openmpi-bin/.*this is missing:/.*gcc and .*Open MPI.*xxHash[^/]*" \
+    "$line/setup: apt-get install failed; .*package openmpi-bin/.*this is missing:/.*gcc and .*Open MPI.*xxHash.*cJSON[^/]*" \
     UNAVAILABLE=openmpi-bin
 machine make gcc g++ mpicc mpirun bible
 setup "what is not needed cannot be installed: what cannot be built" 0 2 \
@@ -71,10 +71,10 @@ setup "the package lists cannot be updated: it installs all the same" 0 2 \
     "setup: apt-get update failed; .*continuing with[^/]*/$line" UNAVAILABLE=update
 machine
 rm "$root/bin/apt-get"
-setup "no apt" 1 0 "setup: there is no apt-get here: [^/]*/setup: this is missing:/.*xxHash[^/]*"
+setup "no apt" 1 0 "setup: there is no apt-get here: [^/]*/setup: this is missing:/.*xxHash.*cJSON[^/]*"
 machine
 program id 'echo 1000'
-setup "not root" 1 0 "setup: installing needs root: .*/setup: this is missing:/.*xxHash[^/]*"
+setup "not root" 1 0 "setup: installing needs root: .*/setup: this is missing:/.*xxHash.*cJSON[^/]*"
 program sudo 'exec "$@"'
 setup "not root, but there is sudo" 0 4 "$line/$line/$line"
 machine "${everything[@]}"
