@@ -161,7 +161,7 @@ TESTS    := $(filter-out $(if $(filter cuda,$(DEVICE)),%/test_overlap %/test_ncc
                 $(if $(CUDNN),,%/test_cudnn_plan) $(if $(filter cpu,$(DEVICE)),%/test_mma),$(TESTS))
 BENCHES  := $(call strip_suffix,dev/bench/*.c dev/bench/*.cu)
 FUZZ     := dev/test/ranks/fuzz dev/test/ranks/fuzz_engine
-PYTORCH  := dev/test/ranks/optimizer_steps
+PYTORCH  := dev/test/ranks/optimizer_steps dev/test/unit/gpt2_logits
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_*.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(PYTORCH) $(BENCHES) $(EXAMPLES) $(TOOLS)
@@ -223,7 +223,7 @@ $(BUILD)/bench_matmul: LIBS += -lopenblas
 # checkpoints (`make ckpt` installs nothing), and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its
 # own mutations.
 PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/optimizers/optimizers \
-               dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file \
+               dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file dev/gpt2/huggingface \
                $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))
 PLAIN        = -std=c11 -Idev/device/cpu -I. -Idev -D_GNU_SOURCE $(WARNINGS) -MMD -MP $(CPPFLAGS) $(CFLAGS) $(EXTRA)
 FUZZ_FILES  := $(call strip_suffix,dev/test/fuzz/*.c)

@@ -1,5 +1,5 @@
-// ckpt: checkpoints looked at, verified, compared, converted and pruned, without MPI and without a GPU. Everything is
-// read in pieces and by all cores. dev/docs/checkpoints.md describes it for users.
+// ckpt: checkpoints looked at, verified, compared, converted, pruned, and exchanged with Hugging Face, without MPI and
+// without a GPU. Everything is read in pieces and by all cores. dev/docs/checkpoints.md and huggingface.md describe it.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,9 @@ static const char USAGE[] =
     "(bf16)\n"
     "                                        --average: the model is the moving average of the weights\n"
     "ckpt prune DIR --keep K [--dry-run]     verifies, keeps the newest K that are good, and deletes what is older\n"
+    "ckpt export FROM FOLDER [--precision fp32|bf16] [--average] [--tokenizer FILE|bytes]\n"
+    "ckpt import FOLDER TO.bin [--precision fp32|bf16]\n"
+    "                                        FOLDER: as transformers has GPT-2: config.json, model.safetensors\n"
     "\n"
     "A, B, FROM: a directory, whose newest checkpoint is meant; DIR/checkpoint_STEP.txt, or of llm.c DIR/DONE_STEP;\n"
     "or a model file. Exit status: 0 good or equal; 1 damaged or different; 2 it could not be done.\n";
@@ -148,6 +151,26 @@ static int parse_convert(int argc, char **argv) {
     return convert(argv[2], argv[3], precision, (int)master, average);
 }
 
+static int parse_exchange(int argc, char **argv) {
+    const int exports = strcmp(argv[1], "export") == 0;
+    const char *precision = NULL, *tokenizer = NULL;
+    int average = 0;
+    for (int i = 4; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--precision") == 0 && (strcmp(value, "fp32") == 0 || strcmp(value, "bf16") == 0))
+            precision = value, i++;
+        else if (exports && strcmp(argv[i], "--average") == 0)
+            average = 1;
+        else if (exports && strcmp(argv[i], "--tokenizer") == 0 && value[0] != '\0')
+            tokenizer = value, i++;
+        else
+            return usage(exports ? "export FROM FOLDER [--precision fp32|bf16] [--average] [--tokenizer FILE|bytes]"
+                                 : "import FOLDER TO.bin [--precision fp32|bf16]");
+    }
+    return exports ? export_model(argv[2], argv[3], precision, average, tokenizer)
+                   : import_model(argv[2], argv[3], precision);
+}
+
 int main(int argc, char **argv) {
     const char *command = argc > 1 ? argv[1] : "";
     signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
@@ -158,6 +181,8 @@ int main(int argc, char **argv) {
         return show(argv[2], (size_t)number(argv[3]), 1);
     if (strcmp(command, "compare") == 0 && argc == 4) return compare(argv[2], argv[3]);
     if (strcmp(command, "convert") == 0 && argc >= 4) return parse_convert(argc, argv);
+    if ((strcmp(command, "export") == 0 || strcmp(command, "import") == 0) && argc >= 4)
+        return parse_exchange(argc, argv);
     if (strcmp(command, "prune") == 0 && argc >= 3) return parse_prune(argc, argv);
     return usage("which command?");
 }

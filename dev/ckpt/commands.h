@@ -11,4 +11,12 @@ int compare(const char *a, const char *b);
 // -w, -1: as it is.
 int convert(const char *from, const char *to, const char *precision, int master, int average);
 
+// export.c, import.c: a folder of Hugging Face's. tokenizer: a file as tokenizer_open takes it, "bytes", or NULL.
+int export_model(const char *from, const char *folder, const char *precision, int average, const char *tokenizer);
+int import_model(const char *folder, const char *to, const char *precision);
+
+// tokenizer_files.c: writes the files of a tokenizer into a folder of Hugging Face's, whose model has a vocabulary of
+// this size. Returns 0 and the token that ends a text, or -1 and a message.
+int export_tokenizer(const char *name, const char *folder, size_t vocab, int *eot, char *err);
+
 #endif

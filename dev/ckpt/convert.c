@@ -10,15 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "ckpt/commands.h"
+#include "ckpt/output.h"
 #include "ckpt/source.h"
 #include "data/durable_file.h"
 #include "gpt2/tensors.h"
-#include "zero/master_weights.h"
 #include "zero/state_hash.h"
 
 #define FAIL(...) (snprintf(err, ERR_BYTES, __VA_ARGS__), -1)
@@ -42,24 +41,11 @@ static size_t source_of(const Conversion *v, enum zero_state state) {
     return (size_t)v->params;
 }
 
-// Rounds to bf16. Returns the number of values that this changes.
-static size_t round_values(float *values, size_t n) {
-    size_t changed = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t word;
-        memcpy(&word, values + i, sizeof word);
-        const uint32_t rounded = zero_master_round(word) << 16;
-        changed += rounded != word;
-        memcpy(values + i, &rounded, sizeof rounded);
-    }
-    return changed;
-}
-
 // The weights that have more bits than the parameters of the result, which has nothing else.
 static int count_lost(Conversion *v, size_t tensor, size_t begin, size_t n, float *values, char *err) {
     if (v->master < 0) return 0;
     if (source_read(&v->from, (size_t)v->master, tensor, begin, n, values, err) != 0) return -1;
-    const size_t lost = round_values(values, n);
+    const size_t lost = output_round(values, n);
 #pragma omp atomic
     v->lost += lost;
     return 0;
@@ -74,7 +60,7 @@ static int convert_chunk(void *ctx, size_t array, size_t tensor, size_t chunk, s
     const int alone = to->dtype == ZERO_BF16 && !to->has_master;
     (void)chunk;
     if (source_read(&v->from, source_of(v, state), tensor, begin, n, values, err) != 0) return -1;
-    const size_t rounded = state == ZERO_STATE_PARAMS && to->dtype == ZERO_BF16 ? round_values(values, n) : 0;
+    const size_t rounded = state == ZERO_STATE_PARAMS && to->dtype == ZERO_BF16 ? output_round(values, n) : 0;
     checkpoint_add_hash(to, array, tensor, begin, n, values);
     if (state != ZERO_STATE_PARAMS)
         return durable_write(v->optimizer_fd, v->temporary[CHECKPOINT_OPTIMIZER], values, n * sizeof *values,
@@ -94,17 +80,13 @@ static int convert_chunk(void *ctx, size_t array, size_t tensor, size_t chunk, s
 // Files.
 
 static int name_files(Conversion *v, const char *to, int model_alone, char *err) {
-    unsigned long long nonce;
-    if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) nonce = (unsigned long long)getpid();
     if (!model_alone && mkdir(to, 0777) != 0 && errno != EEXIST) return FAIL("%s: %s", to, strerror(errno));
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
         if (!model_alone)
             checkpoint_path(v->path[f], to, (enum checkpoint_file)f, v->to.step);
         else if (f == CHECKPOINT_MODEL)
             snprintf(v->path[f], sizeof v->path[f], "%.4000s", to);
-        snprintf(v->temporary[f], sizeof v->temporary[f], "%s.%016llx.tmp", v->path[f], nonce);
-        if (v->path[f][0] != '\0' && access(v->path[f], F_OK) == 0)
-            return FAIL("%s: exists, and nothing is replaced: give another name", v->path[f]);
+        if (output_name(v->temporary[f], sizeof v->temporary[f], v->path[f], err) != 0) return -1;
     }
     return 0;
 }
@@ -208,10 +190,7 @@ static int run(Conversion *v, const char *from, const char *to, const char *prec
         return -1;
     printf("wrote %s: %s%s\n", v->path[model_alone ? CHECKPOINT_MODEL : CHECKPOINT_MANIFEST],
            v->to.dtype == ZERO_BF16 ? "bf16" : "fp32", v->to.has_master ? " with master weights" : "");
-    if (v->lost > 0)
-        printf("lost: the lower 16 bits of %zu of %zu weights\n", v->lost, gpt2_num_parameters(&v->to.config));
-    else
-        printf("nothing is lost\n");
+    print_lost(v->lost, &v->to.config);
     return 0;
 }
 

@@ -133,15 +133,16 @@ size_t bpe_cut(const char *text, size_t bytes, size_t from) {
 
 // ---- merges ---------------------------------------------------------------------------------------------------------
 
-// Encodes a piece that is not a token. ranks and starts have room for n + 1.
-static size_t merge(const Bpe *b, const unsigned char *piece, size_t n, int *ranks, size_t *starts, int *tokens) {
+// Encodes a piece with the tokens below a number; NONE: with all of them. ranks and starts have room for n + 1.
+static size_t merge(const Bpe *b, const unsigned char *piece, size_t n, int below, int *ranks, size_t *starts,
+                    int *tokens) {
     size_t parts = n;  // part i is piece[starts[i]] to piece[starts[i + 1]]; ranks[i]: of parts i and i + 1 together
     for (size_t i = 0; i <= n; i++) starts[i] = i;
     for (size_t i = 0; i < n; i++) ranks[i] = i + 1 < n ? find(b, piece + i, 2) : NONE;
     for (;;) {
         int lowest = NONE;
         for (size_t i = 0; i < parts; i++) lowest = ranks[i] < lowest ? ranks[i] : lowest;
-        if (lowest == NONE) break;
+        if (lowest >= below) break;
         size_t to = 0;
         for (size_t i = 0; i < parts; i++, to++) {
             const int merged = ranks[i] == lowest;
@@ -183,11 +184,23 @@ size_t bpe_encode(const Bpe *b, const char *text, size_t bytes, int *tokens) {
                 break;
             }
         }
-        count += merge(b, t + at, end - at, ranks, starts, tokens + count);
+        count += merge(b, t + at, end - at, NONE, ranks, starts, tokens + count);
     }
     free(ranks);
     free(starts);
     return count;
+}
+
+int bpe_pair(const Bpe *b, int token, int pair[2]) {
+    enum { LONGEST = 255 };  // a token's length is one byte in its file
+    int ranks[LONGEST + 1], tokens[LONGEST];
+    size_t starts[LONGEST + 1], n;
+    const unsigned char *bytes = tokenizer_bytes(b->tokenizer, token, &n);
+    if (n > LONGEST || find(b, bytes, n) != token) return -1;
+    if (n == 1) return 0;
+    if (merge(b, bytes, n, token, ranks, starts, tokens) != 2) return -1;
+    memcpy(pair, tokens, 2 * sizeof *pair);
+    return 1;
 }
 
 void bpe_close(Bpe *b) {

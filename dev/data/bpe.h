@@ -24,6 +24,10 @@ size_t bpe_encode(const Bpe *bpe, const char *text, size_t bytes, int *tokens);
 // with a letter or digit; `bytes` if there is none.
 size_t bpe_cut(const char *text, size_t bytes, size_t from);
 
+// The two tokens that a token was merged from, in pair. Returns 1; 0: it is a byte; -1: no two tokens before it make
+// it, or an earlier one has its bytes.
+int bpe_pair(const Bpe *bpe, int token, int pair[2]);
+
 // Frees; NULL is fine.
 void bpe_close(Bpe *bpe);
 

@@ -5,6 +5,13 @@ if [ -z "$suffix" ]; then
         $fp32/{test_comm_failures,test_stops} \
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
+    if python3 -c 'import torch, transformers' 2> /dev/null; then
+        build cpu FP32 build/ckpt/ckpt $fp32/{gpt2_logits,tokenize_text}
+        run 0 600 "same logits as transformers" dev/test/cli/test_huggingface.py build/ckpt/ckpt \
+            $fp32/{gpt2_logits,tokenize_text}
+    else
+        echo "not run: same logits as transformers: no transformers (python3 -c 'import torch, transformers')"
+    fi
     build cpu BF16 $bf16/train_gpt2_zero
     build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
@@ -15,6 +22,8 @@ if [ -z "$suffix" ]; then
     run 0 300 "fuzz: parsers of files, 60 s" build/fuzz-gcc/fuzz_files --seconds 60 --seed 2
     run 0 600 "tool for checkpoints, 500 damages, SANITIZE=address" dev/test/cli/test_ckpt.sh \
         {$fp32,$bf16}/train_gpt2_zero build/ckpt-address/ckpt 500
+    run 0 60 "Hugging Face, there and back, SANITIZE=address" dev/test/cli/test_huggingface.sh \
+        $fp32/train_gpt2_zero build/ckpt-address/ckpt
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
     for precision in fp32 bf16; do
         [ $precision = fp32 ] && other=bf16 || other=fp32

@@ -13,6 +13,7 @@
 #include "data/content_hash.h"
 #include "data/file_list.h"
 #include "device/process.h"
+#include "gpt2/huggingface.h"
 #include "trainer/directory.h"
 #include "trainer/planner.h"
 #include "trainer/reports.h"
@@ -93,6 +94,15 @@ static void set_number(Options *o, const char *flag, size_t n) {
     options_set_default(o, flag, text);
 }
 
+// What Hugging Face has is imported once, by a tool, and not by every rank in every run.
+static void refuse_folder(const char *model) {
+    const size_t length = strlen(model);
+    if (!hf_is_folder(model)) return;
+    die("-e %s: is a folder of Hugging Face's; make a model file of it and give that to -e: make ckpt && "
+        "build/ckpt/ckpt import '%s' '%.*s.bin'",
+        model, model, (int)(length - (model[length - 1] == '/')), model);
+}
+
 // Reads the sizes of the model from its file, or from a descriptor.
 static void read_config(Run *r) {
     const char *model = r->options.model;
@@ -100,9 +110,11 @@ static void read_config(Run *r) {
     r->file.fd = -1;
     const size_t length = strlen(model);
     if (strchr(model, '/') != NULL || (length > 4 && !strcmp(model + length - 4, ".bin"))) {
+        refuse_folder(model);
         if (modelfile_open(&r->file, model, err, sizeof err) != 0) die("%s", err);
         r->config = r->file.config;
     } else if (gpt2_config_from_descriptor(&r->config, model, err, sizeof err) != 0) {
+        refuse_folder(model);
         die("-e: %s%s", err, exists(model) ? "; if you mean the file of this name, write it with a /" : "");
     }
     if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", model, err);

@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "data/dataloader.h"
 #include "data/hellaswag.h"
+#include "data/safetensors.h"
 #include "data/tokenizer.h"
+#include "gpt2/huggingface.h"
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
 #include "trainer/checkpoint_format.h"
@@ -262,6 +265,87 @@ static void parse_llmc_state(const char *dir, const char *path) {
     llmc_set_close(&s);
 }
 
+// ---- Hugging Face's -------------------------------------------------------------------------------------------------
+
+// kind 1: BF16; 2: names without a prefix
+static size_t write_safetensors(uint8_t *bytes, unsigned kind) {
+    enum { TENSORS = 16 };
+    SafeTensor tensors[TENSORS] = { 0 };
+    char names[TENSORS][HF_NAME];
+    size_t n;
+    PROMISE(gpt2_num_tensors(&CONFIG) == TENSORS);
+    for (size_t t = 0; t < TENSORS; t++) {
+        hf_describe(&CONFIG, t, names[t], tensors[t].shape, &tensors[t].dims);
+        tensors[t].name = kind == 2 ? strchr(names[t], '.') + 1 : names[t];
+        tensors[t].dtype = kind == 1 ? "BF16" : "F32";
+    }
+    char *header = safetensors_header(tensors, TENSORS, &n);
+    PROMISE(header != NULL);
+    memcpy(bytes, header, n);
+    free(header);
+    const SafeTensor *last = &tensors[TENSORS - 1];
+    const size_t end = last->begin + last->numel * last->element_bytes;
+    memset(bytes + n, 0, end - n);
+    return end;
+}
+
+static size_t write_config(uint8_t *bytes, int eot) {
+    char *text = hf_config_text(&CONFIG, 0, eot);
+    PROMISE(text != NULL);
+    const size_t n = strlen(text);
+    memcpy(bytes, text, n);
+    free(text);
+    return n;
+}
+
+static size_t write_index(uint8_t *bytes) {
+    size_t at = (size_t)sprintf((char *)bytes, "{\"weight_map\":{");
+    for (size_t t = 0; t < gpt2_num_tensors(&CONFIG); t++) {
+        char name[HF_NAME];
+        size_t shape[2], dims;
+        hf_describe(&CONFIG, t, name, shape, &dims);
+        at += (size_t)sprintf((char *)bytes + at, "%s\"%s\":\"part.safetensors\"", t > 0 ? "," : "", name);
+    }
+    return at + (size_t)sprintf((char *)bytes + at, "}}");
+}
+
+// kinds 0 to 2: a model; 3, 4: config.json; 5: an index
+static size_t write_huggingface(uint8_t *bytes, unsigned kind) {
+    return kind < 3 ? write_safetensors(bytes, kind) : kind < 5 ? write_config(bytes, (int)kind) : write_index(bytes);
+}
+
+// A folder in which `name` is the mutated file, and the others are good.
+static void make_folder(const char *folder, const char *path, const char *name) {
+    static uint8_t bytes[MAX_FILE];
+    char link_path[512];
+    const int index = strcmp(name, "model.safetensors.index.json") == 0;
+    if (mkdir(folder, 0777) != 0) return;  // it was made before
+    put_file(folder, "config.json", bytes, write_config(bytes, -1));
+    put_file(folder, index ? "part.safetensors" : "model.safetensors", bytes, write_safetensors(bytes, 0));
+    snprintf(link_path, sizeof link_path, "%s/%s", folder, name);
+    unlink(link_path);
+    PROMISE(symlink(path, link_path) == 0);
+}
+
+static void parse_huggingface(const char *dir, const char *path) {
+    static const char *const NAMES[] = { "model.safetensors", "config.json", "model.safetensors.index.json" };
+    for (int i = 0; i < 3; i++) {
+        char folder[400], err[5120] = "";
+        float value;
+        HfModel m;
+        snprintf(folder, sizeof folder, "%s/with_%s", dir, NAMES[i]);
+        make_folder(folder, path, NAMES[i]);
+        const int status = hf_open(&m, folder, err, sizeof err);
+        promise_message(status, err, folder);
+        for (size_t t = 0; status == 0 && t < gpt2_num_tensors(&m.config); t++) {
+            const HfPlace *p = &m.places[t];
+            PROMISE(safetensors_read(p->file, p->tensor, p->tensor->numel - 1, 1, &value, err, sizeof err) == 0);
+            PROMISE(safetensors_read(p->file, p->tensor, p->tensor->numel, 1, &value, err, sizeof err) != 0);
+        }
+        hf_close(&m);
+    }
+}
+
 // ---- a fault --------------------------------------------------------------------------------------------------------
 
 static void parse_with_a_fault(const char *dir, const char *path) {
@@ -284,6 +368,7 @@ const Format formats[] = {
     { "model", 2, write_model, parse_model },
     { "manifest", 2, write_manifest, parse_manifest },
     { "llmc_state", 4, write_llmc_state, parse_llmc_state },
+    { "huggingface", 6, write_huggingface, parse_huggingface },
     { "planted", 1, write_tokens, parse_with_a_fault },
     { NULL },
 };
