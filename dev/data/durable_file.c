@@ -12,7 +12,7 @@
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
 static const char *remedy(int code) {
-    return code == ENOSPC || code == EDQUOT || code == EFBIG ? "make room, or choose another directory"
+    return code == ENOSPC || code == EDQUOT || code == EFBIG ? DURABLE_MAKE_ROOM
                                                              : "check the disk, or choose another directory";
 }
 

@@ -16,6 +16,8 @@
 extern "C" {
 #endif
 
+#define DURABLE_MAKE_ROOM "make room, or choose another directory"  // the remedy when a disk is full
+
 int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes);
 // Opens what another rank has created, for reading and writing.
 int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes);

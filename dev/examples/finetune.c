@@ -163,17 +163,29 @@ static void train(zero *z, const char *path, uint64_t die_in, int rank, int N) {
     }
 }
 
+// A mistake that all ranks have is told once, and none is aborted.
+static int refuse(const char *message) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0) fprintf(stderr, "%s\n", message);
+    MPI_Finalize();
+    return EXIT_FAILURE;
+}
+
 int main(int argc, char **argv) {
+    int N, rank;
     MPI_Init(&argc, &argv);
-    check(argc > 2, "usage", "finetune STAGE FILE [STEP in which it kills itself]");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &N);
+    if (argc < 3 || strlen(argv[1]) != 1 || !strchr("0123", *argv[1]))
+        return refuse("usage: mpirun -n RANKS finetune STAGE FILE [STEP in which it kills itself], STAGE from 0 to 3");
+    if (MICRO_BATCHES % N) return refuse("finetune: use 1, 2, 3, 4, 6 or 12 ranks: they share 12 micro-batches");
     zero_comm *comm = NULL;
     zero_accounting accounting = { 0 };
     const zero_comm_config transport = { .timeout_s = 60 };
     char err[640] = "";
     check(!zero_comm_create_mpi(&comm, MPI_COMM_WORLD, "mpi", &transport, &accounting, err, sizeof err),
           "zero_comm_create_mpi", err);
-    const int rank = zero_comm_rank(comm), N = zero_comm_size(comm);
-    check(MICRO_BATCHES % N == 0, "mpirun", "use 1, 2, 3, 4, 6 or 12 ranks: they share 12 micro-batches");
     const zero_config config = { .settings = { .stage = atoi(argv[1]), .dtype = ZERO_F32, .prefetch = 2 },
                                  .tensors = tensors,
                                  .num_tensors = TENSORS,

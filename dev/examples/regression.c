@@ -154,6 +154,13 @@ static void train(zero *z, zero_comm *comm) {
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     const int stage = argc > 1 ? atoi(argv[1]) : 2;
+    if (argc > 1 && (strlen(argv[1]) != 1 || !strchr("0123", *argv[1]))) {  // told once, not by each rank
+        int rank;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        if (rank == 0) fprintf(stderr, "usage: mpirun -n RANKS regression [STAGE], from 0 to 3\n");
+        MPI_Finalize();
+        return EXIT_FAILURE;
+    }
 
     // [2] The ranks, the memory accounting, the engine; and the initial weights.
     zero_comm *comm = NULL;

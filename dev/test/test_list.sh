@@ -88,7 +88,7 @@ for breakage in order bit replica; do
 done
 hashes="parameters [0-9a-f]+, optimizer [0-9a-f]+"
 same 60 "example: the same state on any ranks" "$hashes" $fp32/regression "1 0" "2 1" "4 2" "8 3" "1 3"
-run 0 120 "example: killed, continued on other ranks" dev/test/cli/test_examples.sh $fp32/finetune
+run 0 120 "example: killed, continued on other ranks" dev/test/cli/test_examples.sh $fp32/{finetune,regression}
 
 # The trainer itself: 8 micro-batches a step, on 1 to 8 ranks.
 tiny="-e custom:l2,h4,c64,v256,t64 -i $text -b 2 -t 64 -d 1024 -x 5 -v 0 -s 0 --hash 1"
@@ -187,6 +187,7 @@ run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh
 run 0 900 "into a checkout of llm.c" dev/test/cli/test_install_into.sh
 run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
 run 0 60 "words that must not appear" dev/test/cli/test_glossary.sh
+run 0 60 "documents that quote programs" dev/test/cli/test_docs.sh $fp32/train_gpt2_zero
 
 # The host never touches device memory, which a GPU would not allow (dev/device/cpu/protect.cpp; a number above 1 looks
 # less often, for speed).

@@ -212,9 +212,10 @@ static int resume(Run *r) {
         const size_t step = all[0].step;
         if (step == SIZE_MAX && i == 0) break;
         if (step == SIZE_MAX)
-            die("-o %s: none of its checkpoints is complete (reasons above): begin again without -y, "
-                "in another directory, or with -e from one of its models",
-                dir);
+            die("-o %s: none of its checkpoints is complete (reasons above). To begin again, give another -o, or "
+                "--overwrite 1 instead of -y 1: it moves log and models to %s/replaced.N and deletes nothing. To begin "
+                "with the weights of one of its models, give another -o and -e MODEL",
+                dir, dir);
         found = all[0].from_llmc ? resume_llmc(r, step, err) : verified(r, step, c, err);
         if (found) break;
         print0(r, "skipped the checkpoint of step %zu: %s\n", step, err);

@@ -283,12 +283,28 @@ static void publish(struct CheckpointWriter *w) {
     if (w->err[0] == '\0') delete_old_checkpoints(w);
 }
 
+// A disk is full: tells how many checkpoints it has to hold.
+static void explain_room(struct CheckpointWriter *w) {
+    const size_t length = strlen(w->err), keep = (size_t)w->r->options.checkpoints_keep;
+    if (strstr(w->err, DURABLE_MAKE_ROOM) == NULL) return;
+    if (keep == 0)
+        snprintf(w->err + length, sizeof w->err - length, "; without -nk all checkpoints are kept");
+    else
+        snprintf(w->err + length, sizeof w->err - length,
+                 "; -nk %zu needs room for %zu checkpoints, as the oldest is "
+                 "deleted after the newest is written",
+                 keep, keep + 1);
+    snprintf(w->err + strlen(w->err), sizeof w->err - strlen(w->err),
+             "; build/ckpt/ckpt prune DIR --keep K deletes old ones (make ckpt)");
+}
+
 static void *work(void *ctx) {
     struct CheckpointWriter *w = ctx;
     const double begin = zero_clock();
     if (w->phase == WRITE) write_snapshot(w);
     if (w->phase == CREATE && w->r->rank == 0) create_files(w);
     if (w->phase == PUBLISH && w->r->rank == 0) publish(w);
+    explain_room(w);
     w->written_s += zero_clock() - begin;
     atomic_store(&publishing, 0);
     atomic_store(&w->busy, 0);

@@ -188,6 +188,8 @@ _Static_assert(NUM_FLAGS < OPTIONS_MAX, "OPTIONS_MAX is too small");
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
+#define BUDDY_REMEDY ": copies of a rank's state on another one are not implemented: use a small -n"
+
 // The number of word in choices, or -1.
 static int choice_number(const char *choices, const char *word) {
     size_t length = strlen(word);
@@ -303,7 +305,8 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
             return FAIL("%.200s: its value is missing (--help lists all flags)", used);
         }
         if (code == '?') {
-            return FAIL("%.200s: unknown flag (--help lists all)", used);
+            return FAIL("%.200s: unknown flag%s (--help lists all)", used,
+                        strncmp(used, "--buddy", 7) == 0 ? BUDDY_REMEDY : "");
         }
         const char *name = used + strspn(used, "-");
         size_t name_length = (size_t)(used + length - name);

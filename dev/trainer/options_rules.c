@@ -115,6 +115,10 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
         return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
     }
+    if (o->tp > 1 || o->pp > 1) {
+        return FAIL("--%s %lld: this trainer splits neither tensors nor layers over ranks: leave the flag out",
+                    o->tp > 1 ? "tp" : "pp", (long long)(o->tp > 1 ? o->tp : o->pp));
+    }
     if (o->resume && o->output_dir == NULL) {
         return FAIL("-y 1: there is no directory to resume from: add -o DIR, or use -y 0");
     }

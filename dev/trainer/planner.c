@@ -24,12 +24,24 @@ static int optimizer_bytes(enum zero_dtype dtype, size_t states) {
     return 4 * (int)states + (dtype == ZERO_BF16 ? 4 : 0);
 }
 
-double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double ranks) {
-    double b = (double)zero_dtype_bytes(dtype);
-    double optimizer = optimizer_bytes(dtype, states);
-    double params = b / (stage >= 3 ? ranks : 1);
-    double grads = b / (stage >= 2 ? ranks : 1);
-    return parameters * (params + grads + optimizer / (stage >= 1 ? ranks : 1));
+double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double trained,
+                        double ranks) {
+    const double b = (double)zero_dtype_bytes(dtype);
+    const double params = b * parameters / (stage >= 3 ? ranks : 1);
+    const double grads = b * trained / (stage >= 2 ? ranks : 1);
+    const double optimizer = optimizer_bytes(dtype, 0) * parameters + 4 * (double)states * trained;
+    return params + grads + optimizer / (stage >= 1 ? ranks : 1);
+}
+
+// Parameters that are not in frozen units, without padding.
+static size_t trained_numel(const zero_layout *l) {
+    size_t numel = 0;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r];
+        for (size_t t = l->unit_first[u]; t < l->unit_first[u + 1] && !l->unit_frozen[u]; t++)
+            numel += l->tensors[t].numel * (l->run_first[r + 1] - u);
+    }
+    return numel;
 }
 
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks) {
@@ -241,12 +253,13 @@ static void make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t 
         }
     }
     if (stage >= 2) {  // of the sums, the paper has a gradient shard, in the parameters' precision
-        s->sums -= l->numel_padded / l->ranks * zero_dtype_bytes(in->settings.dtype);
+        s->sums -= l->trained_offset[l->num_units] / l->ranks * zero_dtype_bytes(in->settings.dtype);
     }
     const size_t full_master = zero_master_bytes(in->settings.dtype, ZERO_MASTER_FP32);
     s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) *
                         (full_master - zero_master_bytes(in->settings.dtype, in->settings.master));
-    s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel, (double)l->ranks);
+    s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel,
+                                          (double)trained_numel(l), (double)l->ranks);
     s->padding = s->states + s->smaller_master - s->sums - s->paper;
     const double tokens = (double)(in->B * in->T) * (double)plan.micro_batches;  // of one rank
     s->compute_s = tokens * in->flops_per_token / (in->peak_flops * in->efficiency);

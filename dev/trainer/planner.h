@@ -69,8 +69,10 @@ int plan_one_level(const PlanInput *in, int stage);
 
 // Bytes of model states per rank as in the ZeRO paper (Rajbhandari et al. 2020, figure 1) for bf16: 16, 4 + 12/N, 2 +
 // 14/N or 16/N for each parameter; by the same reasoning for fp32: 16, 8 + 8/N, 4 + 12/N, 16/N. states:
-// of the optimizer, 2 in the paper.
-double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double ranks);
+// of the optimizer, 2 in the paper. trained: parameters that are not in frozen units, which have neither gradients nor
+// states of the optimizer.
+double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double trained,
+                        double ranks);
 
 // What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's
 // transport, and counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose

@@ -396,7 +396,7 @@ void create_transport(Run *r) {
     if (zero_mesh_create(&r->mesh, r->rank, r->ranks, (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err,
                          sizeof err) != ZERO_OK ||
         zero_mesh_require_data_only(&r->mesh, err, sizeof err) != ZERO_OK) {
-        die("--tp %d --pp %d --shard-group %d: %s", (int)o->tp, (int)o->pp, (int)o->settings.shard_group, err);
+        die("--shard-group %d: %s", (int)o->settings.shard_group, err);  // options.c refuses the rest
     }
     zero_bootstrap *boot = launch_bootstrap();
     const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves MPI's bytes another way

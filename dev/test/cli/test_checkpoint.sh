@@ -199,7 +199,8 @@ fi
 
 nothing_left() {
     for step in 06 12; do : > "$work/damaged/optimizer_000000$step.bin"; done
-    refused "none of its checkpoints is complete" 2 -y 1 -o "$work/damaged"
+    refused "none of its checkpoints is complete" 2 -y 1 -o "$work/damaged" &&
+        has "another -o, or --overwrite 1 instead of -y 1: it moves log and models to"
 }
 rm -rf "$work/damaged" && cp -r "$work/whole" "$work/damaged"
 check "no checkpoint is complete: an error" nothing_left

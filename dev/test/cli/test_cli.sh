@@ -126,8 +126,9 @@ mistake 2 "--seed" --seed 99999999999
 mistake 2 "-z 7" -z 7
 mistake 2 "-y 2" -y 2
 mistake 2 "-h 2" -h 2
-mistake 2 "--tp 2" --tp 2
-mistake 2 "--pp 2" --pp 2
+mistake 2 "error: --tp 2: this trainer" --tp 2
+mistake 2 "error: --pp 3: this trainer" --pp 3
+mistake 2 "error: --shard-group 3: zero_mesh_create" --shard-group 3
 mistake 2 "--nccl-register 1" --nccl-register 1
 mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI each rank reports its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs

@@ -85,10 +85,12 @@ report "main.log on a full disk: whole lines only" "$(grep -vE '^s:[0-9]+ trl:[0
     full/main.log)" full/main.log
 report "main.log on a full disk: rank and host" \
     "$(grep -q "warning: rank 0 on $(hostname): full/main.log" log || echo "they are not named")" log
-large=(-e custom:l1,h2,c128,v2048,t32 -n 1 -o models.full)
+large=(-e custom:l1,h2,c128,v2048,t32 -n 1 -nk 3 -o models.full)
 check "a model on a full disk" limited 1024 ended failed "model_00000001.bin" "${large[@]}"
 report "a model on a full disk: rank and host" \
     "$(grep -q "^error: .*model_00000001.bin.*rank 0 on $(hostname)" log || echo "they are not named")" log
+report "a model on a full disk: how much room it takes" \
+    "$(grep -q '^error: .*-nk 3 needs room for 4 checkpoints.*ckpt prune' log || echo "it is not said")" log
 report "no part of a model is left" "$(find models.full -name 'model_*')"
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -265,6 +265,34 @@ static void other_programs_are_not_rank_0(void) {
     CHECK_SAYS(&j, 0, "rank 0 was not found at 127.0.0.1");
 }
 
+// Rank 0 waits for rank 1; what listens in its place is told, and does not wait.
+static void taken_addresses_are_told(void) {
+    Job first = { .count = 0 }, second = { .count = 0 };
+    char hello[64], nonsense[4096];
+    memset(nonsense, 'x', sizeof nonsense);
+    Rank r = { "tcp", new_server("tcp"), NULL, 0, 2, 0, 20, -1, -1, 0 };
+    start(&first, r);
+    int fd = -1;
+    for (int i = 0; i < 500 && (fd = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
+    close(fd);
+    start(&second, r);
+    finish(&second);
+    CHECK_SAYS(&second, 0, "another rank 0 or program listens there: give each run a port of its own");
+    r.rank = 1, start(&first, r);  // in time: the second one has not waited for long
+    CHECK_ALL_OK(&first);
+
+    r.server = new_server("tcp"), r.rank = 0, second.count = 0;
+    const int listening = stranger(r.server, 1);
+    start(&second, r);
+    const int call = accept(listening, NULL, NULL);
+    CHECK(call >= 0 && recv(call, hello, sizeof hello, 0) > 0 && send(call, nonsense, sizeof nonsense, 0) > 0,
+          "nobody called");
+    finish(&second);
+    CHECK_SAYS(&second, 0, "another rank 0 or program listens there");
+    close(call);
+    close(listening);
+}
+
 static void dead_ranks_may_come_again(void) {
     Job j = { .count = 0 };
     for (int way = 0; way < 2; way++) {
@@ -385,6 +413,7 @@ static void cases_of_tcp(void) {
     }
     CASE("tcp: strangers who say nothing, or nonsense, keep nobody waiting") strangers_keep_nobody_waiting();
     CASE("tcp: another program that listens is not rank 0") other_programs_are_not_rank_0();
+    CASE("tcp: an address that is taken is told at once") taken_addresses_are_told();
     CASE("tcp, fs: a rank that died before all had come may come again") dead_ranks_may_come_again();
     CASE("tcp, fs: wrong addresses and directories are told") mistakes_are_told();
 }

@@ -68,7 +68,7 @@ static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) 
     zero_bootstrap *own = NULL;
     char err[640] = "";
     const zero_comm_config config = config_of_way(w, SHORT);
-    REQUIRE(zero_bootstrap_create_mpi(&own, MPI_COMM_WORLD, SHORT) == ZERO_OK, "%s", zero_bootstrap_error(own));
+    REQUIRE(meet(&own, MPI_COMM_WORLD, SHORT) == ZERO_OK, "%s", zero_bootstrap_error(own));
     for (int late = 0; late <= 1; late++) {
         if ((rank == ranks - 1) == late)
             CHECK(zero_comm_create(&c, zero_transport_find(w->transport), own, &config, &memory, err, sizeof err) ==

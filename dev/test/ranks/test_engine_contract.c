@@ -551,6 +551,7 @@ int main(int argc, char **argv) {
     for (int w = 0; w < MAIN_WAYS; w++)
         for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++)
             cases_of_a_stage(&ways[main_ways[w]], stage);
-    CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
+    if (MEMORY_CAN_BE_LIMITED)
+        CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
     return finish_world();
 }

@@ -316,9 +316,11 @@ int main(int argc, char **argv) {
                 CASE("a rank that stalls %s is waited for: stage %d, %s", stall_names[stall], stage, way->name)
                     a_stalled_rank_is_noticed(way, stage, (enum stall)stall);
         }
-    zero_comm *c = join(&ways[SHARED_MEMORY], PATIENT);
-    CASE("tensors and their names are copied") tensors_are_copied(c);
-    zero_comm_destroy(c);
+    CASE("tensors and their names are copied") {
+        zero_comm *c = join(&ways[SHARED_MEMORY], PATIENT);
+        tensors_are_copied(c);
+        zero_comm_destroy(c);
+    }
     CASE("constructors report failures as text") constructors_report_failures_as_text();
     for (int w = 0; w < MAIN_WAYS && ranks > 1; w++)
         for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++)

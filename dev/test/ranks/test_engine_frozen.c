@@ -325,8 +325,9 @@ int main(int argc, char **argv) {
                 cases_of_a_way(&ways[main_ways[w]]);
     grouped = 0;
     connect(&ways[SHARED_MEMORY]);
-    CASE("memory that runs out when a unit is unfrozen is told to all ranks")
-        for (int stage = 0; stage < STAGES; stage++) memory_runs_out_on_one_rank(stage);
+    if (MEMORY_CAN_BE_LIMITED)
+        CASE("memory that runs out when a unit is unfrozen is told to all ranks")
+            for (int stage = 0; stage < STAGES; stage++) memory_runs_out_on_one_rank(stage);
     disconnect();
     return finish_world();
 }

@@ -29,7 +29,7 @@ static void live(MPI_Comm world, const struct way *w, int stage, struct end *end
     double norm;
     const zero_comm_config transport = config_of_way(w, SHORT);
     end->message[0] = '\0';
-    end->code = zero_bootstrap_create_mpi(&own, world, SHORT);
+    end->code = meet(&own, world, SHORT);
     if (end->code)
         snprintf(end->message, sizeof end->message, "%s", zero_bootstrap_error(own));
     else

@@ -13,6 +13,7 @@
 //     }
 #ifndef WAYS_H
 #define WAYS_H
+#include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"
 #include "zero/comm/bootstrap/mpi.h"
@@ -25,6 +26,13 @@ static const double SHORT = 10;  // it holds for the meeting of the ranks too, f
 static const double SHORT = 1;
 #else
 static const double SHORT = 0.4;
+#endif
+
+// A limit of the address space takes what AddressSanitizer needs.
+#ifdef __SANITIZE_ADDRESS__
+enum { MEMORY_CAN_BE_LIMITED = 0 };
+#else
+enum { MEMORY_CAN_BE_LIMITED = 1 };
 #endif
 
 static int rank, ranks;
@@ -50,14 +58,25 @@ static const struct way ways[WAYS] = {
 static const int main_ways[] = { SHARED_MEMORY, MESSAGES, TWO_A_HOST, STAGED, NCCL };
 enum { MAIN_WAYS = sizeof main_ways / sizeof *main_ways };
 
+// TEST_MEET=IP:PORT or TEST_MEET=DIRECTORY/: the ranks meet there, as they do without MPI; so only NCCL's ways run.
+static inline const char *meeting_place(void) { return getenv("TEST_MEET"); }
+
+static inline int meet(zero_bootstrap **b, MPI_Comm comm, double timeout_s) {
+    const char *place = meeting_place();
+    const zero_bootstrap_config config = { .rank = rank, .ranks = ranks, .timeout_s = timeout_s };
+    if (!place) return zero_bootstrap_create_mpi(b, comm, timeout_s);
+    return strchr(place, '/') ? zero_bootstrap_create_fs(b, place, &config)
+                              : zero_bootstrap_create_tcp(b, place, &config);
+}
+
 static inline int is_nccl(const struct way *w) { return !strcmp(w->transport, "nccl"); }
-static inline int way_runs_here(const struct way *w) { return !is_nccl(w) || nccl_runs_here(); }
+static inline int way_runs_here(const struct way *w) { return is_nccl(w) ? nccl_runs_here() : !meeting_place(); }
 
 static inline void start_world(int *argc, char **argv) {
     test_start_ranks(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    REQUIRE(zero_bootstrap_create_mpi(&boot, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "bootstrap");
+    REQUIRE(meet(&boot, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "%s", zero_bootstrap_error(boot));
 }
 
 static inline int finish_world(void) {

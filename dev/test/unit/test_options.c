@@ -45,6 +45,7 @@ static const struct {
     { "-", "not a flag" },
     { "-b 4 8", "8: not a flag" },
     { "-zz 1", "-zz: unknown flag" },
+    { "--buddy 10", "--buddy: unknown flag: copies of a rank's state on another one are not implemented" },
     { "-? 1", "unknown" },
     { "-: 1", "unknown" },
     { "-+ 1", "unknown" },
@@ -305,8 +306,8 @@ static void test_short_flags_are_not_taken_for_one_another(void) {
     CHECK_EQ(parse(&o, &CPU_FP32, "-s 1 -sl 2 -sg 3 -n 4 -nk 5 -nm 6 -o out"), 0);
     CHECK(o.sample_every == 1 && o.skip_loss_z == 2 && o.skip_norm_z == 3);
     CHECK(o.checkpoint_every == 4 && o.checkpoints_keep == 5 && o.major_checkpoint_every == 6);
-    CHECK_EQ(parse(&o, &CPU_FP32, "-l 1 -lg 0 -g 7 -ge 0 -e d12 -pi mpi -pn -1 --pp 1 --tp 2"), 0);
-    CHECK(o.schedule.lr == 1 && o.gpu_info_every == 0 && o.sample_tokens == 7 && o.tp == 2);
+    CHECK_EQ(parse(&o, &CPU_FP32, "-l 1 -lg 0 -g 7 -ge 0 -e d12 -pi mpi -pn -1 --pp 1 --tp 1"), 0);
+    CHECK(o.schedule.lr == 1 && o.gpu_info_every == 0 && o.sample_tokens == 7 && o.tp == 1);
     CHECK_STR(o.model, "d12");
 }
 

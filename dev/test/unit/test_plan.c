@@ -70,7 +70,7 @@ static void test_the_table_of_the_zero_paper(void) {
     const uint64_t shard = p.numel_padded / 64;
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p.stage[stage];
-        check_printed(plan_paper_bytes(stage, ZERO_BF16, 2, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
+        check_printed(plan_paper_bytes(stage, ZERO_BF16, 2, 7.5e9, 7.5e9, 64) / 1e9, "%.1f", want[stage]);
         check_printed((double)s->paper / 1e9, "%.1f", want[stage]);
         check_printed((double)(s->states - s->sums) / 1e9, "%.1f", want[stage]);
         CHECK_EQ(s->sums, stage < 2 ? 4 * shard : 2 * shard);  // fp32 beside, or instead of, bf16
@@ -91,10 +91,30 @@ static void test_the_table_of_the_zero_paper(void) {
             CHECK_EQ(q.stage[stage].padding, p.stage[stage].padding);
         }
     }
-    check_printed(plan_paper_bytes(0, ZERO_BF16, 2, 1, 8), "%g", "16");
-    check_printed(plan_paper_bytes(1, ZERO_BF16, 2, 1, 8), "%g", "5.5");
-    check_printed(plan_paper_bytes(2, ZERO_BF16, 2, 1, 8), "%g", "3.75");
-    check_printed(plan_paper_bytes(3, ZERO_BF16, 2, 1, 8), "%g", "2");
+    check_printed(plan_paper_bytes(0, ZERO_BF16, 2, 1, 1, 8), "%g", "16");
+    check_printed(plan_paper_bytes(1, ZERO_BF16, 2, 1, 1, 8), "%g", "5.5");
+    check_printed(plan_paper_bytes(2, ZERO_BF16, 2, 1, 1, 8), "%g", "3.75");
+    check_printed(plan_paper_bytes(3, ZERO_BF16, 2, 1, 1, 8), "%g", "2");
+}
+
+// Frozen units have parameters and master weights, but no gradients and no optimizer state. The row "padding" was the
+// whole model's paper less what is trained: below zero. A frozen tensor in a live unit costs what the others do.
+static void test_frozen_units_cost_parameters_alone(void) {
+    enum { UNITS = 24, FROZEN = 7, NUMEL = 50001, PADDED = 50048, LIVE = UNITS - FROZEN };
+    PlanInput in = model(UNITS, NUMEL, 2);
+    Plan p;
+    for (size_t u = 0; u < FROZEN; u++) tensors[3 * u].frozen = 1;
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    CHECK_EQ(p.numel_padded, UNITS * PADDED);
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const PlanStage *s = &p.stage[stage];
+        const uint64_t N = 2, of_params = stage < 3 ? 1 : N, of_grads = stage < 2 ? 1 : N, of_states = stage ? N : 1;
+        const uint64_t each = 2 * UNITS / of_params + 2 * LIVE / of_grads + (4 * UNITS + 8 * LIVE) / of_states;
+        CHECK_EQ(s->paper, NUMEL * each);
+        CHECK_EQ(s->padding, (PADDED - NUMEL) * each);
+        CHECK_EQ(s->sums, (stage < 2 ? 4 : 2) * LIVE * PADDED / N);
+        CHECK_EQ(s->states, s->paper + s->sums + s->padding);
+    }
 }
 
 // ZeRO-1 as nanotron has it: 7 billion parameters, 8 data-parallel ranks; the optimizer's 84 GB become 10.5 GB a rank.
@@ -280,6 +300,7 @@ static void test_many_layers_and_micro_steps_cost_no_time(void) {
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_the_table_of_the_zero_paper);
+    RUN(test_frozen_units_cost_parameters_alone);
     RUN(test_7b_on_8_data_parallel_ranks);
     RUN(test_the_smallest_number_of_ranks_is_that);
     RUN(test_groups_shard_as_if_they_were_alone);

@@ -7,6 +7,7 @@
 //     a rank that is missing          accepted
 //     one that is connected already   refused, unless the first one's connection is closed: then that process died, and
 //                                     this is the next try
+//     a rank 0 of this job            refused, since this one has the address: it ends at once
 //     one of another number of ranks  refused
 //     one of another job              told to try later: this job will soon have left the port
 //     anything else                   not answered; a stranger that sends nothing is disconnected after a while, and
@@ -190,6 +191,40 @@ static void describe(char *out, size_t bytes, const struct sockaddr *a, socklen_
         snprintf(out, bytes, a->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
+// Returns a connection; -1: none, for the reason in *why; -2: there will never be one, since there is no such name.
+static int connect_to(const char *host, const char *port, struct patience *patience, char *why, size_t why_bytes) {
+    int error, fd = -1;
+    const double begin = zero_clock();
+    struct addrinfo *list = look_up(host, port, 0, &error);
+    patience->waited.read_at = zero_clock();  // a name server may keep this process waiting for long, and that counts
+    patience->waited.seconds += patience->waited.read_at - begin;
+    if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
+    if (!list && error == EAI_NONAME) return -2;
+    for (struct addrinfo *a = list; a; a = a->ai_next) {
+        const int one = 1;
+        int problem = 0;
+        socklen_t length = sizeof problem;
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0)
+            problem = errno;
+        else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS)
+            problem = errno;
+        else if (!ready_within(5, fd, POLLOUT, patience))
+            problem = ETIMEDOUT;
+        else
+            getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
+        if (!problem) {
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+            break;
+        }
+        snprintf(why, why_bytes, "%s", strerror(problem));
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
+    if (list) freeaddrinfo(list);
+    return fd;
+}
+
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
 
 // Returns a socket that listens; or -errno, and *why. Many machines resolve their own name to a loopback address, which
@@ -215,7 +250,7 @@ static int listen_at(const char *host, const char *port, char *why, size_t why_b
         const int problem = errno;
         snprintf(why, why_bytes, "%s%s", strerror(problem),
                  problem == EADDRNOTAVAIL ? ": rank 0 has to run on the machine with that address"
-                 : problem == EADDRINUSE  ? ": another program listens there, choose another port"
+                 : problem == EADDRINUSE  ? ": another rank 0 or program listens there: give each run a port of its own"
                                           : "");
         if (fd >= 0) close(fd);
         fd = -problem;
@@ -340,9 +375,8 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, struct patience *p
         zero_bootstrap_missing(b, here, who, sizeof who);
         snprintf(message, sizeof message,
                  "%s not come to %s within %.3g s: start all %d processes, each with its own rank "
-                 "(zero_bootstrap_config.rank), on machines "
-                 "that can reach this address (server), "
-                 "or allow more time (zero_bootstrap_config.timeout_s)%s",
+                 "(zero_bootstrap_config.rank), on machines that can reach this address (server), or allow more time "
+                 "(zero_bootstrap_config.timeout_s)%s",
                  who, server, b->timeout_s, b->ranks, t->refused);
         e = give_up(t, ZERO_ERR_COMM, message);
     }
@@ -352,6 +386,22 @@ static int wait_for_all(bootstrap_tcp *t, const char *server, struct patience *p
     free(here);
     free(polls);
     return e;
+}
+
+// Whether what listens at rank 0's address will stay: another rank 0 of this job, or another program. A rank 0 of
+// another job leaves soon, and says so.
+static int is_taken(bootstrap_tcp *t, const char *host, const char *port) {
+    const struct hello hello = { MAGIC, 0, t->base.ranks, t->job };
+    struct patience patience = { .seconds = 5 };
+    struct answer a;
+    char why[64];
+    const int fd = connect_to(host, port, &patience, why, sizeof why);
+    if (fd < 0) return 0;
+    const char *problem = send_all(fd, &hello, sizeof hello, &patience);
+    if (!problem) problem = receive_all(fd, &a, sizeof a, &patience);
+    close(fd);
+    if (problem) return left(&patience) <= 0;  // it does not answer; else it has just left
+    return memcmp(a.magic, MAGIC, sizeof a.magic) || a.verdict == REFUSED;
 }
 
 static int start_server(bootstrap_tcp *t, const char *server, const char *host, const char *port) {
@@ -364,7 +414,7 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
     // Another job may be about to leave the port.
     for (double pause = 0.02; (t->listening = listen_at(host, port, why, sizeof why)) < 0;
          zero_bootstrap_pause(&pause, 0.5))
-        if (t->listening != -EADDRINUSE || left(&patience) <= 0)
+        if (t->listening != -EADDRINUSE || is_taken(t, host, port) || left(&patience) <= 0)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 cannot listen at %.200s, port %s: %s (server)", host,
                                        port, why);
     const int e = wait_for_all(t, server, &patience);
@@ -374,40 +424,6 @@ static int start_server(bootstrap_tcp *t, const char *server, const char *host, 
 }
 
 // ---- the others -----------------------------------------------------------------------------------------------------
-
-// Returns a connection; -1: none, for the reason in *why; -2: there will never be one, since there is no such name.
-static int connect_to(const char *host, const char *port, struct patience *patience, char *why, size_t why_bytes) {
-    int error, fd = -1;
-    const double begin = zero_clock();
-    struct addrinfo *list = look_up(host, port, 0, &error);
-    patience->waited.read_at = zero_clock();  // a name server may keep this process waiting for long, and that counts
-    patience->waited.seconds += patience->waited.read_at - begin;
-    if (!list) snprintf(why, why_bytes, "%s", gai_strerror(error));
-    if (!list && error == EAI_NONAME) return -2;
-    for (struct addrinfo *a = list; a; a = a->ai_next) {
-        const int one = 1;
-        int problem = 0;
-        socklen_t length = sizeof problem;
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-            problem = errno;
-        else if (connect(fd, a->ai_addr, a->ai_addrlen) && errno != EINPROGRESS)
-            problem = errno;
-        else if (!ready_within(5, fd, POLLOUT, patience))
-            problem = ETIMEDOUT;
-        else
-            getsockopt(fd, SOL_SOCKET, SO_ERROR, &problem, &length);
-        if (!problem) {
-            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-            break;
-        }
-        snprintf(why, why_bytes, "%s", strerror(problem));
-        if (fd >= 0) close(fd);
-        fd = -1;
-    }
-    if (list) freeaddrinfo(list);
-    return fd;
-}
 
 static int start_client(bootstrap_tcp *t, const char *host, const char *port) {
     zero_bootstrap *b = &t->base;
@@ -555,8 +571,7 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
     return b->rank == 0 ? gather_as_server(t, mine, bytes, all) : gather_as_client(t, mine, bytes, all);
 }
 
-// ---- create and destroy
-// ----------------------------------------------------------------------------------------------
+// ---- create and destroy ---------------------------------------------------------------------------------------------
 
 static void destroy(zero_bootstrap *b) {
     bootstrap_tcp *t = (bootstrap_tcp *)b;
