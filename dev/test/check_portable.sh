@@ -96,14 +96,15 @@ for precision in FP32 BF16; do
 done
 for kind in aarch64 any x86-64; do
     # MARCH= is what gcc takes without -march, which today is MARCH=x86-64.
+    dir=build/portable/$kind-FP32
     goals=(all)
-    [ $kind != x86-64 ] || goals=(build/portable/x86-64-FP32/train_gpt2_zero "${tests[@]/#/build/portable/x86-64-FP32/}")
+    [ $kind != x86-64 ] || goals=($dir/train_gpt2_zero "${tests[@]/#/$dir/}")
     check "$kind, FP32: it builds" build $kind FP32 "${goals[@]}"
     check "$kind, BF16: it builds" build $kind BF16 build/portable/$kind-BF16/t{rain,est}_gpt2_zero
     for test in "${tests[@]}"; do
         cases=()
         [ $kind != aarch64 ] || cases=(${part[$test]+--case "${part[$test]}"})
-        at_once "$kind: $test" program $kind build/portable/$kind-FP32/$test ${cases[@]+"${cases[@]}"}
+        at_once "$kind: $test" program $kind $dir/$test ${cases[@]+"${cases[@]}"}
     done
     for ranks in 1 2; do
         at_once "$kind, FP32, ranks: $ranks: losses to rounding" same_losses $kind FP32 $ranks 1e-5
