@@ -164,9 +164,7 @@ static void train(zero *z, const char *path, uint64_t die_in, int rank, int N) {
 }
 
 // A mistake that all ranks have is told once, and none is aborted.
-static int refuse(const char *message) {
-    int rank;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+static int refuse(int rank, const char *message) {
     if (rank == 0) fprintf(stderr, "%s\n", message);
     MPI_Finalize();
     return EXIT_FAILURE;
@@ -178,8 +176,9 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &N);
     if (argc < 3 || strlen(argv[1]) != 1 || !strchr("0123", *argv[1]))
-        return refuse("usage: mpirun -n RANKS finetune STAGE FILE [STEP in which it kills itself], STAGE from 0 to 3");
-    if (MICRO_BATCHES % N) return refuse("finetune: use 1, 2, 3, 4, 6 or 12 ranks: they share 12 micro-batches");
+        return refuse(rank,
+                      "usage: mpirun -n RANKS finetune STAGE FILE [STEP in which it kills itself]; stages: 0 to 3");
+    if (MICRO_BATCHES % N) return refuse(rank, "finetune: use 1, 2, 3, 4, 6 or 12 ranks: they share 12 micro-batches");
     zero_comm *comm = NULL;
     zero_accounting accounting = { 0 };
     const zero_comm_config transport = { .timeout_s = 60 };

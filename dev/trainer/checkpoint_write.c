@@ -291,8 +291,7 @@ static void explain_room(struct CheckpointWriter *w) {
         snprintf(w->err + length, sizeof w->err - length, "; without -nk all checkpoints are kept");
     else
         snprintf(w->err + length, sizeof w->err - length,
-                 "; -nk %zu needs room for %zu checkpoints, as the oldest is "
-                 "deleted after the newest is written",
+                 "; -nk %zu needs room for %zu checkpoints, as the newest is written before the oldest is deleted",
                  keep, keep + 1);
     snprintf(w->err + strlen(w->err), sizeof w->err - strlen(w->err),
              "; build/ckpt/ckpt prune DIR --keep K deletes old ones (make ckpt)");
