@@ -2,7 +2,7 @@
 
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_failure,test_engine_contract} \
-        $fp32/{test_comm,test_comm_failures,test_stops} \
+        $fp32/{test_comm_failures,test_stops} \
         $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     if python3 -c 'import torch, transformers' 2> /dev/null; then
@@ -50,7 +50,7 @@ if [ -z "$suffix" ]; then
     done
     # Ranks that meet as they do without MPI: NCCL's watchdog asks there who is left.
     for ranks in 2 3 4; do
-        for program in comm comm_failures engine_failure engine_contract; do
+        for program in comm_failures engine_failure; do
             mkdir -p "$logs/meet.$ranks.$program"
             TEST_MEET=$logs/meet.$ranks.$program/ run $ranks 600 "$program, ranks meet by a directory, $ranks ranks" \
                 $fp32/test_$program --case NCCL
