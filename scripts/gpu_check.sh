@@ -166,7 +166,7 @@ set_sizes() {
     tests_bf16=(train_gpt2_zero test_mma test_model test_gpt2_zero bench_adamw)
     tests_cudnn=(train_gpt2_zero test_model)
     tests_fp32=(test_emulator test_kernels test_matmul test_model test_gpt2_zero test_comm test_nccl test_nccl_calls)
-    tests_fp32+=(bench_reduce tokenize_bytes)
+    tests_fp32+=(bench_reduce tokenize_text)
     [ $device = cpu ] || return
     tiny=${tiny/-x 5/-x 2}
     gpus=2 most=2 length=64 cudnn=$bf16/.       # stands for the build with cuDNN
@@ -176,7 +176,7 @@ set_sizes() {
     elements=10000 repeats=2
     tests_bf16=(train_gpt2_zero bench_adamw)
     # `make test` has the others
-    tests_fp32=(test_emulator test_kernels test_comm test_nccl_calls bench_reduce tokenize_bytes)
+    tests_fp32=(test_emulator test_kernels test_comm test_nccl_calls bench_reduce tokenize_text)
 }
 
 start_builds() {
@@ -355,7 +355,7 @@ END
     ln -sf "$(ldconfig -p | grep -o '/.*libnvidia-ml.so.1$' | head -n 1)" $work/libnvidia-ml.so
     step "build llm.c" 120 make -C "$LLMC" train_gpt2cu NO_MULTI_GPU=1 \
         NVCC="${nvcc:-nvcc} -include $data/llmc.h -L$data"
-    step "text for llm.c" 60 $fp32/tokenize_bytes "$text" $work/train.bin $work/val.bin
+    step "text for llm.c" 60 $fp32/tokenize_text bytes $work/train.bin $work/val.bin "$text"
     row "1 rank, llm.c" 1 env -C "$LLMC" ./train_gpt2cu -i "$data/train.bin" -j "$data/val.bin" -e "${model[1]}" \
         -b "$batch" -t "$length" -d $((batch * length)) -x "${model[7]}" -r 0 -v 1000 -s 1000 -m 1 -h 0
 }

@@ -85,7 +85,7 @@ for ((i = 0; i < rounds; i++)); do
             launch 1 "$threads" "$build/train_gpt2_zero" -e d12 --tokenizer bytes -i $text -b 1 -t 64 -x 0 \
                 -v 0 -s 0 -n 1 -o "$work" > /dev/null
             mv "$work/model_00000000.bin" "$work/llmc/gpt2_124M.bin"
-            "$build/tokenize_bytes" $text "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin \
+            "$build/tokenize_text" bytes "$work/llmc/dev/data/tinyshakespeare/tiny_shakespeare_"{train,val}.bin $text \
                 > /dev/null
         }
         # the first validation takes 10 batches; then steps are printed with their times

@@ -164,10 +164,13 @@ static int add_shard(Loader *l, size_t f, const LoaderConfig *c, char err[512]) 
     if (tokens < c->B * c->T + 1) {
         if (l->info.skipped++ == 0 || tokens > l->longest_skipped) {
             l->longest_skipped = tokens;
-            (void)FAIL(
-                "%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu "
-                "takes %zu. Use a smaller -b or -t, or a larger file.",
-                name, tokens, c->begin_percent, c->end_percent, c->B, c->T, c->B * c->T + 1);
+            if (count == 0)
+                (void)FAIL("%.200s is empty: give a file with text or tokens", name);
+            else
+                (void)FAIL(
+                    "%.200s has %zu tokens in the part used (%u to %u%%), but a micro-batch of B = %zu rows of T = %zu "
+                    "takes %zu. Use a smaller -b or -t, or a larger file.",
+                    name, tokens, c->begin_percent, c->end_percent, c->B, c->T, c->B * c->T + 1);
         }
         return 0;
     }

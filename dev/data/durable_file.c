@@ -78,14 +78,19 @@ int durable_publish(const char *temporary, const char *path, char *err, size_t e
     return FAIL("%s: cannot be renamed to %s: %s: %s", temporary, path, strerror(code), remedy(code));
 }
 
-int durable_write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes) {
+int durable_write_bytes(const char *temporary, const char *path, const void *bytes, size_t n, char *err,
+                        size_t err_bytes) {
     int fd;
     if (durable_create(temporary, 0, &fd, err, err_bytes) != 0) return -1;
-    if (durable_write(fd, temporary, text, strlen(text), 0, err, err_bytes) != 0) {
+    if (durable_write(fd, temporary, bytes, n, 0, err, err_bytes) != 0) {
         close(fd);
         unlink(temporary);
         return -1;
     }
     if (durable_close(fd, temporary, err, err_bytes) != 0) return -1;
     return durable_publish(temporary, path, err, err_bytes);
+}
+
+int durable_write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes) {
+    return durable_write_bytes(temporary, path, text, strlen(text), err, err_bytes);
 }

@@ -25,6 +25,8 @@ int durable_write(int fd, const char *path, const void *from, size_t bytes, size
 int durable_close(int fd, const char *temporary, char *err, size_t err_bytes);
 int durable_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
 // All of these for a small file. If it fails nothing is left of it.
+int durable_write_bytes(const char *temporary, const char *path, const void *bytes, size_t n, char *err,
+                        size_t err_bytes);
 int durable_write_text(const char *temporary, const char *path, const char *text, char *err, size_t err_bytes);
 
 // Flushes the directory of a path.

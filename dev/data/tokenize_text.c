@@ -1,100 +1,66 @@
-// Converts texts to token shards in llm.c's format, with GPT-2's byte-pair encoding. The last tenth becomes the
-// validation shard.
+// Converts documents to token shards in llm.c's format, with GPT-2's byte-pair encoding.
 //
-//     tokenize_text gpt2_tokenizer.bin|bytes train.bin val.bin TEXT...
+//     tokenize_text TOKENIZER train.bin val.bin INPUT...          two shards; the last tenth of the tokens validates
+//     tokenize_text TOKENIZER --shards NAME INPUT...              NAME_val_000000.bin, NAME_train_000001.bin, ...
+//     tokenize_text TOKENIZER --save-tokenizer gpt2_tokenizer.bin
 //
-// The tokenizer is llm.c's, or tiktoken's r50k_base.tiktoken; bytes: a token is a byte. Each text is a document:
-// <|endoftext|> (bytes: a line break) stands before it, as in llm.c's shards. All threads of OpenMP encode
-// (OMP_NUM_THREADS): a text is cut at lines, where it can be cut without changing its tokens.
+//     --tokens N      of a shard; default 100000000, as llm.c's fineweb.py. Of the last one: what is left.
+//     --field NAME    the text in a line of JSONL; default text
+//
+// TOKENIZER: gpt2_tokenizer.bin of llm.c, tiktoken's r50k_base.tiktoken; or bytes: a token is a byte. INPUT: a text; a
+// JSONL file, each line of which is a document; or a folder of them (documents.h). <|endoftext|> (bytes: a line break)
+// stands before each document. All threads of OpenMP encode (OMP_NUM_THREADS).
+//
+// With --shards a run that was killed goes on when the same command is given again, and all files come to the same
+// bytes. Shard k has the tokens from k * N on. After it is on the disk, NAME_shards.txt says from which part of the
+// documents, and which token in it, the next one begins:
+//
+//     encode parts in parallel -> tokens, in order -> N and one more? -> shard k -> rename -> NAME_shards.txt -> rename
+//
+// A kill between the last two only makes shard k once more. Other texts or settings than those of NAME_shards.txt are
+// refused, so nothing is overwritten; and the directory is locked, so there is one writer.
 #include <errno.h>
 #include <fcntl.h>
+#include <getopt.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "data/bpe.h"
+#include "data/documents.h"
 #include "data/durable_file.h"
 #include "data/llmc_file.h"
 
-enum { PART = 1 << 18, ERR_BYTES = 5120 };  // bytes of text that a thread encodes at once
+#define FAIL(...) (snprintf(err, sizeof err, __VA_ARGS__), -1)
+
+static char err[5120];
 
 typedef struct {
-    uint16_t *tokens;
-    size_t count, room;
-} Tokens;
+    const char *tokenizer, *name, *save, *field;
+    char *train, *val;  // without --shards
+    size_t shard_tokens;
+} Arguments;
 
-static char err[ERR_BYTES];
+typedef struct {
+    const Arguments *arguments;
+    char temporary[4200], manifest[4200];
+    uint64_t hash;      // of documents and settings
+    Tokens tokens;      // that are in no shard yet
+    size_t shards;      // on the disk
+    size_t part, used;  // where the next one begins: tokens of this part that are in earlier ones
+} Output;
 
-static int fail(const char *message) {
-    fprintf(stderr, "error: %s\n", message);
-    return 1;
-}
+// ---- files ----------------------------------------------------------------------------------------------------------
 
-static int append(Tokens *t, const int *tokens, size_t n) {
-    if (t->count + n > t->room) {
-        const size_t room = 2 * (t->count + n);
-        uint16_t *more = realloc(t->tokens, room * sizeof *more);
-        if (more == NULL) return -1;
-        t->tokens = more;
-        t->room = room;
-    }
-    for (size_t i = 0; i < n; i++) t->tokens[t->count++] = (uint16_t)tokens[i];
-    return 0;
-}
-
-// Encodes a text and appends its tokens, in order. Returns 0; -1: memory is exhausted.
-static int encode(const Bpe *bpe, const char *text, size_t bytes, Tokens *out) {
-    int failed = 0;
-    size_t parts = bytes / PART + 1;
-    size_t *cuts = malloc((parts + 1) * sizeof *cuts);
-    if (cuts == NULL) return -1;
-    cuts[0] = 0;
-    for (size_t i = 1; i <= parts; i++) {
-        const size_t from = i * PART > cuts[i - 1] ? i * PART : cuts[i - 1];
-        cuts[i] = i < parts && from < bytes ? bpe_cut(text, bytes, from) : bytes;
-    }
-#pragma omp parallel for ordered schedule(dynamic, 1)
-    for (size_t i = 0; i < parts; i++) {
-        const size_t n = cuts[i + 1] - cuts[i];
-        int *tokens = malloc((n + 1) * sizeof *tokens);
-        const size_t count = tokens != NULL ? bpe_encode(bpe, text + cuts[i], n, tokens) : SIZE_MAX;
-#pragma omp ordered
-        if (count == SIZE_MAX || append(out, tokens, count) != 0) failed = -1;
-        free(tokens);
-    }
-    free(cuts);
-    return failed;
-}
-
-static int add_file(const Bpe *bpe, const Tokenizer *t, const char *path, Tokens *out) {
-    struct stat st;
-    const int eot = tokenizer_eot(t), fd = llmc_open(path, err, sizeof err);
-    if (fd < 0) return -1;
-    snprintf(err, sizeof err, "%.300s: cannot be read, or memory is exhausted", path);
-    if (fstat(fd, &st) != 0 || append(out, &eot, 1) != 0) return -1;
-    const size_t bytes = (size_t)st.st_size;
-    char *text = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-    close(fd);
-    if (text == MAP_FAILED) return -1;
-    const int status = encode(bpe, text, bytes, out);
-    if (bytes > 0) munmap(text, bytes);
-    return status;
-}
-
-static int write_shard(const char *path, const uint16_t *tokens, size_t n) {
-    char temporary[4200];
+static int write_shard(const char *temporary, const char *path, const uint16_t *tokens, size_t n) {
     int fd;
-    if (n > INT32_MAX) {
-        snprintf(err, sizeof err, "%.300s: %zu tokens; at most %d fit into a shard: give fewer texts", path, n,
-                 INT32_MAX);
-        return -1;
-    }
+    if (n > INT32_MAX) return FAIL("%.300s: %zu tokens; at most %d fit into a shard: use --shards", path, n, INT32_MAX);
     const int32_t header[LLMC_HEADER_WORDS] = { 20240520, 1, (int32_t)n };
-    snprintf(temporary, sizeof temporary, "%.4000s.%ld.tmp", path, (long)getpid());
     if (durable_create(temporary, LLMC_HEADER_BYTES + 2 * n, &fd, err, sizeof err) != 0) return -1;
     int status = durable_write(fd, temporary, header, sizeof header, 0, err, sizeof err);
     if (status == 0) status = durable_write(fd, temporary, tokens, 2 * n, LLMC_HEADER_BYTES, err, sizeof err);
@@ -107,35 +73,247 @@ static int write_shard(const char *path, const uint16_t *tokens, size_t n) {
     return durable_publish(temporary, path, err, sizeof err);
 }
 
-static int same_file(const char *a, const char *b) {
+// Each under a temporary name of this process's.
+static int write_pair(const Arguments *a, const Tokens *t) {
+    const size_t train = t->count / 10 * 9 + t->count % 10 * 9 / 10;
+    char temporary[4200];
+    snprintf(temporary, sizeof temporary, "%.4000s.%ld.tmp", a->train, (long)getpid());
+    if (write_shard(temporary, a->train, t->tokens, train) != 0) return -1;
+    snprintf(temporary, sizeof temporary, "%.4000s.%ld.tmp", a->val, (long)getpid());
+    if (write_shard(temporary, a->val, t->tokens + train, t->count - train) != 0) return -1;
+    printf("%zu tokens: %zu in %s, %zu in %s\n", t->count, train, a->train, t->count - train, a->val);
+    return 0;
+}
+
+static void shard_path(const Arguments *a, size_t k, char path[4200]) {
+    snprintf(path, 4200, "%.4000s_%s_%06zu.bin", a->name, k == 0 ? "val" : "train", k);
+}
+
+static int write_manifest(const Output *o) {
+    char text[256];
+    snprintf(text, sizeof text, "tokenize_text 1 of %016llx\nshards %zu\nnext_part %zu\nnext_token %zu\n",
+             (unsigned long long)o->hash, o->shards, o->part, o->used);
+    return durable_write_text(o->temporary, o->manifest, text, err, sizeof err);
+}
+
+// Writes the first n tokens as the next shard. Those that remain are all of this part, the last `of_part` of it.
+static int next_shard(Output *o, size_t n, size_t part, size_t of_part) {
+    char path[4200];
+    shard_path(o->arguments, o->shards, path);
+    if (write_shard(o->temporary, path, o->tokens.tokens, n) != 0) return -1;
+    o->tokens.count -= n;
+    memmove(o->tokens.tokens, o->tokens.tokens + n, o->tokens.count * sizeof *o->tokens.tokens);
+    o->shards++;
+    o->part = part;
+    o->used = of_part - o->tokens.count;
+    printf("%s: %zu tokens\n", path, n);
+    fflush(stdout);
+    return write_manifest(o);
+}
+
+// Takes the tokens of the next part. One more than a shard has shows that there will be another.
+static int take(Output *o, size_t part, const Tokens *t) {
+    const size_t skip = part == o->part ? o->used : 0;
+    if (skip > t->count) return FAIL("%s: is damaged: remove it and the shards", o->manifest);
+    for (size_t i = skip; i < t->count; i++) {
+        const int token = t->tokens[i];
+        if (tokens_append(&o->tokens, &token, 1) != 0) return FAIL("memory is exhausted: use a smaller --tokens");
+    }
+    while (o->arguments->name != NULL && o->tokens.count > o->arguments->shard_tokens)
+        if (next_shard(o, o->arguments->shard_tokens, part, t->count) != 0) return -1;
+    return 0;
+}
+
+// ---- resuming -------------------------------------------------------------------------------------------------------
+
+static int hash_run(Output *o, const Documents *d, const Tokenizer *t) {
+    uint64_t documents;
+    if (documents_hash(d, &documents, err) != 0) return -1;
+    XXH3_state_t *state = XXH3_createState();
+    if (state == NULL || XXH3_64bits_reset(state) != XXH_OK) return FAIL("out of memory");
+    const size_t numbers[] = { documents, documents_files(d), documents_parts(d), o->arguments->shard_tokens,
+                               (size_t)tokenizer_eot(t) };
+    XXH3_64bits_update(state, numbers, sizeof numbers);
+    XXH3_64bits_update(state, o->arguments->field, strlen(o->arguments->field));
+    for (int i = 0; i < tokenizer_vocab(t); i++) {
+        size_t n;
+        const unsigned char *bytes = tokenizer_bytes(t, i, &n);
+        XXH3_64bits_update(state, &n, sizeof n);
+        XXH3_64bits_update(state, bytes, n);
+    }
+    o->hash = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return 0;
+}
+
+// Keeps other runs out of the directory until this process ends. On file systems without such locks it does nothing.
+static int lock_directory(const char *name) {
+    char path[4200];
+    const char *slash = strrchr(name, '/');
+    snprintf(path, sizeof path, "%.*s", slash ? (int)(slash - name + 1) : 1, slash ? name : ".");
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd == -1) return FAIL("--shards %.300s: %s: %s: make this directory first", name, path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return FAIL("--shards %.300s: another tokenize_text writes into %s: wait for it, or choose another directory",
+                    name, path);
+    return 0;
+}
+
+// Finds out where the run goes on.
+static int resume(Output *o, const Documents *d, const Tokenizer *t) {
+    const char *name = o->arguments->name;
+    char path[4200];
+    unsigned long long hash;
+    snprintf(o->temporary, sizeof o->temporary, "%.4000s_partial.tmp", name);
+    snprintf(o->manifest, sizeof o->manifest, "%.4000s_shards.txt", name);
+    if (lock_directory(name) != 0 || hash_run(o, d, t) != 0) return -1;
+    unlink(o->temporary);  // of a run that was killed: the directory is locked
+    FILE *f = fopen(o->manifest, "r");
+    if (f == NULL && errno != ENOENT) return FAIL("%s: cannot be read: %s", o->manifest, strerror(errno));
+    for (size_t k = 0; k < 2 && f == NULL; k++) {
+        shard_path(o->arguments, k, path);
+        if (access(path, F_OK) == 0)
+            return FAIL("%.2000s: is there, and not of this program (there is no %.2000s): choose another name", path,
+                        o->manifest);
+    }
+    if (f == NULL) return write_manifest(o);
+    const int fields = fscanf(f, "tokenize_text 1 of %llx\nshards %zu\nnext_part %zu\nnext_token %zu\n", &hash,
+                              &o->shards, &o->part, &o->used);
+    fclose(f);
+    if (fields != 4) return FAIL("%s: is damaged: remove it and the shards", o->manifest);
+    if (hash != o->hash && o->shards == 0) return write_manifest(o);  // nothing is lost
+    if (hash != o->hash)
+        return FAIL("%s: these shards are of other texts, or made with another tokenizer, --tokens or --field: choose "
+                    "another name, or remove them",
+                    o->manifest);
+    if (o->part > documents_parts(d)) return FAIL("%s: is damaged: remove it and the shards", o->manifest);
+    if (o->shards > 0) printf("%s: has %zu shards; the run goes on\n", name, o->shards);
+    return 0;
+}
+
+// ---- the run --------------------------------------------------------------------------------------------------------
+
+static int encode_all(Output *o, const Documents *d, const Bpe *bpe, int eot) {
+    int failed = 0;
+#pragma omp parallel for ordered schedule(dynamic, 1)
+    for (size_t part = o->part; part < documents_parts(d); part++) {
+        Tokens t = { 0 };
+        char message[512];
+        int stop;
+#pragma omp atomic read
+        stop = failed;
+        const int status = stop ? -1 : documents_encode(d, part, bpe, eot, &t, message);
+#pragma omp ordered
+        if (!failed) {
+            if (status != 0) (void)FAIL("%s", message);
+            if (status != 0 || take(o, part, &t) != 0) {
+#pragma omp atomic write
+                failed = 1;
+            }
+        }
+        free(t.tokens);
+    }
+    return failed ? -1 : 0;
+}
+
+// What is left is the last shard.
+static int finish(Output *o, const Documents *d) {
+    const Arguments *a = o->arguments;
+    const size_t parts = documents_parts(d);
+    if (a->name == NULL) return write_pair(a, &o->tokens);
+    if (o->shards == 0)
+        return FAIL("--shards %.300s: the first shard validates, and all %zu tokens fit into it: use --tokens %zu or "
+                    "less",
+                    a->name, o->tokens.count, o->tokens.count / 10 + 1);
+    if (o->tokens.count > 0 && next_shard(o, o->tokens.count, parts, 0) != 0) return -1;
+    printf("%zu files are in %zu shards: %s_val_000000.bin, %s_train_*.bin\n", documents_files(d), o->shards, a->name,
+           a->name);
+    return 0;
+}
+
+static int convert(const Arguments *a, char **inputs, size_t n, const Tokenizer *t) {
+    Output o = { .arguments = a };
+    Documents *d = NULL;
+    Bpe *bpe = NULL;
+    char first[4200] = "";
+    char *const pair[] = { a->train, a->val }, *const shards[] = { first };
+    if (a->name != NULL) shard_path(a, 0, first);
+    if (tokenizer_vocab(t) > UINT16_MAX + 1) return FAIL("the vocabulary has more than 65536 tokens");
+    int status = documents_open(&d, inputs, n, a->field, a->name ? shards : pair, a->name ? 1 : 2, err);
+    if (status == 0) status = bpe_open(&bpe, t, err);
+    if (status == 0 && a->name != NULL) status = resume(&o, d, t);
+    if (status == 0) status = encode_all(&o, d, bpe, tokenizer_eot(t));
+    if (status == 0) status = finish(&o, d);
+    free(o.tokens.tokens);
+    bpe_close(bpe);
+    documents_close(d);
+    return status;
+}
+
+// ---- the command line -----------------------------------------------------------------------------------------------
+
+// May this file be made, or replaced?
+static int check_output(const char *path) {
+    struct stat st;
+    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode) || S_ISLNK(st.st_mode)) return 0;
+    return FAIL("%.300s: is %s: choose another name", path, llmc_kind_of_file(st.st_mode));
+}
+
+static int check_pair(const Arguments *a) {
     struct stat s, t;
-    return strcmp(a, b) == 0 || (stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino);
+    if (check_output(a->train) != 0 || check_output(a->val) != 0) return -1;
+    const int same = stat(a->train, &s) == 0 && stat(a->val, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+    if (!same && strcmp(a->train, a->val) != 0) return 0;
+    return FAIL("%.300s and %.300s are the same file: choose another name", a->train, a->val);
+}
+
+// Returns how many words are not flags (these are then the last ones of argv); 0: they make no sense.
+static int parse(Arguments *a, int argc, char **argv) {
+    static const struct option FLAGS[] = { { "shards", 1, NULL, 's' },
+                                           { "tokens", 1, NULL, 't' },
+                                           { "field", 1, NULL, 'f' },
+                                           { "save-tokenizer", 1, NULL, 'o' },
+                                           { 0 } };
+    char *end = NULL;
+    optind = 0;  // glibc: start again
+    for (int flag; (flag = getopt_long(argc, argv, "", FLAGS, NULL)) != -1;) {
+        if (flag == 's') a->name = optarg;
+        if (flag == 't') a->shard_tokens = strtoull(optarg, &end, 10);
+        if (flag == 'f') a->field = optarg;
+        if (flag == 'o') a->save = optarg;
+        if (flag == '?') return 0;
+    }
+    const int words = argc - optind, tokens_given = end != NULL;
+    if (tokens_given && (*end != '\0' || a->name == NULL || a->shard_tokens < 1 || a->shard_tokens > INT32_MAX))
+        return 0;
+    if (a->save != NULL ? words != 1 || a->name != NULL : words < (a->name != NULL ? 2 : 4)) return 0;
+    a->tokenizer = argv[optind];
+    a->train = argv[optind + 1];
+    a->val = words > 2 ? argv[optind + 2] : NULL;
+    return words;
 }
 
 int main(int argc, char **argv) {
-    Tokenizer *t;
-    Bpe *bpe;
-    Tokens all = { 0 };
-    if (argc < 5) {
-        fprintf(stderr, "usage: %s gpt2_tokenizer.bin|bytes train.bin val.bin TEXT...\n", argv[0]);
+    Arguments a = { .field = "text", .shard_tokens = 100000000 };
+    Tokenizer *t = NULL;
+    const int words = parse(&a, argc, argv);
+    if (words == 0) {
+        fprintf(stderr,
+                "usage: %s TOKENIZER train.bin val.bin [--field NAME] INPUT...\n"
+                "       %s TOKENIZER --shards NAME [--tokens N] [--field NAME] INPUT...\n"
+                "       %s TOKENIZER --save-tokenizer gpt2_tokenizer.bin\n"
+                "TOKENIZER: gpt2_tokenizer.bin, r50k_base.tiktoken or bytes. INPUT: text, JSONL, or folders of them.\n"
+                "N: from 1 to %d tokens of a shard; the first one validates [100000000].\n"
+                "NAME of --field: the text in a line of JSONL [text].\n",
+                argv[0], argv[0], argv[0], INT32_MAX);
         return 2;
     }
-    for (int i = 4; i < argc; i++)
-        if (same_file(argv[i], argv[2]) || same_file(argv[i], argv[3]) || same_file(argv[2], argv[3]))
-            return fail("an output is named twice, or is one of the texts: choose another name");
-    if (tokenizer_open(&t, strcmp(argv[1], "bytes") != 0 ? argv[1] : NULL, err) != 0 || bpe_open(&bpe, t, err) != 0)
-        return fail(err);
-    if (tokenizer_vocab(t) > UINT16_MAX + 1) return fail("the vocabulary has more than 65536 tokens");
-    for (int i = 4; i < argc; i++)
-        if (add_file(bpe, t, argv[i], &all) != 0) return fail(err);
-    const size_t train = all.count / 10 * 9 + all.count % 10 * 9 / 10;
-    if (write_shard(argv[2], all.tokens, train) != 0 ||
-        write_shard(argv[3], all.tokens + train, all.count - train) != 0)
-        return fail(err);
-    printf("%d text%s, %zu tokens: %zu in %s, %zu in %s\n", argc - 4, argc == 5 ? "" : "s", all.count, train, argv[2],
-           all.count - train, argv[3]);
-    free(all.tokens);
-    bpe_close(bpe);
+    const int inputs = words - (a.name != NULL ? 1 : 3);
+    int status = a.save == NULL && a.name == NULL ? check_pair(&a) : 0;
+    if (status == 0) status = tokenizer_open(&t, strcmp(a.tokenizer, "bytes") != 0 ? a.tokenizer : NULL, err);
+    if (status == 0)
+        status = a.save != NULL ? tokenizer_save(t, a.save, err) : convert(&a, argv + argc - inputs, (size_t)inputs, t);
+    if (status != 0) fprintf(stderr, "error: %s\n", err);
     tokenizer_close(t);
-    return 0;
+    return status != 0;
 }

@@ -13,7 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "data/durable_file.h"
 #include "data/llmc_file.h"
 #include "data/tokenizer.h"
 
@@ -196,6 +198,30 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int token, size_t *n) {
 int tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
 
 int tokenizer_eot(const Tokenizer *t) { return t->eot; }
+
+int tokenizer_save(const Tokenizer *t, const char *path, char err[512]) {
+    const int32_t header[LLMC_HEADER_WORDS] = { MAGIC, 2, t->vocab, t->eot };
+    char temporary[4200];
+    size_t n, at = LLMC_HEADER_BYTES;
+    for (int i = 0; i < t->vocab; i++) {
+        tokenizer_bytes(t, i, &n);
+        at += 1 + n;
+    }
+    unsigned char *file = malloc(at);
+    if (file == NULL) return FAIL("out of memory");
+    memcpy(file, header, sizeof header);
+    at = LLMC_HEADER_BYTES;
+    for (int i = 0; i < t->vocab; i++) {
+        const unsigned char *bytes = tokenizer_bytes(t, i, &n);
+        file[at] = (unsigned char)n;
+        memcpy(file + at + 1, bytes, n);
+        at += 1 + n;
+    }
+    snprintf(temporary, sizeof temporary, "%.4000s.%ld.tmp", path, (long)getpid());
+    const int status = durable_write_bytes(temporary, path, file, at, err, 512);
+    free(file);
+    return status;
+}
 
 // The bits of a complete character: is it one, in its shortest form, and not a control character?
 static int is_printable(uint32_t code, int bytes) {

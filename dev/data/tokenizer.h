@@ -1,4 +1,4 @@
-// Tokens to text, to print what a model generates. See tokenizer.c; bpe.h encodes.
+// Tokens to text, to print what a model generates; the vocabulary, for bpe.h, which encodes. See tokenizer.c.
 //
 // A text is decoded token by token, in order. The result is safe to print: complete UTF-8 characters, newline and tab.
 // Errors are messages in err that name the file and the remedy. Nothing is printed or kept outside the Tokenizer.
@@ -31,6 +31,9 @@ int tokenizer_eot(const Tokenizer *t);
 
 // The bytes of a token below tokenizer_vocab, and their number.
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int token, size_t *n);
+
+// Writes llm.c's gpt2_tokenizer.bin, version 2. Returns 0, or -1 and a message.
+int tokenizer_save(const Tokenizer *t, const char *path, char err[512]);
 
 // Frees; NULL is fine.
 void tokenizer_close(Tokenizer *t);

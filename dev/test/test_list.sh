@@ -188,6 +188,7 @@ run 0 900 "into a checkout of llm.c" dev/test/cli/test_install_into.sh
 run 0 120 "setup on a fresh machine" dev/test/cli/test_setup.sh
 run 0 60 "words that must not appear" dev/test/cli/test_glossary.sh
 run 0 60 "documents that quote programs" dev/test/cli/test_docs.sh $fp32/train_gpt2_zero
+run 0 60 "links of the documentation" dev/test/cli/test_links.sh
 
 # The host never touches device memory, which a GPU would not allow (dev/device/cpu/protect.cpp; a number above 1 looks
 # less often, for speed).

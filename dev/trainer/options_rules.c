@@ -77,10 +77,13 @@ static int check_init(const Options *o, char *err, size_t err_bytes) {
 
 // --generate 1 is a run without steps, data and files.
 static int check_generate(Options *o, char *err, size_t err_bytes) {
-    static const char *const OTHERS[] = { "i", "j", "o", "y", "x", "v", "h", "a" };
-    for (size_t i = 0; i < sizeof OTHERS / sizeof *OTHERS; i++)
-        if (options_given(o, OTHERS[i]))
-            return FAIL("--generate 1: trains, validates and writes nothing: leave out -%s", OTHERS[i]);
+    static const char *const OTHERS[] = { "i", "j", "o", "n", "y", "x", "v", "h", "a" };
+    char given[64] = "";
+    for (size_t i = 0, n; i < sizeof OTHERS / sizeof *OTHERS; i++) {
+        n = strlen(given);
+        if (options_given(o, OTHERS[i])) snprintf(given + n, sizeof given - n, " -%s", OTHERS[i]);
+    }
+    if (given[0] != '\0') return FAIL("--generate 1: trains, validates and writes nothing: leave out%s", given);
     if (o->model == NULL) return FAIL("--generate 1: which model? add -e, as -e DIR/model_00001000.bin");
     o->max_steps = o->val_every = 0;
     o->sample_every = 1;

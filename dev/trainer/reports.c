@@ -146,15 +146,34 @@ static void print_data(const Run *r) {
     print0(r, RULE);
 }
 
+// --generate: what decides the sample, and where it is computed.
+static void print_sample_header(const Run *r) {
+    const Options *o = &r->options;
+    print_row(r, "device", "%s", r->device.name);
+    print_row(r, "ranks", "%d, stage %d", r->ranks, o->settings.stage);
+    print_row(r, "model", "%s", o->model);
+    print_row(r, "num_parameters", "%zu", zero_get_layout(r->z)->numel);
+    print_row(r, "sample", "%lld tokens after %zu of a prompt", (long long)o->sample_tokens, r->prompt_tokens);
+    if (o->top_k > 0)
+        print_row(r, "", "temperature %g, of the %lld most likely tokens", o->temperature, (long long)o->top_k);
+    else
+        print_row(r, "", "temperature %g", o->temperature);
+    print0(r, RULE);
+}
+
 void print_header(const Run *r) {
     static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
     const Options *o = &r->options;
     const Schedule *s = &o->schedule;
     const zero_layout *l = zero_get_layout(r->z);
     print0(r, RULE "| %-21s | %-50s |\n" RULE, "Parameter", "Value");
+    if (o->generate) {
+        print_sample_header(r);
+        return;
+    }
     print_machine(r);
     print0(r, RULE);
-    if (r->train != NULL) print_data(r);
+    print_data(r);
     print_row(r, "model", "%s", o->model);
     print_row(r, "max_sequence_length T", "%zu", r->config.max_seq_len);
     print_row(r, "vocab_size V", "%zu (padded to %zu)", r->config.vocab_size, r->config.padded_vocab_size);

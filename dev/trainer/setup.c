@@ -248,7 +248,10 @@ static void report_skipped(const Run *r, const char *flag, const Loader *loader)
 static void open_hellaswag(Run *r) {
     char err[512];
     if (!exists(HELLASWAG)) {
-        print0(r, "HellaSwag eval not found at %s, skipping its evaluation\n", HELLASWAG);
+        print0(r,
+               "HellaSwag eval not found at %s, skipping its evaluation\n"
+               "llm.c's dev/data/hellaswag.py downloads HellaSwag and makes this file\n",
+               HELLASWAG);
         return;
     }
     if (hellaswag_open(&r->hellaswag, HELLASWAG, r->config.vocab_size, err) != 0) die("-h 1: %s", err);

@@ -103,8 +103,8 @@ if [ "$(uname -m)" = x86_64 ]; then
     check "-m$other, which this CPU lacks: a message" 1 "$message" EXTRA="-m$other"
     check "-m$other for C++ only" 1 "$message" CXXFLAGS="-m$other"
 fi
-build -n V=1 "$work/build/tokenize_bytes"
-linked=" $work/build/check_cpu.o -o $work/build/tokenize_bytes"
+build -n V=1 "$work/build/tokenize_text"
+linked=" $work/build/check_cpu.o -o $work/build/tokenize_text"
 report "programs are linked with it" "$(grep -q -e "$linked" "$work/log" || echo "they are not")"
 
 # ----------------------------------------------------------------------------------------------------------------------

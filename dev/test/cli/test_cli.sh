@@ -14,7 +14,7 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 trainer=$1
-tokenize=$(dirname "$trainer")/tokenize_bytes
+tokenize=$(dirname "$trainer")/tokenize_text
 NP=2
 . scripts/env.sh
 
@@ -52,7 +52,7 @@ parameters=$((256 * 16 + 32 * 16 + 12 * 16 * 16 + 13 * 16 + 2 * 16))
 text=$work/text.txt
 cat README.md zero/*.c zero/*.h zero/comm/*.[ch] > "$text"
 train=$work/train.bin
-"$tokenize" "$text" "$train" "$work/val.bin" > "$work/log" || { cat "$work/log"; exit 1; }
+"$tokenize" bytes "$train" "$work/val.bin" "$text" > "$work/log" || { cat "$work/log"; exit 1; }
 short=(-b 2 -t 32 -x 2 -v 0 -s 0)
 good=(-e $small -i "$text" "${short[@]}")
 job 1 "${good[@]}" -x 0 -n 1 -o "$work" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }

@@ -50,14 +50,85 @@ short_texts() {     # each too short to train on, together enough
         [ "$(od -An -v -tu2 -j1024 -N18 s.bin | xargs)" = "10 116 101 120 116 32 49 10 10" ]
 }
 check "short texts train together" short_texts
+cat "$OLDPWD"/dev/data/text/default.txt > text.txt
 same_by_threads() {
-    cat "$OLDPWD"/dev/data/text/default.txt > text.txt
     OMP_NUM_THREADS=1 "$tokenize" gpt2_tokenizer.bin a.bin b.bin text.txt &&
         OMP_NUM_THREADS=5 "$tokenize" gpt2_tokenizer.bin c.bin d.bin text.txt && cmp a.bin c.bin && cmp b.bin d.bin
 }
 check "any number of threads makes the same shards" same_by_threads
 not_overwritten() { ! "$tokenize" gpt2_tokenizer.bin abab.txt val.bin abab.txt && [ "$(head -c 4 abab.txt)" = abab ]; }
 check "a text is not overwritten" not_overwritten
+# Several shards.
+mkdir -p docs/b
+printf 'x\ny' > docs/a.txt
+printf '{"text": "ab\\n"}\n\n{"id": 1, "text": "\\u00e4"}' > docs/b/c.jsonl
+echo hidden > docs/.hidden
+many_shards() {
+    "$tokenize" gpt2_tokenizer.bin --shards set --tokens 4 docs two.txt &&
+        [ "$(for f in set_val_000000.bin set_train_*.bin; do shard $f; done | xargs)" = \
+            "258 120 10 121 258 256 10 258 195 164 258 256 10 256" ] &&
+        [ "$(echo set_*)" = "set_shards.txt $(echo set_train_00000{1..3}.bin) set_val_000000.bin" ] &&
+        job 1 -e custom:l1,h2,c16,v259,t2 -i 'set_train_*.bin' -j set_val_000000.bin -b 1 -t 2 -x 1 -s 0
+}
+check "folders, JSONL and texts become shards of N tokens, with llm.c's names" many_shards
+check "a set of shards that is complete is left alone" eval \
+    'touch -d 2000-01-01 set_* && "$tokenize" gpt2_tokenizer.bin --shards set --tokens 4 docs two.txt &&
+     [ -z "$(find . -name "set_*" -newermt 2001-01-01)" ]'
+# says WORDS ARGUMENTS...: the tool fails with one message, which has these words
+says() { ! "$tokenize" "${@:2}" > /dev/null 2> "$log" && cat "$log" && grep -c . "$log" | grep -qx 1 &&
+    grep -qF -- "$1" "$log"; }
+check "other settings do not continue it" says "of other texts, or made with another tokenizer, --tokens or" \
+    gpt2_tokenizer.bin --shards set --tokens 5 docs two.txt
+check "nor do other texts" says "of other texts" gpt2_tokenizer.bin --shards set --tokens 4 docs abab.txt
+check "nor does another tokenizer" says "made with another tokenizer" bytes --shards set --tokens 4 docs two.txt
+touch other_val_000000.bin
+check "somebody else's shards are not overwritten" says "not of this program" bytes --shards other --tokens 4 docs
+check "shards among the texts are refused" says "docs/x_val_000000.bin: a folder of texts would hold this output" \
+    bytes --shards docs/x --tokens 4 docs
+check "one shard: nothing would be left to train on" says "use --tokens 1 or less" \
+    bytes --shards one --tokens 90 two.txt
+check "a second writer is refused" eval '! flock . "$tokenize" bytes --shards two --tokens 2 two.txt 2> "$log" &&
+    grep -q "another tokenize_text writes into" "$log"'
+printf '{"text": "a"}\n{"text": "b", \n' > bad.jsonl
+check "JSONL: invalid JSON names file and line" says "bad.jsonl, line 2: is not JSON" bytes x.bin y.bin bad.jsonl
+printf '{"body": "b"}\n' > body.jsonl
+check "JSONL: without the field" \
+    says "body.jsonl, line 1: has no text in its field text: name another one with --field" bytes x.bin y.bin body.jsonl
+check "JSONL: --field" eval '"$tokenize" bytes x.bin y.bin --field body body.jsonl && [ "$(shard x.bin)" = 10 ]'
+printf '{"text": "a\\u0000b"}\n' > nul.jsonl
+check "JSONL: a NUL would end the text" says "nul.jsonl, line 1: has a NUL character" bytes x.bin y.bin nul.jsonl
+gzip -k two.txt
+check "a compressed file is no text" says "two.txt.gz: is not text" bytes x.bin y.bin two.txt two.txt.gz
+check "a tokenizer's file is written as it was read" eval \
+    '"$tokenize" gpt2_tokenizer.bin --save-tokenizer copy.bin && cmp gpt2_tokenizer.bin copy.bin'
+
+# Killed, and started again: the same bytes as without, by another number of threads.
+mkdir whole stopped killed texts
+head -c 1500000 text.txt > texts/1.txt
+awk '{ gsub(/["\\\\]/, ""); print "{\"text\": \"" $0 "\"}" }' texts/1.txt | head -n 6000 > texts/2.jsonl
+settings=(--tokens 40000 texts)
+into() { "$tokenize" gpt2_tokenizer.bin --shards "$1/set" "${settings[@]}"; }
+OMP_NUM_THREADS=3 into whole > "$log" || cat "$log"
+last=$(find whole -name '*train*' | sort | tail -n 1)
+continues_after_failure() {     # shard 5 cannot be written; then it is there, as if killed before it was noted
+    mkdir stopped/set_train_000005.bin
+    ! into stopped && [ -e stopped/set_train_000004.bin ] && rmdir stopped/set_train_000005.bin &&
+        echo rubbish > stopped/set_train_000005.bin && into stopped | grep "has 5 shards; the run goes on" &&
+        diff -r whole stopped
+}
+check "stopped at a shard and started again: the same files" continues_after_failure
+continues_after_kill() {
+    local shards=0
+    mkfifo killed.out
+    "$tokenize" gpt2_tokenizer.bin --shards killed/set "${settings[@]}" > killed.out &
+    local pid=$!
+    { for _ in {1..3}; do read -r _ && shards=$((shards + 1)); done; kill -9 $pid; cat > /dev/null; } < killed.out
+    wait $pid
+    [ $? = 137 ] && [ $shards = 3 ] && [ ! -e "killed/${last##*/}" ] &&
+        OMP_NUM_THREADS=2 into killed && diff -r whole killed
+}
+check "killed in the middle and started again: the same files" continues_after_kill
+
 no_tokenizer() { ! "$tokenize" abab.txt x.bin y.bin abab.txt 2> "$log" && grep -q "is not a tokenizer file" "$log"; }
 check "a file that is no tokenizer is refused" no_tokenizer
 

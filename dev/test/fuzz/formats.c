@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "data/dataloader.h"
+#include "data/documents.h"
 #include "data/hellaswag.h"
 #include "data/safetensors.h"
 #include "data/tokenizer.h"
@@ -104,6 +105,34 @@ static void parse_tokenizer(const char *dir, const char *path) {
     const int vocab = tokenizer_vocab(t);
     PROMISE(tokenizer_eot(t) >= 0 && tokenizer_eot(t) < vocab);
     for (int i = -1; i <= vocab && i < 300; i++) PROMISE(strlen(tokenizer_decode(t, i)) < 262);
+    tokenizer_close(t);
+}
+
+// ---- JSONL ----------------------------------------------------------------------------------------------------------
+
+static size_t write_jsonl(uint8_t *bytes, unsigned kind) {
+    static const char *const texts[] = { "{\"text\": \"To be\"}\n\n{\"id\": [1, {}], \"text\": \"\\u00e4\\n\"}",
+                                         "{\"text\": \"\\ud83d\\ude00 \\\\u0000\", \"x\": -1.5e3}\r\n" };
+    memcpy(bytes, texts[kind], strlen(texts[kind]));
+    return strlen(texts[kind]);
+}
+
+static void parse_jsonl(const char *dir, const char *path) {
+    char link_path[512], err[512] = "", *inputs[] = { link_path };
+    Documents *d = NULL;
+    Tokenizer *t;
+    Bpe *bpe;
+    Tokens tokens = { 0 };
+    snprintf(link_path, sizeof link_path, "%s/x.jsonl", dir);
+    PROMISE(symlink(path, link_path) == 0 || access(link_path, F_OK) == 0);
+    PROMISE(tokenizer_open(&t, NULL, err) == 0 && bpe_open(&bpe, t, err) == 0);
+    PROMISE(documents_open(&d, inputs, 1, "text", NULL, 0, err) == 0);
+    for (size_t part = 0; part < documents_parts(d); part++)
+        promise_message(documents_encode(d, part, bpe, tokenizer_eot(t), &tokens, err), err, link_path);
+    for (size_t i = 0; i < tokens.count; i++) PROMISE(tokens.tokens[i] > 0 && tokens.tokens[i] < 256);
+    free(tokens.tokens);
+    documents_close(d);
+    bpe_close(bpe);
     tokenizer_close(t);
 }
 
@@ -364,6 +393,7 @@ const Format formats[] = {
     { "tokens", 2, write_tokens, parse_data },
     { "text", 3, write_text, parse_data },
     { "tokenizer", 2, write_tokenizer, parse_tokenizer },
+    { "jsonl", 2, write_jsonl, parse_jsonl },
     { "hellaswag", 4, write_hellaswag, parse_hellaswag },
     { "model", 2, write_model, parse_model },
     { "manifest", 2, write_manifest, parse_manifest },

@@ -161,6 +161,27 @@ static void test_long_text_takes_for_ever(void) {
     free(parts);
 }
 
+static void test_saved_tokenizer_differs(void) {
+    static unsigned char wanted[16384], got[16384];
+    char err[512] = "", saved[512];
+    snprintf(saved, sizeof saved, "%s", path("saved.bin"));
+    for (int ranks = 0; ranks < 2; ranks++) {
+        Tokenizer *t;
+        REQUIRE(tokenizer_open(&t, write_tokenizer(ranks), err) == 0);
+        CHECK(tokenizer_save(t, saved, err) == 0, "%s", err);
+        FILE *a = fopen(write_tokenizer(0), "rb"), *b = fopen(saved, "rb");
+        REQUIRE(a != NULL && b != NULL);
+        const size_t n = fread(wanted, 1, sizeof wanted, a);
+        CHECK_EQ(fread(got, 1, sizeof got, b), n);
+        CHECK_BYTES(got, wanted, n);
+        fclose(a);
+        fclose(b);
+        CHECK_EQ(tokenizer_save(t, "/nonexistent/x", err), -1);
+        CHECK(strstr(err, "/nonexistent/x") != NULL, "%s", err);
+        tokenizer_close(t);
+    }
+}
+
 static void test_damaged_ranks_are_used(void) {
     static const char *const FILES[] = { "IQ== 0\nIg== 1\n", "IQ== 0\nIg== 2\n", "!!!! 0\n", "IQ==\n", "IQ== x\n", "" };
     Tokenizer *t;
@@ -190,6 +211,7 @@ int main(int argc, char **argv) {
     make_dir();
     RUN(test_text_has_other_tokens);
     RUN(test_long_text_takes_for_ever);
+    RUN(test_saved_tokenizer_differs);
     RUN(test_damaged_ranks_are_used);
     RUN(test_vocabulary_without_all_bytes_encodes);
     remove_dir();

@@ -156,6 +156,7 @@ static const struct {
     // samples
     { "--generate 1", "add -e" },
     { "--generate 1 -e d12 -i text", "leave out -i" },
+    { "--generate 1 -e d12 -v 1 -i text -s 1 -n 1 -o out -j text", "leave out -i -j -o -n -v" },
     { "--generate 1 -e d12 -x 1", "leave out -x" },
     { "--generate 1 -e d12 -o out", "leave out -o" },
     { "--prompt ''", "--prompt: the value is empty" },
