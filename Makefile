@@ -131,7 +131,7 @@ ifneq ($(DEVICE),cuda)
     LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's functions are looked up in the program itself
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp $(LDFLAGS)
-LIBS += -Wl,--as-needed -lxxhash -lcjson $(MPI_LIBS) -ldl -lm
+LIBS += -Wl,--as-needed -lxxhash -lcjson -lyaml $(MPI_LIBS) -ldl -lm
 
 # The module and the baseline that it is compared with promise bits: a * b + c is two roundings, in this order. EXTRA,
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
@@ -226,7 +226,7 @@ PARSERS     := dev/trainer/checkpoint_format dev/trainer/checkpoint_llmc zero/op
                dev/gpt2/config dev/gpt2/tensors dev/gpt2/model_file dev/gpt2/huggingface \
                $(filter-out $(TOOLS),$(call strip_suffix,dev/data/*.c))
 PLAIN        = -std=c11 -Idev/device/cpu -I. -Idev -D_GNU_SOURCE $(WARNINGS) -MMD -MP $(CPPFLAGS) $(CFLAGS) $(EXTRA)
-FUZZ_FILES  := $(call strip_suffix,dev/test/fuzz/*.c)
+FUZZ_FILES  := $(call strip_suffix,dev/test/fuzz/*.c dev/trainer/config_*.c)
 FUZZ_FLAGS   = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 FUZZ_gcc     = -Wno-format-truncation
 FUZZ_clang   = -fdouble-square-bracket-attributes -DLIBFUZZER -fsanitize=fuzzer-no-link
@@ -245,9 +245,9 @@ $(1)/$(notdir $(4)): $(addprefix $(1)/,$(addsuffix .o,$(5) $(PARSERS)))
 endef
 CKPT_DIR    := build/ckpt$(DEBUG:%=-debug)$(SANITIZE:%=-%)
 $(eval $(call PLAIN_PROGRAM,$(CKPT_DIR),$$(CC),$$(OPTIMIZE) -fopenmp,ckpt,$(call strip_suffix,dev/ckpt/*.c)))
-$(eval $(call PLAIN_PROGRAM,build/fuzz-gcc,gcc,$$(FUZZ_FLAGS) $$(FUZZ_gcc),fuzz_files,$(FUZZ_FILES)))
+$(eval $(call PLAIN_PROGRAM,build/fuzz-gcc,gcc,$$(FUZZ_FLAGS) $$(FUZZ_gcc),fuzz_files,$(FUZZ_FILES),-lyaml))
 $(eval $(call PLAIN_PROGRAM,build/fuzz-clang,clang,$$(FUZZ_FLAGS) $$(FUZZ_clang),fuzz_files,$(FUZZ_FILES),\
-    $$$$(clang -print-runtime-dir)/$(LIBFUZZER) -lstdc++))
+    $$$$(clang -print-runtime-dir)/$(LIBFUZZER) -lyaml -lstdc++))
 
 # The trainer with faults that dev/test/cli/test_failures.sh and test_file_faults.sh plant at the calls of these
 # functions.

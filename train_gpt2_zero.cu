@@ -1035,17 +1035,23 @@ int main(int argc, char **argv) {
         return status;
     }
 
-    if (o->plan && o->plan_ranks > 0) r->ranks = (int)o->plan_ranks;
-    if (!o->plan) choose_device(r);
+    const int dry = o->plan || o->print_config;
+    if (dry) r->ranks = (int)options_plan_ranks(o, (size_t)r->ranks);
+    if (!dry) choose_device(r);
+    if (options_choose_batch(&r->options, (size_t)r->ranks, err, sizeof err) != 0) die("%s", err);
     choose_model_and_data(r);
     r->B = (size_t)o->batch_size;
     r->T = (size_t)o->seq_len;
-    if (!o->plan) resume_micro_batches(r);
+    if (!dry) resume_micro_batches(r);
     if (options_check_batch(o, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
     r->M = r->G * (size_t)r->ranks;
     r->kernels = describe_kernels(r);
-    if (o->plan) {
-        if (r->rank == 0) print_plan(r);
+    if (dry) {
+        if (r->rank == 0 && o->print_config) {
+            printf("%s", o->notes);
+            options_print(stdout, o);
+        } else if (r->rank == 0)
+            print_plan(r);
         launch_end();
         return EXIT_SUCCESS;
     }

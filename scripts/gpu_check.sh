@@ -5,7 +5,7 @@
 #     scripts/gpu_check.sh                    runs everything
 #     ONLY="speed nccl" scripts/gpu_check.sh  runs only these sections; all are: first bits kernels large nccl speed
 #                                             ranks sanitizer
-#     scripts/gpu_check.sh --bundle DIR       puts make, MPI, xxHash, cJSON, a text into DIR (23 MB), for a machine
+#     scripts/gpu_check.sh --bundle DIR       puts make, MPI, libraries and a text into DIR (23 MB), for a machine
 #                                             without a network. Run it on Debian or Ubuntu with a C library that is
 #                                             not newer than that machine's, and copy DIR there as build/bundle, or
 #                                             set BUNDLE there.
@@ -97,11 +97,13 @@ find_missing() {
         int main(void) { return XXH_versionNumber() == 0; }' -lxxhash
     has cJSON '#include <cjson/cJSON.h>
         int main(void) { return cJSON_Version() == 0; }' -lcjson
+    has libyaml '#include <yaml.h>
+        int main(void) { return yaml_get_version_string() == 0; }' -lyaml
 }
 
 # Takes what is missing from the bundle. BUNDLE set: all of it.
 check_libraries() {
-    local why='' name="make, MPI, xxHash, cJSON"
+    local why='' name="make, MPI, xxHash, cJSON, libyaml"
     find_missing
     if [ ${#missing[@]} != 0 ] || [ -n "${BUNDLE:-}" ]; then
         [ ${#missing[@]} = 0 ] || note "no ${missing[*]} on this machine"

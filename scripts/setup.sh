@@ -6,15 +6,16 @@
 #     scripts/setup.sh clang-format-14    that too, for `make format` and `make check-format`
 #
 # A library counts as there if a program compiles and links with it, not if its package is installed: one that was built
-# by hand is as good. Without a compiler, MPI, xxHash and cJSON nothing can be built, so that is an error. What only a
-# benchmark and the default text need is tried once (build/setup-tried); if it fails, one line says what is missing.
+# by hand is as good. Without a compiler, MPI, xxHash, cJSON and libyaml nothing can be built, so that is an error. What
+# only a benchmark and the default text need is tried once (build/setup-tried); if it fails, one line says what is
+# missing.
 # CUDA is not installed: where there is an nvcc it is used, and without one everything runs on the CPU.
 #
 # Prints one line for each set of packages. apt's own output goes to build/setup.log; if apt fails, its end is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-NEEDED="build-essential openmpi-bin libopenmpi-dev libxxhash-dev libcjson-dev"
+NEEDED="build-essential openmpi-bin libopenmpi-dev libxxhash-dev libcjson-dev libyaml-dev"
 TRIED=build/setup-tried
 LOG=build/setup.log
 
@@ -44,7 +45,8 @@ have_mpi() {
 }
 
 have_needed() {
-    have_compilers && have_mpi && can_build xxhash.h -lxxhash && can_build cjson/cJSON.h -lcjson
+    have_compilers && have_mpi && can_build xxhash.h -lxxhash && can_build cjson/cJSON.h -lcjson &&
+        can_build yaml.h -lyaml
 }
 
 have_all() {
@@ -111,6 +113,7 @@ if ! have_needed; then
         have_mpi || echo "  - Open MPI with its compiler wrapper: mpicc, mpirun and mpi.h"
         can_build xxhash.h -lxxhash || echo "  - xxHash: xxhash.h and -lxxhash"
         can_build cjson/cJSON.h -lcjson || echo "  - cJSON: cjson/cJSON.h and -lcjson"
+        can_build yaml.h -lyaml || echo "  - libyaml: yaml.h and -lyaml"
     } >&2
     exit 1
 fi

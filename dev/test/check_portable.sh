@@ -36,7 +36,7 @@ get_aarch64() {
         -o Dir::State::Lists="$here/apt/lists" -o Dir::State::status="$here/apt/status" -o Dir::Cache="$here/apt"
         -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)")
     "${apt[@]}" update &&
-        "${apt[@]}" --download-only install libopenmpi-dev lib{xxhash,cjson,openblas-openmp}-dev || return 1
+        "${apt[@]}" --download-only install libopenmpi-dev lib{xxhash,cjson,yaml,openblas-openmp}-dev || return 1
     for deb in "$here"/apt/archives/*.deb; do
         dpkg-deb -x "$deb" "$root" || return 1
     done

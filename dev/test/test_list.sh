@@ -18,6 +18,7 @@ run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "files" $fp32/test_files
 run 0 60 "options" $fp32/test_options
+run 0 60 "configuration files" $fp32/test_config
 run 0 60 "log, learning rate, model files" $fp32/test_output
 run 0 60 "content of files" $fp32/test_content_hash
 run 0 60 "byte-pair encoding" $fp32/test_bpe

@@ -30,6 +30,7 @@ if [ -z "$suffix" ]; then
         run 0 1800 "checkpoints $precision: each number of ranks in each stage" dev/test/cli/test_checkpoint.sh \
             build/cpu-{$precision,$other}/train_gpt2_zero all
     done
+    run 0 300 "configuration files in runs" dev/test/cli/test_config.sh {$fp32,$bf16}/train_gpt2_zero
     run 0 600 "damaged checkpoints, 500" dev/test/cli/test_damages.sh $fp32/train_gpt2_zero 500
     run 0 900 "a file system that fails: all calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer all
     for ranks in 1 2 3 4 5 6 7 8 9; do
@@ -77,8 +78,8 @@ for SANITIZE in address undefined; do
     dir=build/cpu-fp32$suffix
     build cpu FP32 $dir/{train_gpt2_zero,test_gpt2_zero,fuzz_engine}
     build cpu FP32 $dir/test_{engine_contract,engine_failure,engine_step,engine_ema,engine_frozen,stops}
-    build cpu FP32 $dir/test_{layout,options,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
-    for program in layout options output content_hash data llmc_state; do
+    build cpu FP32 $dir/test_{layout,options,config,output,content_hash,data,llmc_state,bootstrap,comm,nccl,engine}
+    for program in layout options config output content_hash data llmc_state; do
         run 0 300 "$program, SANITIZE=$SANITIZE" $dir/test_$program
     done
     run 0 600 "ranks meet, by TCP, SANITIZE=$SANITIZE" $dir/test_bootstrap tcp

@@ -108,7 +108,8 @@ static int check_flags_of_mpi(const Options *o, char *err, size_t err_bytes) {
 }
 
 int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *err, size_t err_bytes) {
-    const int alone = parsed > 0 || (parsed == 0 && o->plan != OPTION_PLAN_OFF);  // may be asked anywhere
+    // These may be asked anywhere.
+    const int alone = parsed > 0 || (parsed == 0 && (o->plan != OPTION_PLAN_OFF || o->print_config));
     here.mpi = parsed < 0 ? wants_mpi(*argc, *argv) : o->init_method == OPTION_INIT_MPI;
     here.timeout_s = parsed == 0 ? o->timeout : 300;
     if (!here.mpi) {

@@ -19,12 +19,34 @@
 
 #define WSD_DECAY_FROM 0.8  // of the run
 
+// How much of a warm-up of W steps is behind us.
+static double warmed_up(const Schedule *s, double step, double W) {
+    return s->warmup_shape == WARMUP_LINEAR ? step / W : log(step + 1) / log(fmax(W, 2));
+}
+
+// deepspeed/runtime/lr_schedules.py. A scheduler is stepped after each step of the optimizer, from iteration -1, which
+// has the rate of iteration 0 (WarmupCosineLR: 0).
+static double deepspeed_lr(const Schedule *s, size_t step) {
+    const double i = step > 0 ? (double)step - 1 : 0, W = fmax((double)s->warmup, 2), from = s->warmup_from;
+    const double end = s->decay_to >= 0 ? (double)s->decay_to : (double)s->steps, length = fmax(end - W, 1);
+    if (s->kind == SCHEDULE_WARMUP_COSINE_LR && step == 0) return 0;
+    if (i < W) return from + (s->lr - from) * warmed_up(s, i, W);
+    if (s->kind == SCHEDULE_WARMUP_DECAY_LR) return from + (s->lr - from) * fmax((end - i) / length, 0);
+    if (s->kind == SCHEDULE_WARMUP_LR) return s->lr;
+    const double left = 0.5 * (1 + cos(M_PI * fmin((i - W + 1) / length, 1)));
+    return s->lr * (s->final_fraction + (1 - s->final_fraction) * left);
+}
+
 double schedule_lr(const Schedule *s, size_t step) {
+    if (s->kind >= SCHEDULE_WARMUP_LR) return deepspeed_lr(s, step);
+    if (step < s->warmup && s->warmup_shape != WARMUP_LLMC)
+        return s->warmup_from + (s->lr - s->warmup_from) * warmed_up(s, (double)step, (double)s->warmup);
     if (step < s->warmup) {
         return s->lr * (double)(step + 1) / (double)s->warmup;
     }
     double start = s->kind == SCHEDULE_WSD ? WSD_DECAY_FROM * (double)s->steps : (double)s->warmup;
-    double length = (double)s->steps - start;
+    if (s->decay_from >= 0) start = (double)s->decay_from;
+    double length = (s->decay_to >= 0 ? (double)s->decay_to : (double)s->steps) - start;
     double r = length > 0 ? ((double)step - start) / length : 0;  // how much of the decay is behind us
     r = r < 0 ? 0 : r > 1 ? 1 : r;
     double left = 1;

@@ -7,21 +7,39 @@
 #define DEV_TRAINLOG_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Learning rate. Steps count from 0.
-enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD };
+// Learning rate. Steps count from 0. The last three kinds are DeepSpeed's schedulers of these names, which begin their
+// warm-up with two steps at warmup_from, and whose decay ends at warmup_from (WARMUP_DECAY_LR) or lr * final_fraction
+// (WARMUP_COSINE_LR).
+enum {
+    SCHEDULE_COSINE,
+    SCHEDULE_LINEAR,
+    SCHEDULE_CONSTANT,
+    SCHEDULE_WSD,
+    SCHEDULE_WARMUP_LR,
+    SCHEDULE_WARMUP_DECAY_LR,
+    SCHEDULE_WARMUP_COSINE_LR
+};
+
+// The rate in step s of W of warm-up. LLMC: lr (s + 1) / W. LINEAR: from warmup_from to lr, which step W has. LOG: the
+// same, by log(s + 1) / log(W).
+enum { WARMUP_LLMC, WARMUP_LINEAR, WARMUP_LOG };
 
 typedef struct {
-    int kind;               // SCHEDULE_*
-    double lr;              // the peak
-    size_t warmup;          // steps of linear growth from lr / warmup, whatever the kind
-    size_t steps;           // of the whole run
-    double final_fraction;  // the decay ends at lr * final_fraction
+    int kind;                      // SCHEDULE_*
+    int warmup_shape;              // WARMUP_*; DeepSpeed's kinds have LOG for LLMC
+    double lr;                     // the peak
+    double warmup_from;            // a rate
+    size_t warmup;                 // steps
+    size_t steps;                  // of the whole run
+    int64_t decay_from, decay_to;  // steps; -1: after warm-up (WSD: after 80 % of the run), the last one
+    double final_fraction;         // the decay ends at lr * final_fraction
 } Schedule;
 
 double schedule_lr(const Schedule *s, size_t step);

@@ -7,6 +7,9 @@
 // --max-steps until the day a --max-something is added. Prefixes are refused: the word that was parsed is compared with
 // the name that getopt found.
 //
+// A configuration file (--config) sets flags, too: config_keys.c says which, options_config.c sets them, after the
+// command line was read and unless it has them. Each flag's source is kept for --print-config.
+//
 // Numbers are parsed strictly: the whole word, in range, finite. If a flag is given several times the last one counts,
 // as in llm.c. After all flags are read, the rules that involve several flags, or the build, are checked
 // (options_rules.c).
@@ -71,10 +74,11 @@ static const Flag FLAGS[] = {
           "the same as micro-batches of B x T, over all ranks; the bits depend on M, not on how many ranks share it" },
     { "x", "max-steps", DECIDES, INTEGER, AT(max_steps), "STEPS", "-1", -1, MANY,
       .help = "steps of the run; 0: only validate and sample; -1: one epoch, tokens / (tokens of a step)" },
-    { "k", "lr-schedule", DECIDES, CHOICE, AT(schedule.kind), "cosine|linear|constant|wsd", "cosine", 0, 0,
-      .help = "learning rate over time" },
+    { "k", "lr-schedule", DECIDES, CHOICE, AT(schedule.kind),
+      "cosine|linear|constant|wsd|WarmupLR|WarmupDecayLR|WarmupCosineLR", "cosine", 0, 0,
+      .help = "learning rate over time; the last three are DeepSpeed's (dev/docs/config.md)" },
     { "l", "lr", DECIDES, REAL, AT(schedule.lr), "LR", "3e-4", 0, 1e6, .help = "peak learning rate" },
-    { "u", "warmup", DECIDES, INTEGER, AT(schedule.warmup), "STEPS", "0", 0, MANY, .help = "steps of linear warm-up" },
+    { "u", "warmup", DECIDES, INTEGER, AT(schedule.warmup), "STEPS", "0", 0, MANY, .help = "steps of warm-up" },
     { "q", "final-lr-fraction", DECIDES, REAL, AT(schedule.final_fraction), "F", "1.0", 0, 1,
       .help = "the learning rate decays to F of its peak" },
     { "c", "weight-decay", DECIDES, REAL, AT(weight_decay), "WD", "0.0", 0, 1e6, .help = "of matrices and embeddings" },
@@ -145,6 +149,14 @@ static const Flag FLAGS[] = {
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
     { "reduce", "reduce", DECIDES, CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
       .help = "sum of gradients: in a fixed order, or as the library likes" },
+    { "warmup-shape", "warmup-shape", DECIDES, CHOICE, AT(schedule.warmup_shape), "llmc|linear|log", "llmc", 0, 0,
+      .help = "llmc: step s has l (s + 1) / u, counted from 0; linear: l s / u; log: l log(s + 1) / log(u)" },
+    { "warmup-from", "warmup-from", DECIDES, REAL, AT(schedule.warmup_from), "LR", "0", 0, 1e6,
+      .help = "where a linear or log warm-up begins" },
+    { "decay-from", "decay-from", DECIDES, INTEGER, AT(schedule.decay_from), "STEP", "-1", -1, MANY,
+      .help = "where the decay of -l begins; -1: after warm-up, wsd: after 80 % of the steps" },
+    { "decay-to", "decay-to", DECIDES, INTEGER, AT(schedule.decay_to), "STEP", "-1", -1, MANY,
+      .help = "where it ends; -1: with the last step" },
     { "force", "force", KEEPS, INTEGER, AT(force), "0|1", "0", 0, 1,
       .help = "1: train even if the memory that is available is less than the plan's" },
     { "tp", "tp", KEEPS, INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
@@ -179,6 +191,11 @@ static const Flag FLAGS[] = {
       .help = "of the plan: of a rank's device; default: an H100's, 989 in bf16, 67 in fp32, 494 in fp32 with -f 1" },
     { "mfu", "mfu", KEEPS, REAL, AT(efficiency), "F", "0.4", 1e-6, 1, .of_plan = 1,
       .help = "of the plan: the part of the peak that is reached" },
+    { "print-config", "print-config", KEEPS, INTEGER, AT(print_config), "0|1", "0", 0, 1, .bare = "1",
+      .help = "print each flag's value and where it comes from, and end; --ranks N: of a run on N ranks" },
+    // The last one: ranks whose files differ are told which setting differs, if one does.
+    { "config", "config", KEEPS, TEXT, AT(config), "FILE", NULL, 0, 0,
+      .help = "settings from DeepSpeed's JSON or nanotron's YAML; flags win" },
 };
 
 // What getopt returns: FIRST + 2 * (place in the table), one more for the long name. ':' and '?' have a meaning of
@@ -281,6 +298,7 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         longs[2 * i + 1] = (struct option){ FLAGS[i].name, argument, NULL, FIRST + 2 * i + 1 };
         if (FLAGS[i].standard != NULL) {
             options_set_default(o, FLAGS[i].flag, FLAGS[i].standard);
+            o->source[i].from = OPTION_DEFAULT;
         }
     }
     longs[2 * NUM_FLAGS] = (struct option){ "help", no_argument, NULL, HELP };
@@ -328,13 +346,15 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
         if (set_value(o, &FLAGS[i], flag, value, err, err_bytes) != 0) {
             return -1;
         }
-        o->given[i] = 1;
+        o->source[i] = (OptionSource){ .from = OPTION_FLAG };
     }
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (FLAGS[i].of_plan && o->given[i] && o->plan == OPTION_PLAN_OFF) {
+        const int for_ranks = o->print_config && strcmp(FLAGS[i].flag, "ranks") == 0;
+        if (FLAGS[i].of_plan && o->source[i].from == OPTION_FLAG && o->plan == OPTION_PLAN_OFF && !for_ranks) {
             return FAIL("--%s: is about a plan, not about a run: add --plan, or leave it out", FLAGS[i].name);
         }
     }
+    if (o->config != NULL && options_read_config(o, build, err, err_bytes) != 0) return -1;
     return options_check(o, build, err, err_bytes);
 }
 
@@ -348,13 +368,45 @@ static int flag_index(const char *flag) {
     return 0;
 }
 
-int options_given(const Options *o, const char *flag) { return o->given[flag_index(flag)]; }
+int options_given(const Options *o, const char *flag) { return o->source[flag_index(flag)].from >= OPTION_FILE; }
+
+int options_on_command_line(const Options *o, const char *flag) {
+    return o->source[flag_index(flag)].from == OPTION_FLAG;
+}
 
 void options_set_default(Options *o, const char *flag, const char *value) {
     int i = flag_index(flag);
     char err[512];
-    if (!o->given[i] && set_value(o, &FLAGS[i], flag, value, err, sizeof err) != 0) {
-        assert(!"a default that is not a valid value");
+    if (o->source[i].from >= OPTION_FILE) return;
+    if (set_value(o, &FLAGS[i], flag, value, err, sizeof err) != 0) assert(!"a default that is not a valid value");
+    o->source[i].from = OPTION_CHOSEN;
+}
+
+int options_set_from_file(Options *o, const char *flag, const char *used, const char *value, OptionSource source,
+                          char *err, size_t err_bytes) {
+    int i = flag_index(flag);
+    o->source[i] = source;
+    return set_value(o, &FLAGS[i], used, value, err, err_bytes);
+}
+
+void options_value(const Options *o, const char *flag, char *text, size_t bytes) {
+    const Flag *f = &FLAGS[flag_index(flag)];
+    const void *at = (const char *)o + f->offset;
+    const long long n = f->type == TEXT || f->type == REAL ? 0
+                        : f->size == sizeof(int)           ? *(const int *)at
+                                                           : *(const int64_t *)at;
+    const char *word = f->choices;
+    switch (f->type) {
+    case TEXT:
+        word = *(const char *const *)at;
+        snprintf(text, bytes, "%s", word != NULL ? word : "");
+        break;
+    case INTEGER: snprintf(text, bytes, "%lld", n); break;
+    case REAL: config_number_text(*(const double *)at, text, bytes); break;
+    case CHOICE:
+        for (long long i = 0; i < n; i++) word += strcspn(word, "|") + 1;
+        snprintf(text, bytes, "%.*s", (int)strcspn(word, "|"), word);
+        break;
     }
 }
 
@@ -363,32 +415,15 @@ void options_value_text(const Options *o, size_t which, char *text, size_t bytes
         snprintf(text, bytes, "%s--help", o->help ? "" : "no ");
         return;
     }
-    const Flag *f = &FLAGS[which - 1];
-    const void *at = (const char *)o + f->offset;
-    const char *dashes = strlen(f->flag) > 2 ? "--" : "-";
-    const long long n = f->type == TEXT || f->type == REAL ? 0
-                        : f->size == sizeof(int)           ? *(const int *)at
-                                                           : *(const int64_t *)at;
-    const char *word = f->choices;
-    switch (f->type) {
-    case TEXT:
-        if (*(const char *const *)at == NULL)
-            snprintf(text, bytes, "no %s%s", dashes, f->flag);
-        else
-            snprintf(text, bytes, "%s%s %s", dashes, f->flag, *(const char *const *)at);
-        break;
-    case INTEGER: snprintf(text, bytes, "%s%s %lld", dashes, f->flag, n); break;
-    case REAL:  // the shortest text that is this number
-        for (int digits = 6; digits <= 17; digits++) {
-            snprintf(text, bytes, "%s%s %.*g", dashes, f->flag, digits, *(const double *)at);
-            if (strtod(strrchr(text, ' '), NULL) == *(const double *)at) break;
-        }
-        break;
-    case CHOICE:
-        for (long long i = 0; i < n; i++) word += strcspn(word, "|") + 1;
-        snprintf(text, bytes, "%s%s %.*s", dashes, f->flag, (int)strcspn(word, "|"), word);
-        break;
-    }
+    const char *flag = FLAGS[which - 1].flag, *dashes = strlen(flag) > 2 ? "--" : "-";
+    char value[4200], hash[64] = "";
+    options_value(o, flag, value, sizeof value);
+    if (strcmp(flag, "config") == 0 && o->config != NULL)
+        snprintf(hash, sizeof hash, " with the content %016llx", (unsigned long long)o->config_hash);
+    if (value[0] == '\0')
+        snprintf(text, bytes, "no %s%s", dashes, flag);
+    else
+        snprintf(text, bytes, "%s%s %s%s", dashes, flag, value, hash);
 }
 
 void options_hash_values(const Options *o, uint64_t hashes[OPTIONS_MAX]) {
@@ -422,6 +457,20 @@ void options_help(FILE *out, const char *program) {
         fprintf(out, f->standard != NULL ? " [%s]\n" : "\n", f->standard);
     }
     fprintf(out, "  %-38s this text\n", "     --help");
+}
+
+void options_print(FILE *out, const Options *o) {
+    static const char *const FROM[] = { "default", "chosen, since not given", "", "flag" };
+    for (int i = 0; i < NUM_FLAGS; i++) {
+        const OptionSource *s = &o->source[i];
+        char value[4200], line[32] = "";
+        options_value(o, FLAGS[i].flag, value, sizeof value);
+        if (s->line > 0) snprintf(line, sizeof line, ":%zu", s->line);
+        fprintf(out, "%-23s %-30s %s", FLAGS[i].name, value[0] != '\0' ? value : "-", FROM[s->from]);
+        if (s->from == OPTION_FILE)
+            fprintf(out, "%s%s: %s%s", o->config, line, s->key, s->implied ? ", which it leaves out" : "");
+        fputc('\n', out);
+    }
 }
 
 int options_decides(int i, const char **flag) {

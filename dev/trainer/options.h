@@ -1,7 +1,8 @@
-// The command line: llm.c's flags, the same with long names, and our own. See options.c.
+// The command line: llm.c's flags, the same with long names, and our own; and a configuration file. See options.c.
 //
-// Parsing is a pure function of its arguments (and getopt's variables: not for two threads at once). It prints nothing
-// and does not exit: messages are one line, and name the flag, the value and the remedy.
+// Parsing is a pure function of its arguments and of the file that --config names (and getopt's variables: not for two
+// threads at once). It prints nothing and does not exit: messages are one line, and name the flag, the value and the
+// remedy.
 #ifndef DEV_OPTIONS_H
 #define DEV_OPTIONS_H
 
@@ -9,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "trainer/config_keys.h"
 #include "trainer/log.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/settings.h"
@@ -17,13 +19,23 @@
 extern "C" {
 #endif
 
-#define OPTIONS_MAX 80  // flags in the table
+#define OPTIONS_MAX 100  // flags in the table
 
 // What this program was built for: some values make no sense, or are not there, in some builds.
 typedef struct {
     int cpu;   // 1: runs on the CPU
     int bf16;  // 1: parameters in bf16
 } OptionsBuild;
+
+// Where a value comes from. OPTION_CHOSEN: the trainer has set it, to suit the model or a checkpoint.
+enum { OPTION_DEFAULT, OPTION_CHOSEN, OPTION_FILE, OPTION_FLAG };
+
+typedef struct {
+    int from;         // OPTION_*
+    const char *key;  // of the file, which is a literal
+    int implied;      // 1: the file does not have the key; this is its default there
+    size_t line;      // 0: not known
+} OptionSource;
 
 // The table in options.c writes each flag into its field here, and the engine, the planner and the learning-rate
 // schedule take `settings` and `schedule` as they are. Texts are NULL where the flag was not given and has no default.
@@ -46,8 +58,14 @@ typedef struct {
     int64_t plan, plan_ranks, plan_ranks_per_host;
     double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
     int help;                                                 // --help was given
-    char notes[512];                                          // a line for each flag that does not apply here
-    unsigned char given[OPTIONS_MAX];  // which flags the command line has, by their place in the table
+    const char *config;                                       // --config
+    int64_t print_config;
+    uint64_t config_hash;      // of the file's bytes
+    ConfigBatch batch;         // what the file says about it
+    char config_text[2048];    // texts of the file that fields point to
+    size_t config_text_bytes;  // of it in use
+    char notes[8192];          // a line for each flag that does not apply here, and what is not used of the file
+    OptionSource source[OPTIONS_MAX];  // of each flag, by its place in the table
 } Options;
 
 enum { OPTION_INIT_MPI, OPTION_INIT_TCP, OPTION_INIT_FS };
@@ -60,18 +78,42 @@ int options_parse(Options *o, const OptionsBuild *build, int argc, char **argv, 
 // The rules that involve several flags, and the notes (options_rules.c). options_parse calls it.
 int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes);
 
+// Adds a line to the notes, which end with "...\n" if there is no more room.
+__attribute__((format(printf, 2, 3))) void options_note(Options *o, const char *format, ...);
+
+// Reads --config (options_config.c). options_parse calls it. Flags of the command line win, which a note says.
+int options_read_config(Options *o, const OptionsBuild *build, char *err, size_t err_bytes);
+
+// Micro-batch and micro-batches of a step, from what the configuration file says and the number of ranks. To be called
+// once that is known, before anything that asks for either. Returns 0, or -1 and a message.
+int options_choose_batch(Options *o, size_t ranks, char *err, size_t err_bytes);
+
+// The ranks that a plan is for: --ranks, or those of the configuration file, or `ranks`.
+size_t options_plan_ranks(const Options *o, size_t ranks);
+
+// Prints each flag's value and where it comes from.
+void options_print(FILE *out, const Options *o);
+
 // Prints all flags, one a line.
 void options_help(FILE *out, const char *program);
 
 // The transport that --transport names, any of zero_transport_at; NULL: auto.
 const zero_transport *options_transport(const Options *o);
 
-// Was this flag (its short name, as "b") on the command line?
+// Was this flag (its short name, as "b") on the command line, or in the configuration file?
 int options_given(const Options *o, const char *flag);
 
-// Sets a flag that is not on the command line, as if it were, to another default. value is kept. A wrong flag or value
-// asserts.
+// Was it on the command line?
+int options_on_command_line(const Options *o, const char *flag);
+
+// Sets a flag that was not given to another default, as if it were on the command line. value is kept. A wrong flag or
+// value asserts.
 void options_set_default(Options *o, const char *flag, const char *value);
+
+// Sets a flag to what a configuration file says. used: what messages call it; value is kept. Returns 0, or -1 and a
+// message.
+int options_set_from_file(Options *o, const char *flag, const char *used, const char *value, OptionSource source,
+                          char *err, size_t err_bytes);
 
 // Does the i-th flag decide the bits of a run? 1: yes; 0: no; -1: there are no more flags.
 int options_decides(int i, const char **flag);
@@ -88,8 +130,12 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
 // by which ranks differ on purpose (-pr, -ps, -pf). hashes[0] is that of --help.
 void options_hash_values(const Options *o, uint64_t hashes[OPTIONS_MAX]);
 
-// Writes the flag that hashes[which] is of, and its value: "--stage 3", "no --output-dir".
+// Writes the flag that hashes[which] is of, and its value: "--stage 3", "no --output-dir". That of --config has a hash
+// of the file.
 void options_value_text(const Options *o, size_t which, char *text, size_t bytes);
+
+// Writes the value of a flag alone, by its short name; "" for a text that was not given.
+void options_value(const Options *o, const char *flag, char *text, size_t bytes);
 
 #ifdef __cplusplus
 }

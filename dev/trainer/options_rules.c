@@ -10,32 +10,33 @@
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
-// Adds a line to the notes.
-__attribute__((format(printf, 2, 3))) static void note(Options *o, const char *format, ...) {
-    const size_t length = strlen(o->notes);
+void options_note(Options *o, const char *format, ...) {
+    const size_t length = strlen(o->notes), room = sizeof o->notes - length;
     va_list args;
     va_start(args, format);
-    vsnprintf(o->notes + length, sizeof o->notes - length, format, args);
+    const int n = vsnprintf(o->notes + length, room, format, args);
     va_end(args);
+    if (n >= (int)room) snprintf(o->notes + sizeof o->notes - 5, 5, "...\n");
 }
 
 // llm.c ignores these, too.
 static void note_what_does_not_apply(Options *o, const OptionsBuild *build) {
     const int mpi = o->init_method == OPTION_INIT_MPI;
-    if (mpi && o->server_ip != NULL) note(o, "-ps: not used with -pi mpi\n");
-    if (mpi && o->shared_dir != NULL) note(o, "-pf: not used with -pi mpi\n");
+    if (mpi && o->server_ip != NULL) options_note(o, "-ps: not used with -pi mpi\n");
+    if (mpi && o->shared_dir != NULL) options_note(o, "-pf: not used with -pi mpi\n");
     if (build->cpu && o->gpu_info_every > 0) {
-        note(o, "-lg %lld: there is no GPU to report on\n", (long long)o->gpu_info_every);
+        options_note(o, "-lg %lld: there is no GPU to report on\n", (long long)o->gpu_info_every);
         o->gpu_info_every = 0;
     }
     const int not_adamw = o->settings.optimizer != ZERO_ADAMW;
-    if (not_adamw && options_given(o, "eps")) note(o, "--eps: only --optimizer adamw uses it\n");
-    if (o->settings.optimizer == ZERO_SGD && options_given(o, "beta2")) note(o, "--beta2: not used by sgd\n");
-    if (o->prompt != NULL && o->sample_every <= 0 && !o->generate) note(o, "--prompt: not used, for there is no -s\n");
+    if (not_adamw && options_given(o, "eps")) options_note(o, "--eps: only --optimizer adamw uses it\n");
+    if (o->settings.optimizer == ZERO_SGD && options_given(o, "beta2")) options_note(o, "--beta2: not used by sgd\n");
+    if (o->prompt != NULL && o->sample_every <= 0 && !o->generate)
+        options_note(o, "--prompt: not used, for there is no -s\n");
     if (o->checkpoint_every > 0 && o->output_dir == NULL)
-        note(o, "-n %lld: no checkpoints are written, for there is no -o\n", (long long)o->checkpoint_every);
+        options_note(o, "-n %lld: no checkpoints are written, for there is no -o\n", (long long)o->checkpoint_every);
     if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0))
-        note(o, "-%s: no checkpoints are written, for there is no -n\n", o->checkpoints_keep > 0 ? "nk" : "nm");
+        options_note(o, "-%s: no checkpoints are written, for there is no -n\n", o->checkpoints_keep > 0 ? "nk" : "nm");
 }
 
 // How the processes are started. With MPI, launch.c compares -pn, -pr and -pg with what MPI says.
@@ -81,10 +82,11 @@ static int check_generate(Options *o, char *err, size_t err_bytes) {
     char given[64] = "";
     for (size_t i = 0, n; i < sizeof OTHERS / sizeof *OTHERS; i++) {
         n = strlen(given);
-        if (options_given(o, OTHERS[i])) snprintf(given + n, sizeof given - n, " -%s", OTHERS[i]);
+        if (options_on_command_line(o, OTHERS[i])) snprintf(given + n, sizeof given - n, " -%s", OTHERS[i]);
     }
     if (given[0] != '\0') return FAIL("--generate 1: trains, validates and writes nothing: leave out%s", given);
     if (o->model == NULL) return FAIL("--generate 1: which model? add -e, as -e DIR/model_00001000.bin");
+    o->output_dir = NULL;  // a configuration file may have one
     o->max_steps = o->val_every = 0;
     o->sample_every = 1;
     return 0;
@@ -140,6 +142,13 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     }
     if (o->val_batches == 0 && o->val_every > 0) {
         return FAIL("-m 0: nothing to validate on: use -v 0 for no validation, or a positive -m");
+    }
+    if (o->schedule.kind >= SCHEDULE_WARMUP_LR && o->schedule.warmup == 0) {
+        return FAIL("-k Warmup...: DeepSpeed's schedules begin with a warm-up: add -u with 1 or more steps");
+    }
+    if (o->schedule.decay_from >= 0 && o->schedule.decay_to >= 0 && o->schedule.decay_to <= o->schedule.decay_from) {
+        return FAIL("--decay-to %lld: is not after --decay-from %lld: use a larger one, or -1 for the last step",
+                    (long long)o->schedule.decay_to, (long long)o->schedule.decay_from);
     }
     note_what_does_not_apply(o, build);
     return o->generate ? check_generate(o, err, err_bytes) : 0;

@@ -162,7 +162,8 @@ static void print_sample_header(const Run *r) {
 }
 
 void print_header(const Run *r) {
-    static const char *const SCHEDULES[] = { "cosine", "linear", "constant", "wsd" };
+    static const char *const SCHEDULES[] = { "cosine",   "linear",        "constant",      "wsd",
+                                             "WarmupLR", "WarmupDecayLR", "WarmupCosineLR" };
     const Options *o = &r->options;
     const Schedule *s = &o->schedule;
     const zero_layout *l = zero_get_layout(r->z);
@@ -187,7 +188,8 @@ void print_header(const Run *r) {
     print_row(r, "tokens per step", "%zu", r->B * r->T * r->M);
     print_row(r, "steps", "%zu", r->steps);
     print_row(r, "learning rate", "%.2e, %s, warmup %zu%s, final %.2e", s->lr, SCHEDULES[s->kind], s->warmup,
-              s->warmup > r->steps ? " > steps" : "", s->lr * s->final_fraction);
+              s->warmup > r->steps ? " > steps" : "",
+              s->kind == SCHEDULE_WARMUP_DECAY_LR ? s->warmup_from : s->lr * s->final_fraction);
     const char *optimizer = zero_optimizer_get(o->settings.optimizer)->name;
     if (o->settings.optimizer == ZERO_ADAMW)
         print_row(r, optimizer, "beta %g %g, eps %g, weight decay %g", o->beta1, o->beta2, o->eps, o->weight_decay);

@@ -150,19 +150,20 @@ void choose_model_and_data(Run *r) {
     const int no_model = o->model == NULL;
     const int no_data = o->train_files == NULL && !o->generate;
     const int llmc_data = exists(LLMC_TRAIN) && exists(LLMC_VAL);
-    if (no_model) o->model = exists(llmc_model) && (!no_data || llmc_data) ? llmc_model : BUILTIN_MODEL;
+    if (no_model)
+        options_set_default(o, "e", exists(llmc_model) && (!no_data || llmc_data) ? llmc_model : BUILTIN_MODEL);
     read_config(r);
     if (no_data) {
         const int llmc = llmc_data && r->config.vocab_size >= 50257;
         const char *text = !exists(BUILTIN_TEXT) && exists(GUEST_TEXT) ? GUEST_TEXT : BUILTIN_TEXT;
-        o->train_files = llmc ? LLMC_TRAIN : text;
-        o->val_files = llmc ? LLMC_VAL : NULL;
-        if (!llmc && !exists(text) && !o->plan)
+        options_set_default(o, "i", llmc ? LLMC_TRAIN : text);
+        if (llmc) options_set_default(o, "j", LLMC_VAL);
+        if (!llmc && !exists(text) && !o->plan && !o->print_config)
             die("-i: no training data: there is no %s below this directory: name a file with -i, or make data in the "
                 "directory of the Makefile",
                 BUILTIN_TEXT);
     }
-    if (o->val_files == NULL) o->val_files = o->train_files;
+    if (o->val_files == NULL && o->train_files != NULL) options_set_default(o, "j", o->train_files);
     if (no_model || (no_data && !o->plan)) {
         const int llmc = !strcmp(o->model, llmc_model) || !strcmp(o->train_files, LLMC_TRAIN);
         snprintf(r->choice, sizeof r->choice, "chosen, since not given: %s%s%s%s%s (llm.c's default files %s)",

@@ -3,14 +3,14 @@
 #   DIR/env.sh      paths; source it with BUNDLE set to DIR
 #   DIR/made-for    machine type, and the oldest C library that the bundle runs with: "x86_64 2.36"
 #   DIR/bin         mpicc, which answers only what the Makefile asks, and mpirun
-#   DIR/root        Debian or Ubuntu packages, unpacked: Open MPI, xxHash, cJSON, and what they need
+#   DIR/root        Debian or Ubuntu packages, unpacked: Open MPI, xxHash, cJSON, libyaml, and what they need
 #   DIR/fallback    make, and libraries that most machines have; used only where they are missing
 #   DIR/text.txt    the default training text
 #   DIR/nccl        not made here: a libnccl.so.2 of NCCL 2.30 or later that is put there is used to test ranks that
 #                   share a GPU
 
 # Names differ from release to release. Fast networks are left out: all ranks are on one machine.
-PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|lib(xxhash|cjson)(-dev|[0-9].*)'
+PACKAGES='^(openmpi-(bin|common)|libopenmpi(-dev|[0-9].*)|lib(xxhash|cjson)(-dev|[0-9].*)|libyaml-(dev|0-2)'
 PACKAGES+='|libhwloc15.*|libevent-(core|pthreads)-.*|libpmix2.*|libprrte.*|prrte|libltdl7.*|libmunge2.*|libudev1.*'
 PACKAGES+='|zlib1g|make)$'
 
@@ -74,7 +74,7 @@ make_bundle() {
     mkdir -p "$dir/debs" "$dir/root" "$dir/bin"
     triple=$(gcc -print-multiarch)
     names=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
-        --no-enhances openmpi-bin libopenmpi-dev libxxhash-dev libcjson-dev make | grep -E "$PACKAGES" | sort -u)
+        --no-enhances openmpi-bin libopenmpi-dev lib{xxhash,cjson,yaml}-dev make | grep -E "$PACKAGES" | sort -u)
     # shellcheck disable=SC2086
     (cd "$dir/debs" && apt-get download $names > ../apt.log 2>&1) || { cat "$dir/apt.log"; return 1; }
     for deb in "$dir"/debs/*.deb; do

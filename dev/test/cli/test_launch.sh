@@ -68,6 +68,10 @@ at_once "-z differs" differ "rank 1 has -z 3, rank 0 has -z 1" "-z 1" "-z 3"
 at_once "-l differs in the last bit" differ "rank 1 has -l 0.00030000000000000003, rank 0 has -l 0.0003" "-l 3e-4" \
     "-l 3.0000000000000003e-4"
 at_once "-o on one rank" differ "rank 1 has no -o, rank 0 has -o $work/out" "-o $work/out" ""
+echo '{"zero_optimization": {"stage": 3}}' > "$work/a.json"
+echo '{"zero_optimization": {"stage": 1}}' > "$work/b.json"
+at_once "--config has another setting" differ "rank 1 has -z 1, rank 0 has -z 3" "--config $work/a.json" \
+    "--config $work/b.json"
 at_once "the same value, written in another way" accepted "$mpirun" -np 1 "${run[@]}" -l 3e-4 : -np 1 "${run[@]}" --lr \
     0.0003
 at_once "another rank's flags may not reach the terminal" differ "rank 0 has -o ?[2J" -o\ $'\e[2J' ""

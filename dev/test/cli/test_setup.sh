@@ -57,7 +57,7 @@ setup "a fresh machine: a line for each set of packages" 0 4 "$line/$line/$line"
 setup "it has everything then: nothing is printed, apt is not asked" 0 0 ""
 report "apt's output is in the log" "$(grep -q "Get:300 " "$root/repo/build/setup.log" || echo "it is not")"
 
-missing='this is missing:/.*gcc and .*Open MPI.*xxHash.*cJSON[^/]*'
+missing='this is missing:/.*gcc and .*Open MPI.*xxHash.*cJSON.*libyaml[^/]*'
 machine
 setup "what is needed cannot be installed: the log's end, and what is missing" 1 2 \
     "$line/setup: apt-get install failed; .*package openmpi-bin/.*$missing" \
@@ -72,10 +72,10 @@ setup "the package lists cannot be updated: it installs all the same" 0 2 \
     "setup: apt-get update failed; .*continuing with[^/]*/$line" UNAVAILABLE=update
 machine
 rm "$root/bin/apt-get"
-setup "no apt" 1 0 "setup: there is no apt-get here: [^/]*/setup: this is missing:/.*xxHash.*cJSON[^/]*"
+setup "no apt" 1 0 "setup: there is no apt-get here: [^/]*/setup: this is missing:/.*xxHash.*cJSON.*libyaml[^/]*"
 machine
 program id 'echo 1000'
-setup "not root" 1 0 "setup: installing needs root: .*/setup: this is missing:/.*xxHash.*cJSON[^/]*"
+setup "not root" 1 0 "setup: installing needs root: .*/setup: this is missing:/.*xxHash.*cJSON.*libyaml[^/]*"
 program sudo 'exec "$@"'
 setup "not root, but there is sudo" 0 4 "$line/$line/$line"
 machine "${everything[@]}"

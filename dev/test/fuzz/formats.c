@@ -19,6 +19,7 @@
 #include "gpt2/tensors.h"
 #include "trainer/checkpoint_format.h"
 #include "trainer/checkpoint_llmc.h"
+#include "trainer/config_keys.h"
 
 #define PROMISE(condition) \
     ((condition) ? (void)0 : (fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition), abort()))
@@ -375,6 +376,57 @@ static void parse_huggingface(const char *dir, const char *path) {
     }
 }
 
+// ---- configuration --------------------------------------------------------------------------------------------------
+
+static size_t write_deepspeed(uint8_t *bytes, unsigned kind) {
+    static const char *const texts[] = {
+        "{\"train_batch_size\": 32, \"bf16\": {\"enabled\": true}, \"gradient_clipping\": 1.0,\n"
+        "\"optimizer\": {\"type\": \"Adam\", \"params\": {\"lr\": 3e-4, \"betas\": [0.8, 0.99], \"torch_adam\": "
+        "true}},\n"
+        "\"scheduler\": {\"type\": \"WarmupCosineLR\", \"params\": {\"total_num_steps\": 90, \"warmup_min_ratio\": "
+        "0.1}},\n"
+        "\"zero_optimization\": {\"stage\": 3, \"overlap_comm\": true, \"mics_shard_size\": -1}}\n",
+        "{\"gradient_accumulation_steps\": \"auto\", \"fp16\": {\"enabled\": false, \"loss_scale\": 0}, \"x.y\": [1, "
+        "[2, {}]],\n"
+        "\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_type\": \"linear\"}}, \"aio\": {\"a\": null}}\n"
+    };
+    memcpy(bytes, texts[kind], strlen(texts[kind]));
+    return strlen(texts[kind]);
+}
+
+static size_t write_nanotron(uint8_t *bytes, unsigned kind) {
+    static const char *const texts[] = {
+        "general: {seed: 42, step: null}\nmodel:\n  dtype: bfloat16\n  model_config:\n    hidden_act: gelu_new\n"
+        "    hidden_size: 64\n    num_hidden_layers: 2\n    num_attention_heads: 4\n    vocab_size: 256\n"
+        "    max_position_embeddings: 32\nparallelism: {dp: 2, tp: 1, pp: 1}\n",
+        "optimizer:\n  zero_stage: 1\n  clip_grad: 1.0  # norm\n  learning_rate_scheduler:\n    learning_rate: 0.0003\n"
+        "    lr_decay_style: '1-sqrt'\n    lr_warmup_steps: 2\n    lr_decay_steps: 13\n  optimizer_factory:\n"
+        "    name: adamW\ndata_stages:\n- name: a\n  data: {dataset: null}\ntokens: {train_steps: 10}\n"
+    };
+    memcpy(bytes, texts[kind], strlen(texts[kind]));
+    return strlen(texts[kind]);
+}
+
+static int is_printable(const char *text) {
+    for (; *text != '\0'; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7F) return 0;
+    return 1;
+}
+
+static void parse_config(const char *dir, const char *path) {
+    (void)dir;
+    static ConfigMeaning m;
+    char err[16384] = "";
+    ConfigFile c;
+    int status = config_open(&c, path, err, sizeof err);
+    if (status == 0) status = config_understand(&c, &m, err, sizeof err);
+    promise_message(status, err, path);
+    for (size_t i = 0; status == 0 && i < m.n; i++)
+        PROMISE(m.settings[i].value[0] != '\0' && is_printable(m.settings[i].value));
+    if (status == 0) PROMISE(is_printable(m.unused));
+    config_close(&c);
+}
+
 // ---- a fault --------------------------------------------------------------------------------------------------------
 
 static void parse_with_a_fault(const char *dir, const char *path) {
@@ -399,6 +451,8 @@ const Format formats[] = {
     { "manifest", 2, write_manifest, parse_manifest },
     { "llmc_state", 4, write_llmc_state, parse_llmc_state },
     { "huggingface", 6, write_huggingface, parse_huggingface },
+    { "deepspeed", 2, write_deepspeed, parse_config },
+    { "nanotron", 2, write_nanotron, parse_config },
     { "planted", 1, write_tokens, parse_with_a_fault },
     { NULL },
 };

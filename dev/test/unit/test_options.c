@@ -113,6 +113,15 @@ static const struct {
     { "--tp 0", "--tp 0" },
     // unknown words
     { "-k cos", "cosine|linear|constant|wsd" },
+    { "-k WarmupLR", "add -u" },
+    { "-k warmuplr", "unknown" },
+    { "--warmup-shape exp", "llmc|linear|log" },
+    { "--warmup-from -1", "--warmup-from -1" },
+    { "--decay-from -2", "--decay-from -2" },
+    { "--decay-from 9 --decay-to 9", "is not after --decay-from 9" },
+    { "--print-config 2", "--print-config 2" },
+    { "--config", "value is missing" },
+    { "--config ''", "--config: the value is empty" },
     { "-k cosine|linear", "unknown" },
     { "--transport tcp", "auto|mpi|nccl" },
     { "--reduce fast", "exact|library" },
@@ -153,6 +162,7 @@ static const struct {
     { "-nm -1 -o out", "-nm -1" },
     { "-j val.bin", "add -i" },
     { "-m 0", "-v 0" },
+    { "--print-config --mfu 0.5", "--mfu: is about a plan" },
     // samples
     { "--generate 1", "add -e" },
     { "--generate 1 -e d12 -i text", "leave out -i" },

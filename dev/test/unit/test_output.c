@@ -26,7 +26,13 @@ static char err[8192];
 static void near(double a, double b) { CHECK(fabs(a - b) <= 1e-12 * (fabs(a) + fabs(b)), "%.17g is not %.17g", a, b); }
 
 static void test_schedules_have_their_closed_forms(void) {
-    Schedule s = { .kind = SCHEDULE_COSINE, .lr = 1, .warmup = 10, .steps = 110, .final_fraction = 0.1 };
+    Schedule s = { .kind = SCHEDULE_COSINE,
+                   .lr = 1,
+                   .warmup = 10,
+                   .steps = 110,
+                   .final_fraction = 0.1,
+                   .decay_from = -1,
+                   .decay_to = -1 };
     for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {
         s.kind = kind;
         near(schedule_lr(&s, 0), 0.1);
@@ -49,6 +55,46 @@ static void test_schedules_have_their_closed_forms(void) {
     s.warmup = s.steps = 5;  // nothing left to decay in
     near(schedule_lr(&s, 4), 1);
     near(schedule_lr(&s, 5), 1);
+}
+
+// What DeepSpeed's own schedulers and nanotron's lr_scheduler_builder say: the rate of the first ten steps.
+static void test_schedules_of_deepspeed_and_nanotron_are_theirs(void) {
+    static const struct {
+        Schedule s;
+        double rates[10];
+    } CURVES[] = {
+        { { SCHEDULE_WARMUP_LR, WARMUP_LOG, 1, 0.1, 4, 10, -1, -1, 1 },
+          { 0.1, 0.1, 0.55, 0.81323312532452, 1, 1, 1, 1, 1, 1 } },
+        { { SCHEDULE_WARMUP_LR, WARMUP_LINEAR, 1, 0, 4, 10, -1, -1, 1 }, { 0, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1 } },
+        { { SCHEDULE_WARMUP_LR, WARMUP_LLMC, 1, 0, 1, 10, -1, -1, 1 }, { 0, 0, 1, 1, 1, 1, 1, 1, 1, 1 } },
+        { { SCHEDULE_WARMUP_DECAY_LR, WARMUP_LOG, 1, 0.1, 3, 8, -1, -1, 1 },
+          { 0.1, 0.1, 0.667836778214312, 1, 1, 0.82, 0.64, 0.46, 0.28, 0.1 } },
+        { { SCHEDULE_WARMUP_DECAY_LR, WARMUP_LOG, 1, 0, 4, 10, -1, 3, 1 },
+          { 0, 0, 0.5, 0.792481250360578, 1, 0, 0, 0, 0, 0 } },
+        { { SCHEDULE_WARMUP_COSINE_LR, WARMUP_LOG, 1, 0.2, 3, 10, -1, 8, 0.1 },
+          { 0, 0.2, 0.704743802857166, 1, 0.914057647468726, 0.689057647468726, 0.410942352531274, 0.185942352531274,
+            0.1, 0.1 } },
+        { { SCHEDULE_WARMUP_COSINE_LR, WARMUP_LINEAR, 1, 0, 3, 10, -1, 8, 0.0001 },
+          { 0, 0, 0.333333333333333, 0.666666666666667, 0.904518046337755, 0.654543046337755, 0.345556953662245,
+            0.0955819536622451, 0.0001, 0.0001 } },
+        { { SCHEDULE_COSINE, WARMUP_LINEAR, 1, 0, 3, 10, 3, 10, 0.1 },
+          { 0, 0.333333333333333, 0.666666666666667, 1, 0.955435990556089, 0.83057041083643, 0.650134420280341,
+            0.449865579719659, 0.26942958916357, 0.144564009443911 } },
+        { { SCHEDULE_LINEAR, WARMUP_LINEAR, 1, 0, 3, 10, 3, 7, 0.1 },
+          { 0, 0.333333333333333, 0.666666666666667, 1, 0.775, 0.55, 0.325, 0.1, 0.1, 0.1 } },
+        { { SCHEDULE_WSD, WARMUP_LINEAR, 1, 0, 2, 10, 5, 9, 0.1 },
+          { 0, 0.5, 1, 1, 1, 1, 0.55, 0.363603896932107, 0.220577136594005, 0.1 } },
+        { { SCHEDULE_LINEAR, WARMUP_LINEAR, 1, 0, 1, 10, 0, 10, 0.1 },
+          { 0, 0.91, 0.82, 0.73, 0.64, 0.55, 0.46, 0.37, 0.28, 0.19 } },
+        { { SCHEDULE_COSINE, WARMUP_LLMC, 1, 0, 0, 10, 3, 10, 0.1 },
+          { 1, 1, 1, 1, 0.955435990556089, 0.83057041083643, 0.650134420280341, 0.449865579719659, 0.26942958916357,
+            0.144564009443911 } },
+    };
+    for (size_t i = 0; i < sizeof CURVES / sizeof *CURVES; i++)
+        for (size_t step = 0; step < 10; step++) {
+            const double got = schedule_lr(&CURVES[i].s, step), want = CURVES[i].rates[step];
+            CHECK(fabs(got - want) <= 1e-14, "curve %zu, step %zu: %.17g, not %.17g", i, step, got, want);
+        }
 }
 
 static void test_z_scores_are_of_the_last_128_values(void) {
@@ -316,6 +362,7 @@ int main(int argc, char **argv) {
     test_start(&argc, argv);
     make_dir();
     RUN(test_schedules_have_their_closed_forms);
+    RUN(test_schedules_of_deepspeed_and_nanotron_are_theirs);
     RUN(test_z_scores_are_of_the_last_128_values);
     RUN(test_peaks_are_not_guessed);
     RUN(test_the_step_line_is_llmcs);
