@@ -21,6 +21,7 @@ import transformers
 os.environ.update(OMP_NUM_THREADS="2", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 torch.set_num_threads(2)
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 SIZES = dict(vocab_size=331, n_positions=48, n_embd=96, n_layer=3, n_head=4)
 
 
