@@ -226,7 +226,7 @@ static int finish(Output *o, const Documents *d) {
                     "less",
                     a->name, o->tokens.count, o->tokens.count / 10 + 1);
     if (o->tokens.count > 0 && next_shard(o, o->tokens.count, parts, 0) != 0) return -1;
-    printf("%zu files are in %zu shards: %s_val_000000.bin, %s_train_*.bin\n", documents_files(d), o->shards, a->name,
+    printf("files: %zu, shards: %zu: %s_val_000000.bin, %s_train_*.bin\n", documents_files(d), o->shards, a->name,
            a->name);
     return 0;
 }

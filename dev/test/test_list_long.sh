@@ -3,7 +3,7 @@
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_failure,test_engine_contract} \
         $fp32/{test_comm_failures,test_stops} \
-        $fp32/{train_gpt2_zero,faulty_trainer} build/fuzz-gcc/fuzz_files
+        $fp32/{train_gpt2_zero,faulty_trainer,tokenize_text} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     if python3 -c 'import torch, transformers' 2> /dev/null; then
         build cpu FP32 build/ckpt/ckpt $fp32/{gpt2_logits,tokenize_text}
@@ -66,6 +66,7 @@ if [ -z "$suffix" ]; then
         build/emulated-bf16/test_attention
     run 0 300 "trainer, emulated GPU, stage 3: a missing event is noticed" dev/test/emulator/test_missing_waits.sh \
         $asan/train_gpt2_zero 3
+    run 0 300 "the commands of the tutorial" dev/test/cli/test_tutorial.sh
     for ranks in 1 2 3 4 5 6 7 8 9; do
         run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
     done
