@@ -23,6 +23,7 @@ MARCH     ?= native
 MPIRUN    ?= mpirun
 SETUP     ?= scripts/setup.sh
 RUN_DIR   ?= build/run
+PREFIX    ?= /usr/local
 SECONDS   ?= 60
 JOBS      ?= $(shell nproc 2> /dev/null || echo 2)
 CC         = gcc
@@ -73,6 +74,12 @@ ifneq ($(and $(SANITIZE),$(filter-out cpu,$(DEVICE))),)
     $(error SANITIZE=$(SANITIZE) is for DEVICE=cpu; DEVICE=emulated and emulated-tsan have sanitizers already)
 endif
 
+# The objects of libraries that others link, in a directory of their own. The module needs no PRECISION, and no cuDNN.
+PIC := $(if $(filter install,$(MAKECMDGOALS)),-fPIC -fno-semantic-interposition)
+ifneq ($(PIC),)
+    override USE_CUDNN := 0
+endif
+
 # With DEVICE=cuda: the libraries found, the compilers' flags, and CUDNN, the library, if cuDNN does the attention.
 override CUDNN :=
 WHY_NO_CUDNN := this is DEVICE=$(DEVICE)
@@ -91,10 +98,11 @@ ifneq ($(filter-out 0,$(NO_USE_MPI)),)
 endif
 
 override DEBUG := $(filter-out 0,$(DEBUG))
-BUILD := build/$(DEVICE)-$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn)$(if $\
+BUILD := build/$(DEVICE)-$(if $(PIC),installed,$(if $(filter BF16,$(PRECISION)),bf16,fp32)$(if $(CUDNN),-cudnn))$(if $\
     $(DEBUG),-debug)$(SANITIZE:%=-%)
 
-NOT_BUILT := help setup data clean test test-long fuzz cuda ckpt format check-format install-into uninstall-from
+NOT_BUILT := help setup data clean test test-long fuzz cuda ckpt format check-format install-into uninstall-from \
+             uninstall
 ifneq ($(filter-out $(NOT_BUILT), $\
       $(or $(MAKECMDGOALS),$(.DEFAULT_GOAL))),)
     $(info $(BUILD): device $(DEVICE) ($(WHY)), precision $(PRECISION) ($(WHY_PRECISION))$(GPU_LIBRARIES))
@@ -113,7 +121,7 @@ DEBUGGING  = -g -fno-omit-frame-pointer
 OPTIMIZE   = $(if $(DEBUG),-O0 $(DEBUGGING),-O3) $(SANITIZE:%=$(SANITIZED) -fsanitize=% -fno-sanitize-recover=all)
 SANITIZED  = $(DEBUGGING) -Wno-format-truncation
 # -Wno-psabi: on a CPU without AVX, vectors are passed in another way than with it. All objects are built for one CPU.
-HOST_FAST  = $(OPTIMIZE) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp -Wno-psabi
+HOST_FAST  = $(OPTIMIZE) $(PIC) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp -Wno-psabi
 EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
@@ -202,11 +210,11 @@ $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 # Checks before main that this CPU has the instructions that the other objects were compiled for, so without -march.
 $(BUILD)/check_cpu.o: dev/device/check_cpu.c $(BUILD)/commands | setup
 	@sed -n 's/^#define __\([A-Z0-9_]*\)__ 1$$/#define BUILT_WITH_\1 1/p' $(BUILD)/commands > $(@:.o=.h)
-	$(Q)$(CC) -std=c11 -O1 $(WARNINGS) -include $(@:.o=.h) -c $< -o $@
+	$(Q)$(CC) -std=c11 -O1 $(PIC) $(WARNINGS) -include $(@:.o=.h) -c $< -o $@
 
 $(BUILD)/libzero.a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libdev.a: $(DEV:%=$(BUILD)/%.o)
-$(BUILD)/libzero.a $(BUILD)/libdev.a:
+$(BUILD)/lib%.a:
 	$(Q)rm -f $@ && $(AR) qcs $@ $^
 
 define PROGRAM
@@ -218,6 +226,28 @@ endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
 
 $(BUILD)/bench_matmul: LIBS += -lopenblas
+
+# `make install`: the module, and the CPU's CUDA runtime, as libraries (scripts/install.sh). -z defs: a program that
+# links one of them needs no other.
+RUNTIME     := $(filter-out %/matmul %/process,$(call strip_suffix,dev/device/cpu/*.cpp))
+ON_CPU      := $(if $(filter cpu,$(DEVICE)),$(BUILD)/libcuda-on-cpu)
+LIBRARIES   := $(foreach l,$(BUILD)/libzero-$(DEVICE) $(ON_CPU),$l.so $l.a)
+LINK_SHARED  = $(LINK) $(PIC) -shared -Wl,-z,defs,-soname,$(@F),-rpath,'$$ORIGIN',--as-needed
+define SHARED
+@echo "  link    $@"
+@echo '{ global: $(EXPORTS) local: *; };' > $@.map
+$(Q)$(LINK_SHARED) -Wl,--version-script,$@.map $^ -o $@ $(LIBS)
+endef
+$(BUILD)/libzero-$(DEVICE).so: EXPORTS = zero_*;
+$(BUILD)/libzero-$(DEVICE).so: $(ZERO:%=$(BUILD)/%.o) $(BUILD)/check_cpu.o $(ON_CPU:%=%.so)
+	$(SHARED)
+# C++ names too: kernels are launched through them.
+$(BUILD)/libcuda-on-cpu.so: EXPORTS = cuda*; nccl*; nvtx*; blockIdx; gridDim; extern "C++" { cuda_on_cpu_*; };
+$(BUILD)/libcuda-on-cpu.so: LIBS = -ldl -lrt -lm
+$(BUILD)/libcuda-on-cpu.so: $(RUNTIME:%=$(BUILD)/%.o)
+	$(SHARED)
+$(BUILD)/libzero-$(DEVICE).a: $(ZERO:%=$(BUILD)/%.o)
+$(BUILD)/libcuda-on-cpu.a: $(RUNTIME:%=$(BUILD)/%.o)
 
 # What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the tool for
 # checkpoints (`make ckpt` installs nothing), and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its
@@ -281,7 +311,7 @@ $(BUILD)/test_cudnn_plan: LIBS += -Wl,--no-as-needed,--disable-new-dtags,-rpath,
 TEXT = dev/data/text/default.txt
 
 .PHONY: help setup data all ckpt test_programs train_gpt2_zero test_gpt2_zero run test test-long fuzz bench examples \
-        cuda format check-format clean install-into uninstall-from FORCE
+        cuda format check-format clean install-into uninstall-from install uninstall FORCE
 FORCE:
 
 setup:
@@ -340,6 +370,16 @@ check-format:
 install-into uninstall-from:
 	@sh scripts/install_into.sh $@ "$(LLMC)"
 
+ifneq ($(and $(PIC),$(filter-out cpu cuda,$(DEVICE))$(SANITIZE)),)
+    $(error make install is for DEVICE=cpu and cuda, without SANITIZE)
+endif
+install: $(if $(PIC),$(LIBRARIES))
+	@CUDA_INCLUDE="$(CUDART_INCLUDE)" CUDA_LIBRARY="$(CUDART_LIBRARY)" \
+	    sh scripts/install.sh $@ "$(PREFIX)" "$(DESTDIR)" $(DEVICE) $(BUILD)
+
+uninstall:
+	@sh scripts/install.sh $@ "$(PREFIX)" "$(DESTDIR)"
+
 clean:
 	rm -rf build
 	rm -f train_gpt2_zero test_gpt2_zero
@@ -360,6 +400,7 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
   setup            install what is missing                clean      remove build/ and the links
   format           clang-format 14 on all sources         check-format   that, and the limits of lines and functions
   install-into     put zero.c into a checkout of llm.c, LLMC=DIR; its own targets stay as they are; uninstall-from
+  install          the module as a library, with pkg-config files: PREFIX=/usr/local, DESTDIR; uninstall
 
   MARCH=native     the CPU to build for                   V=1        print the commands
   DEBUG=1          -O0 -g                                 WERROR=1   warnings are errors

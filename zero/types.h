@@ -2,6 +2,10 @@
 #ifndef ZERO_TYPES_H
 #define ZERO_TYPES_H
 #include <stddef.h>
+// `make install` writes this file: a compile error where the CUDA runtime's headers are another device's.
+#if __has_include("zero/installed_for.h")
+#include "zero/installed_for.h"
+#endif
 
 // Return codes. 0 is success; the message of a failure is in zero_error() or zero_comm_error().
 enum zero_status {

@@ -43,7 +43,8 @@ INCLUDE    = $(DEFINES) $(CUDNN_MISSING:%=-DCUDNN_MISSING='"%"') \
                  $(addprefix -isystem ,$(filter-out $(SYSTEM),$(FOUND_H)))
 COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
 # -Wmaybe-uninitialized is wrong about what nvcc generates for g++.
-HOST       = -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-maybe-uninitialized,-fopenmp
+HOST       = -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-maybe-uninitialized,-fopenmp$(if \
+                 $(PIC),$(COMMA)-fPIC)
 COMPILE_CU = $(NVCC) -std=c++17 $(if $(DEBUG),-O0 -g -G,-O3) $(GENCODE) $(HOST) \
                  $(if $(filter-out 0,$(WERROR)),--Werror all-warnings) $(INCLUDE) $(MPI_CFLAGS) $(CPPFLAGS) $(NVCCFLAGS)
 override NO_FMA_CU = -fmad=false -Xcompiler -ffp-contract=off
