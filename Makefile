@@ -335,6 +335,8 @@ $(if $(filter run,$(MAKECMDGOALS)),$(if $(shell [ "$(NP)" -ge 1 ] 2> /dev/null &
 run: train_gpt2_zero
 	@mkdir -p "$(RUN_DIR)"
 	NP=$(NP); . scripts/env.sh; $(MPIRUN) -np $(NP) ./train_gpt2_zero -z 2 -o "$(RUN_DIR)" --overwrite 1 $(ARGS)
+	@if ! command -v python3 > /dev/null; then echo "no report: scripts/plot.py needs python3"; \
+	    elif [ -e "$(RUN_DIR)/metrics.jsonl" ]; then python3 scripts/plot.py "$(RUN_DIR)"; fi
 
 test: setup $(TEXT)
 	+@bash dev/test/run_tests.sh "$(TEST)" "$(CASE)"
@@ -389,7 +391,8 @@ make [GOAL] [DEVICE=cuda|cpu|emulated|emulated-tsan] [PRECISION=FP32|BF16] [OPTI
 
   train_gpt2_zero  (default) the trainer, linked to ./train_gpt2_zero, and the default text
   test_gpt2_zero   sharded against unsharded training, linked to ./test_gpt2_zero
-  run              train: NP=8 ranks, ZeRO stage 2; ARGS="..." are options of the trainer, RUN_DIR=$(RUN_DIR)
+  run              train: NP=8 ranks, ZeRO stage 2; ARGS="..." are options of the trainer, RUN_DIR=$(RUN_DIR), where
+                   report.html is drawn at the end
   test             every test in both precisions, on the CPU and the emulated GPU; TEST=word CASE=word select
   test-long        what takes too long for that: half an hour of fuzzing and sanitizers
   fuzz             random configurations and calls, bit for bit, and mutated files: SECONDS=60; SEED=...

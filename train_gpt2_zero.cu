@@ -515,6 +515,8 @@ void gpt2_backward(GPT2 *m) {
 #include "trainer/bad_numbers.h"       // losses, norms and parameters that are not finite
 #include "trainer/directory.h"         // the lock of the output directory
 #include "trainer/environment.h"       // what a launcher left there
+#include "trainer/metrics.h"           // the numbers of each step, as JSON
+#include "trainer/progress.h"          // the time that is left, on a terminal
 #include "trainer/reports.h"           // header, tables, plan, profile
 #include "trainer/run.h"               // Run; errors and agreement between ranks
 #include "trainer/setup.h"             // device, model, data, transport
@@ -784,8 +786,11 @@ static void forward_backward(Run *r, size_t step) {
     const size_t first = r->options.overfit ? 0 : step * r->M;
     must(r, zero_begin_step(r->z), "beginning of a step");
     for (size_t g = 0; g < r->G; g++) {
+        metrics_enter(r->metrics, METRICS_DATA);
         read_batch(r, r->train, first + g * (size_t)r->ranks + (size_t)r->rank);
+        metrics_enter(r->metrics, METRICS_FORWARD);
         gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 1);
+        metrics_enter(r->metrics, METRICS_BACKWARD);
         gpt2_backward(r->model);
         must(r, zero_finish_backward(r->z), "end of the backward pass");
         gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
@@ -795,21 +800,28 @@ static void forward_backward(Run *r, size_t step) {
 // One step: M micro-batches, one update.
 static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     const Options *o = &r->options;
+    const size_t told = r->G + TOLD_MORE;
+    metrics_begin_step(r->metrics);
     forward_backward(r, step);
+    metrics_enter(r->metrics, METRICS_NORM);
     StepLine s = {};
     must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // here the host waits for the first time in a step
+    metrics_enter(r->metrics, METRICS_LOSSES);
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
-    r->losses[r->G] = signals_stop() != NULL;
-    gather(r, r->losses, (r->G + 1) * sizeof *r->losses, r->all_losses);
+    r->losses[r->G + TOLD_STOP] = signals_stop() != NULL;
+    r->losses[r->G + TOLD_COMPUTING] = metrics_computing(r->metrics);
+    gather(r, r->losses, told * sizeof *r->losses, r->all_losses);
+    metrics_enter(r->metrics, METRICS_UPDATE);
     s.step = step;
     s.steps = r->steps;
-    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, r->G + 1, r->M);
+    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, told, r->M);
     s.lr = schedule_lr(schedule, step);
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
 
     count_nonfinite(r, &s);
-    if (skip_update(r, &s)) {
+    s.skipped = skip_update(r, &s);
+    if (s.skipped) {
         must(r, zero_discard(r->z), "skipping an update");
     } else {
         zero_hyperparameters a = {};
@@ -824,20 +836,23 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     }
     if (zero_comm_synchronize(r->shard_comm, r->stream) != ZERO_OK)
         die("%s (end of a step)", zero_comm_error(r->shard_comm));
+    metrics_enter(r->metrics, METRICS_END);
     return s;
 }
 
-// main.log is not worth a training: what is wrong with it is said, and the training goes on.
+// A log is not worth a training: what is wrong with it is said, and the training goes on.
 static void warn(const Run *r, char *message) {
     make_printable(message);
-    if (message[0] != '\0')
-        fprintf(stderr, "warning: rank %d on %s: %s\n", r->rank, launch_host_name(r->rank), message);
+    if (message[0] == '\0') return;
+    progress_clear();
+    fflush(stdout);
+    fprintf(stderr, "warning: rank %d on %s: %s\n", r->rank, launch_host_name(r->rank), message);
 }
 
 // Returns the first rank that had been asked to stop when it gathered the losses of the last step; -1: none.
 static int asked_to_stop(const Run *r) {
     for (int i = 0; i < r->ranks; i++)
-        if (r->all_losses[(size_t)i * (r->G + 1) + r->G] != 0) return i;
+        if (r->all_losses[(size_t)i * (r->G + TOLD_MORE) + r->G + TOLD_STOP] != 0) return i;
     return -1;
 }
 
@@ -862,6 +877,8 @@ static void before_step(Run *r, size_t step, int stop) {
         const double loss = validate(r);
         print0(r, "val loss %f\n", loss);
         if (trainlog_val(&r->log, step, loss, err, sizeof err) != 0) warn(r, err);
+        metrics_value(r, "val", "loss", loss, err, sizeof err);
+        warn(r, err);
     }
     if (evaluates) {
         run_phase(r, "HellaSwag", step);
@@ -869,6 +886,8 @@ static void before_step(Run *r, size_t step, int stop) {
         const double accuracy = (double)correct / (double)examples;
         print0(r, "HellaSwag: %zu/%zu = %f\n", correct, examples, accuracy);
         if (trainlog_eval(&r->log, step, accuracy, err, sizeof err) != 0) warn(r, err);
+        metrics_value(r, "eval", "accuracy", accuracy, err, sizeof err);
+        warn(r, err);
     }
     if (samples) {
         run_phase(r, "sampling", step);
@@ -896,8 +915,11 @@ static void train(Run *r) {
     size_t taken = 0;
     double total_ms = 0;  // of all steps but the first
     double speed = 0;     // moving average of tokens per second, without the first step, which is slow
+    double second = 0;    // when the second step began
     char err[ERR_BYTES];
 
+    metrics_run(r, err, sizeof err);
+    warn(r, err);
     for (size_t step = first; step <= r->steps; step++) {
         const int stop = asked_to_stop(r);
         continue_checkpoint(r);
@@ -910,6 +932,7 @@ static void train(Run *r) {
 
         run_phase(r, "training", step + 1);
         const double begin = zero_clock();
+        if (step <= first + 1) second = begin;
         if (step > first && step - first <= (size_t)o->profile) profile = r->profile;  // the first step is slow
         StepLine s = train_step(r, step, &schedule);
         s.ms = 1000 * (zero_clock() - begin);
@@ -925,11 +948,14 @@ static void train(Run *r) {
         step_line(line, sizeof line, &s);
         print0(r, "%s\n", line);
         if (trainlog_train(&r->log, step, s.loss, s.lr, s.norm, err, sizeof err) != 0) warn(r, err);
+        metrics_step(r, &s, err, sizeof err);
+        warn(r, err);
         if (o->gpu_info_every > 0 && (step + 1) % (size_t)o->gpu_info_every == 0) {
             size_t free_bytes, all_bytes;
             cudaCheck(cudaMemGetInfo(&free_bytes, &all_bytes));
             print0(r, "GPU of rank 0: %zu MiB free of %zu MiB\n", free_bytes >> 20, all_bytes >> 20);
         }
+        if (r->rank == 0) progress_show(first, taken, r->steps, zero_clock() - second);
     }
     finish_checkpoint(r);
     if (taken > 0) print0(r, "total average iteration time: %f ms\n", total_ms / (double)(taken > 1 ? taken - 1 : 1));
@@ -967,12 +993,13 @@ static void allocate_batch(Run *r) {
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
     r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
     if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
-    r->losses = (double *)allocate((r->G + 1) * sizeof(double));
-    r->all_losses = (double *)allocate((r->M + (size_t)r->ranks) * sizeof(double));
+    r->losses = (double *)allocate((r->G + TOLD_MORE) * sizeof(double));
+    r->all_losses = (double *)allocate((r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));
 }
 
 static void destroy(Run *r) {
     trainlog_close(&r->log);
+    metrics_destroy(r->metrics);
     directory_close();
     gpt2_destroy(r->model);
     zero_destroy(r->z);
@@ -1031,6 +1058,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
     if (begin(r, argc, argv, &status)) {
+        run_is_ending();
         launch_end();
         return status;
     }

@@ -164,6 +164,7 @@ elif [ -z "$TEST" ]; then
 fi
 run 0 200 "text, prompts and samples" dev/test/cli/test_text.sh $fp32/train_gpt2_zero $fp32/tokenize_text
 run 0 200 "llm.c's flags, log lines and files" dev/test/cli/test_llmc_flags.sh $fp32/train_gpt2_zero
+run 0 120 "numbers of each step, report, progress" dev/test/cli/test_metrics.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero few
 run 0 200 "checkpoints bf16" dev/test/cli/test_checkpoint.sh $bf16/train_gpt2_zero $fp32/train_gpt2_zero few

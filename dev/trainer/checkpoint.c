@@ -17,6 +17,7 @@
 #include "trainer/checkpoint_format.h"
 #include "trainer/checkpoint_llmc.h"
 #include "trainer/checkpoint_write.h"
+#include "trainer/metrics.h"
 #include "trainer/resume_llmc.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -273,6 +274,8 @@ void set_state(Run *r) {
         print0(r, "-y 1: %s has no checkpoint: this is the beginning of the run\n", r->options.output_dir);
     if (!resumed) set_parameters(r);
     modelfile_close(&r->file);
-    if (r->options.resume && r->rank == 0) trainlog_rewind(&r->log, r->first_step, err, sizeof err);
+    if (r->options.resume && r->rank == 0 &&
+        trainlog_rewind(&r->log, trainlog_is_replaced, r->first_step, err, sizeof err) == 0)
+        metrics_rewind(r->metrics, r->first_step, err, sizeof err);
     agree(r, err);
 }

@@ -16,7 +16,7 @@ void resume_micro_batches(Run *r);
 
 // Sets parameters, optimizer state, number of updates, r->first_step and the outlier windows: with -y 1 from the newest
 // complete checkpoint in -o; if there is none, or without -y, from r->file or from the seed. Then drops the lines of
-// main.log from that step on. Collective.
+// main.log and metrics.jsonl from that step on. Collective.
 void set_state(Run *r);
 
 // Die if a checkpoint is not of the run's model, or of its optimizer. path: for the message.

@@ -29,6 +29,7 @@
 #include "gpt2/tensors.h"
 #include "trainer/checkpoint_format.h"
 #include "trainer/directory.h"
+#include "trainer/metrics.h"
 #include "zero/clock.h"
 #include "zero/host_memory.h"
 #include "zero/state_hash.h"
@@ -272,8 +273,9 @@ static void publish(struct CheckpointWriter *w) {
         snprintf(w->err, sizeof w->err, "%s: out of host memory", w->path[CHECKPOINT_MANIFEST]);
         return;
     }
-    if (w->r->log.file != NULL)
-        fsync(fileno(w->r->log.file));  // so that a run that resumes here finds main.log complete up to this step
+    // So that a run that resumes here finds main.log and metrics.jsonl complete up to this step.
+    if (w->r->log.file != NULL) fsync(fileno(w->r->log.file));
+    metrics_sync(w->r->metrics);
     if (directory_check(w->err, sizeof w->err) == 0) unlink(w->path[CHECKPOINT_DONE]);
     for (int f = CHECKPOINT_MODEL; f <= CHECKPOINT_OPTIMIZER && w->err[0] == '\0'; f++)
         durable_publish(w->temporary[f], w->path[f], w->err, sizeof w->err);

@@ -185,18 +185,17 @@ static int take_lock(const char *dir, double timeout_s, char *err, size_t err_by
 
 // ---- contents -------------------------------------------------------------------------------------------------------
 
-// Calls visit for each name in dir that matches a pattern, until it returns non-zero, which is returned.
+// Calls visit for each name in dir that matches a pattern, those of the first pattern first, until it returns non-zero,
+// which is returned.
 static int for_names(const char *dir, const char *const *patterns,
                      int (*visit)(const char *dir, const char *name, void *ctx), void *ctx) {
-    DIR *d = opendir(dir);
     int status = 0;
-    for (struct dirent *e; d != NULL && status == 0 && (e = readdir(d)) != NULL;)
-        for (size_t i = 0; patterns[i] != NULL && status == 0; i++)
-            if (fnmatch(patterns[i], e->d_name, 0) == 0) {
-                status = visit(dir, e->d_name, ctx);
-                break;
-            }
-    if (d != NULL) closedir(d);
+    for (size_t i = 0; patterns[i] != NULL && status == 0; i++) {
+        DIR *d = opendir(dir);
+        for (struct dirent *e; d != NULL && status == 0 && (e = readdir(d)) != NULL;)
+            if (fnmatch(patterns[i], e->d_name, 0) == 0) status = visit(dir, e->d_name, ctx);
+        if (d != NULL) closedir(d);
+    }
     return status;
 }
 
@@ -208,15 +207,16 @@ static int remove_name(const char *dir, const char *name, void *ctx) {
     return 0;
 }
 
-// What a run has written: its log, models and checkpoints. An empty log is nothing.
-static const char *const RESULTS[] = { "main.log",     "model_*.bin", "optimizer_*.bin", "state_*", "DONE_*",
-                                       "checkpoint_*", NULL };
+// What a run has written: its logs, models and checkpoints. An empty log is nothing.
+static const char *const RESULTS[] = { "main.log", "metrics.jsonl", "report.html",  "model_*.bin", "optimizer_*.bin",
+                                       "state_*",  "DONE_*",        "checkpoint_*", NULL };
 
 static int note_result(const char *dir, const char *name, void *found) {
     char path[PATH_BYTES + 256];
     struct stat st;
     snprintf(path, sizeof path, "%.4000s/%.255s", dir, name);
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (strcmp(name, "main.log") == 0 && st.st_size == 0)) return 0;
+    const int is_log = strcmp(name, "main.log") == 0 || strcmp(name, "metrics.jsonl") == 0;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (is_log && st.st_size == 0)) return 0;
     snprintf(found, 256, "%s", name);
     return 1;
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -150,12 +151,12 @@ int step_line(char *out, size_t bytes, const StepLine *s) {
         s->step + 1, s->steps, s->loss, s->loss_z, s->norm, s->norm_z, s->lr, s->ms, mfu, s->tokens_per_second);
 }
 
-int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t err_bytes) {
+int trainlog_open(TrainLog *l, const char *dir, const char *name, int append, char *err, size_t err_bytes) {
     memset(l, 0, sizeof *l);
     if (dir == NULL) {
         return 0;
     }
-    int n = snprintf(l->path, sizeof l->path, "%s/main.log", dir);
+    int n = snprintf(l->path, sizeof l->path, "%s/%s", dir, name);
     if (n < 0 || (size_t)n >= sizeof l->path) {
         snprintf(err, err_bytes, "-o %.200s...: the name is too long: choose a shorter output directory", dir);
         return -1;
@@ -175,20 +176,24 @@ int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t er
     return 0;
 }
 
-int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes) {
-    char line[512];
-    long keep = 0;  // bytes
+int trainlog_is_replaced(const char *line, size_t step) {
     size_t s;
+    return sscanf(line, "s:%zu ", &s) == 1 && s >= step;
+}
+
+int trainlog_rewind(TrainLog *l, int (*is_replaced)(const char *line, size_t step), size_t step, char *err,
+                    size_t err_bytes) {
+    char *line = NULL;
+    size_t room = 0;
+    long keep = 0;  // bytes
     if (l->file == NULL) {
         return 0;
     }
     rewind(l->file);
-    while (fgets(line, sizeof line, l->file) != NULL && strchr(line, '\n') != NULL) {
-        if (sscanf(line, "s:%zu ", &s) == 1 && s >= step) {
-            break;
-        }
+    for (ssize_t n; (n = getline(&line, &room, l->file)) > 0 && line[n - 1] == '\n' && !is_replaced(line, step);) {
         keep = ftell(l->file);
     }
+    free(line);
     if (ftruncate(fileno(l->file), keep) == 0 && fseek(l->file, keep, SEEK_SET) == 0) {
         return 0;
     }
@@ -196,19 +201,14 @@ int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes) {
     return -1;
 }
 
-static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *format, ...) {
+int trainlog_write(TrainLog *l, const char *line, size_t bytes, char *err, size_t err_bytes) {
     if (l->file == NULL) {
         return 0;
     }
-    va_list args;
-    char line[256];
-    va_start(args, format);
-    const ssize_t bytes = vsnprintf(line, sizeof line, format, args);
-    va_end(args);
     const int fd = fileno(l->file);
     const off_t end = lseek(fd, 0, SEEK_END);
-    ssize_t written = 0;
-    for (ssize_t n; written < bytes && (n = write(fd, line + written, (size_t)(bytes - written))) > 0;) written += n;
+    size_t written = 0;
+    for (ssize_t n; written < bytes && (n = write(fd, line + written, bytes - written)) > 0;) written += (size_t)n;
     const int code = errno;
     if (written == bytes) {
         l->failing = 0;
@@ -222,6 +222,15 @@ static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *form
                  strerror(code));
     l->failing = 1;
     return -1;
+}
+
+static int write_line(TrainLog *l, char *err, size_t err_bytes, const char *format, ...) {
+    va_list args;
+    char line[256];
+    va_start(args, format);
+    const int bytes = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    return trainlog_write(l, line, (size_t)bytes, err, err_bytes);
 }
 
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes) {

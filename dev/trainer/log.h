@@ -62,26 +62,32 @@ double gpu_peak_flops(const char *device_name);
 typedef struct {
     size_t step, steps;  // step is printed from 1
     double loss, loss_z, norm, norm_z, lr, ms;
-    double mfu;  // fraction of the peak; negative: not known
+    int skipped;  // the update was
+    double mfu;   // fraction of the peak; negative: not known
     double tokens_per_second;
 } StepLine;
 
 // "step    1/10 | loss 5.270009 (+nanz)| norm ..." without a newline. Returns what snprintf returns.
 int step_line(char *out, size_t bytes, const StepLine *s);
 
-// main.log
+// A file of lines in the output directory: main.log or metrics.jsonl.
 typedef struct {
     FILE *file;   // NULL: no log
     int failing;  // the last line could not be written
     char path[4096];
 } TrainLog;
 
-// Begins dir/main.log, an empty one unless append is 1. dir NULL: no log. 0, or -1 and a message in err.
-int trainlog_open(TrainLog *l, const char *dir, int append, char *err, size_t err_bytes);
-// Removes the lines from `step` on, and a last line that is not complete: the run continues with that step.
-int trainlog_rewind(TrainLog *l, size_t step, char *err, size_t err_bytes);
-// One line each. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left out,
-// and the next one is tried again. err is empty if the line before was left out, too.
+// Begins dir/name, an empty file unless append is 1. dir NULL: no log. 0, or -1 and a message in err.
+int trainlog_open(TrainLog *l, const char *dir, const char *name, int append, char *err, size_t err_bytes);
+// Removes the lines from the first one that is_replaced, and a last line that is not complete: the run continues with
+// that step.
+int trainlog_rewind(TrainLog *l, int (*is_replaced)(const char *line, size_t step), size_t step, char *err,
+                    size_t err_bytes);
+int trainlog_is_replaced(const char *line, size_t step);  // of main.log
+// Appends a line. 0, or -1 and a message in err: a line that cannot be written, on a full disk for example, is left
+// out, and the next one is tried again. err is empty if the line before was left out, too.
+int trainlog_write(TrainLog *l, const char *line, size_t bytes, char *err, size_t err_bytes);
+// The lines of main.log.
 int trainlog_val(TrainLog *l, size_t step, double loss, char *err, size_t err_bytes);
 int trainlog_eval(TrainLog *l, size_t step, double accuracy, char *err, size_t err_bytes);
 int trainlog_train(TrainLog *l, size_t step, double loss, double lr, double norm, char *err, size_t err_bytes);

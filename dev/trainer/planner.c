@@ -14,6 +14,7 @@
 // entirely), at most their sum.
 #include <string.h>
 
+#include "trainer/json.h"
 #include "trainer/planner.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/accounting.h"
@@ -48,8 +49,8 @@ void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks)
     for (size_t i = 0; i < n; i++) {
         if (rows[i].kind == ZERO_WIRE_SCALARS) {
             size_t length = strlen(rows[i].formula);
-            rows[i].expected += (micro_steps + 1) * sizeof(double) * (ranks - 1);
-            snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu (G+1) (N-1) losses",
+            rows[i].expected += (micro_steps + 2) * sizeof(double) * (ranks - 1);
+            snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu (G+2) (N-1) losses",
                      sizeof(double));
         }
     }
@@ -497,18 +498,6 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // As JSON
-
-static void json_string(FILE *out, const char *s) {
-    fputc('"', out);
-    for (; *s != '\0'; s++) {
-        if ((unsigned char)*s < ' ') {
-            fprintf(out, "\\u%04x", (unsigned)(unsigned char)*s);
-        } else {
-            fprintf(out, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
-        }
-    }
-    fputc('"', out);
-}
 
 // 0 in a plan means "none".
 static void json_ranks(FILE *out, const char *name, size_t ranks) {

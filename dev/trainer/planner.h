@@ -74,9 +74,9 @@ int plan_one_level(const PlanInput *in, int stage);
 double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double trained,
                         double ranks);
 
-// What the trainer adds to the engine's rows. Gathering the losses of a step's micro-batches goes by the engine's
-// transport, and counts in its "numbers"; with groups of ranks, there is another transport for it, of all ranks, whose
-// tables count in "transport".
+// What the trainer adds to the engine's rows. What a rank tells the others in each step (the losses of its
+// micro-batches, whether it was asked to stop, how long it computed) goes by the engine's transport, and counts in its
+// "scalars"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
 void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
 

@@ -9,6 +9,8 @@
 #include "device/process.h"
 #include "gpt2/tensors.h"
 #include "trainer/checkpoint_write.h"
+#include "trainer/json.h"
+#include "trainer/metrics.h"
 #include "zero/optimizers/optimizers.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -52,7 +54,7 @@ static void print_same_bits(const Run *r) {
         return;
     }
     print_row(r, "same bits", "in every stage, on any number of ranks that");
-    print_row(r, "", "divides the %zu micro-batches of a step", r->M);
+    print_row(r, "", "divides the %zu micro-batch%s of a step", r->M, r->M > 1 ? "es" : "");
     print_what_decides(r);
 }
 
@@ -94,7 +96,7 @@ static void print_machine(const Run *r) {
     print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
     if (r->mesh.groups > 1) {
         const zero_group_sums group = zero_cost_group_sums((size_t)r->mesh.shard, s->dtype);
-        print_row(r, "", "%d shard groups of %d ranks", r->mesh.groups, r->mesh.shard);
+        print_row(r, "", "%d shard groups of %d rank%s", r->mesh.groups, r->mesh.shard, r->mesh.shard > 1 ? "s" : "");
         print_row(r, "", "each passes on %zu sum%s of %zu micro-batch%s", group.count, group.count > 1 ? "s" : "",
                   group.leaves, group.leaves > 1 ? "es" : "");
     }
@@ -209,7 +211,8 @@ void print_header(const Run *r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Predicted and measured: the least and the most over the ranks.
 
-static void report(const Run *r, const char *title, const zero_row *rows, size_t n) {
+// The table, and its rows in the record of metrics.jsonl that is being written (json; NULL: none) under this name.
+static void report(const Run *r, FILE *json, const char *name, const char *title, const zero_row *rows, size_t n) {
     typedef struct {
         uint64_t expected, measured;
     } Pair;
@@ -218,6 +221,7 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
     Pair *all = allocate((size_t)r->ranks * sizeof mine);
     gather(r, mine, sizeof mine, all);
     print0(r, "\n%-26s %-40s %15s %15s %15s\n", title, "formula", "by formula", "measured, min", "max over ranks");
+    if (json != NULL) fprintf(json, ",\"%s\":[", name);
     for (size_t i = 0; i < n; i++) {
         uint64_t least = UINT64_MAX;
         uint64_t most = 0;
@@ -234,7 +238,13 @@ static void report(const Run *r, const char *title, const zero_row *rows, size_t
             print0(r, "\n");
         else
             print0(r, "  rank %d differs from the formula\n", differs);
+        if (json == NULL) continue;
+        fprintf(json, "%s{\"what\":\"%s\",\"formula\":", i > 0 ? "," : "", rows[i].what);
+        json_string(json, rows[i].formula);
+        fprintf(json, ",\"by_formula\":%llu,\"min\":%llu,\"max\":%llu}", (unsigned long long)rows[i].expected,
+                (unsigned long long)least, (unsigned long long)most);
     }
+    if (json != NULL) fprintf(json, "]");
     free(all);
 }
 
@@ -278,8 +288,11 @@ void print_reports(const Run *r) {
         rows[n] = plan_snapshot(zero_get_layout(r->z), r->snapshot_per_parameter);
         rows[n++].measured = r->snapshot_bytes;
     }
-    report(r, "memory per rank, bytes", rows, n);
-    if (r->wire_rows > 0) report(r, "wire per rank, step, bytes", r->wire, r->wire_rows);
+    FILE *json = metrics_begin(r->metrics, "report");
+    report(r, json, "memory", "memory per rank, bytes", rows, n);
+    if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
+    char err[ERR_BYTES];
+    metrics_end(r->metrics, err, sizeof err);
 #ifndef CUDA_ON_CPU  // the process's memory is the GPU's
     n -= r->snapshot != NULL;
 #endif

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,14 +11,17 @@
 #include "trainer/checkpoint_write.h"
 #include "trainer/directory.h"
 #include "trainer/environment.h"
+#include "trainer/progress.h"
 #include "trainer/signals.h"
 
 static Run *current;  // NULL: not yet
+static atomic_int ending;
 
 // For signals.c: this process has to end now.
 static void end_at_once(int signal) {
     const Run *r = current;
     if (checkpoint_is_settled()) directory_close();
+    if (atomic_load(&ending)) _exit(EXIT_FAILURE);
     const int rank = environment_rank();  // before MPI_Init only the launcher knows
     fprintf(stderr, "rank %d was ended by %s, in %s, step %zu\n", rank >= 0 ? rank : r->rank,
             signal == SIGTERM ? "SIGTERM" : "a signal", r->phase != NULL ? r->phase : "start-up", r->phase_step);
@@ -28,6 +32,8 @@ void run_begin(Run *r) {
     current = r;
     signals_begin(end_at_once);
 }
+
+void run_is_ending(void) { atomic_store(&ending, 1); }
 
 void run_phase(Run *r, const char *phase, size_t step) {
     r->phase = phase;
@@ -94,6 +100,7 @@ void die(const char *format, ...) {
     char records[1200] = "";
     write_records(r, failed, records, sizeof records);
     const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
+    if (together) run_is_ending();
     if (others && missing[0] != '\0' && strstr(message, " has not come within") == NULL)
         append(message, sizeof message, "; asked who is left: %s", missing);
     if (others) launch_name_hosts(message, sizeof message);
@@ -102,6 +109,7 @@ void die(const char *format, ...) {
     make_printable(message);
     // One write, on a line of its own: a sample leaves lines open.
     const char *line = r->phase != NULL && strcmp(r->phase, "sampling") == 0 ? "\n" : "";
+    progress_clear();
     if (rank == 0 || (!together && strncmp(message, "rank ", 5) == 0))
         fprintf(stderr, "%serror: %s\n", line, message);
     else if (!together)
@@ -153,6 +161,7 @@ void *allocate(size_t bytes) {
 void print0(const Run *r, const char *format, ...) {
     if (r->rank != 0) return;
     va_list args;
+    progress_clear();
     va_start(args, format);
     vprintf(format, args);
     va_end(args);

@@ -6,6 +6,7 @@
 //     run.c        errors, agreement between ranks    checkpoint_write.c ... and to files, in the background
 //     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
 //     reports.c    header, tables, plan, profile      resume_llmc.c  from a directory of llm.c's
+//     metrics.c    the numbers of each step           progress.c   the time that is left, on a terminal
 //
 // The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
 // gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0
@@ -38,6 +39,9 @@ extern "C" {
 
 #define ERR_BYTES 5120  // a message with a path in it
 #define MAX_ROWS  24    // of a report
+
+// What a rank tells the others after its G losses: 1 if it was asked to stop; seconds that it computed in this step.
+enum { TOLD_STOP, TOLD_COMPUTING, TOLD_MORE };
 
 // What the reports need to know of the kernels that this program was built with.
 typedef struct {
@@ -87,15 +91,17 @@ typedef struct Run {
     size_t prompt_tokens;
     HellaSwag *hellaswag;  // NULL: it is not evaluated
 
-    size_t B, T, G, M, steps;     // M = G * ranks micro-batches in a step
-    size_t first_step;            // 0, or that of the checkpoint that the run was resumed from
-    int *inputs, *targets;        // B * T each
-    float *host_losses;           // G * B * T, pinned: of this rank's micro-batches in a step
-    double *losses, *all_losses;  // their means, G of a rank, then 1 if it was asked to stop: of this rank, of all
+    size_t B, T, G, M, steps;  // M = G * ranks micro-batches in a step
+    size_t first_step;         // 0, or that of the checkpoint that the run was resumed from
+    int *inputs, *targets;     // B * T each
+    float *host_losses;        // G * B * T, pinned: of this rank's micro-batches in a step
+    // What the ranks tell each other in a step, G + TOLD_MORE numbers each: the means of their losses, then as below.
+    double *losses, *all_losses;  // of this rank, of all
     Outliers loss_outliers, norm_outliers;
     size_t nonfinite_steps;    // in a row, until now
     StepLine first_nonfinite;  // of them
     TrainLog log;
+    struct Metrics *metrics;                        // NULL: no -o
     struct CheckpointWriter *writer;                // of the checkpoint that is being written; NULL: none
     void *snapshot;                                 // its copy of the state, in host memory
     size_t snapshot_bytes, snapshot_per_parameter;  // the latter for each parameter of this rank
@@ -116,6 +122,10 @@ __attribute__((format(printf, 1, 2), noreturn)) void die(const char *format, ...
 // Replaces control characters by '?': names of files, locks and other processes' messages may contain them. For one
 // line of text.
 void make_printable(char *text);
+
+// From here on all ranks end by themselves: SIGTERM, which mpirun sends to those that take longer than the first, ends
+// this one without a message.
+void run_is_ending(void);
 
 // Dies with the engine's message if status is not ZERO_OK.
 void must(const Run *r, int status, const char *doing);

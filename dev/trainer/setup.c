@@ -15,6 +15,7 @@
 #include "device/process.h"
 #include "gpt2/huggingface.h"
 #include "trainer/directory.h"
+#include "trainer/metrics.h"
 #include "trainer/planner.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
@@ -445,9 +446,10 @@ void check_memory(const Run *r) {
     if (plan_memory(&in, &bytes, err, sizeof err) == 0 && (double)bytes * ranks > (double)available &&
         !r->options.force) {
         snprintf(err, sizeof err,
-                 "-z %d -b %zu -t %zu: %d ranks with one memory need %.2f GB (--plan explains it), but %.2f GB are "
+                 "-z %d -b %zu -t %zu: %d rank%s with one memory need%s %.2f GB (--plan explains it), but %.2f GB are "
                  "available: use a smaller model, -b or -t, a higher stage, or more machines; --force 1 tries it",
-                 r->options.settings.stage, r->B, r->T, ranks, (double)bytes * ranks / 1e9, (double)available / 1e9);
+                 r->options.settings.stage, r->B, r->T, ranks, ranks > 1 ? "s" : "", ranks > 1 ? "" : "s",
+                 (double)bytes * ranks / 1e9, (double)available / 1e9);
     }
     free((void *)in.tensors);
     free((void *)in.order);
@@ -467,10 +469,12 @@ void open_output(Run *r) {
                                   : o->overwrite ? DIRECTORY_OVERWRITE
                                                  : DIRECTORY_NEW,
                                   o->timeout, err, sizeof err);
-        if (r->nonce != 0) trainlog_open(&r->log, o->output_dir, o->resume != 0, err, sizeof err);
+        if (r->nonce != 0) trainlog_open(&r->log, o->output_dir, "main.log", o->resume != 0, err, sizeof err);
     }
     agree(r, err);
     gather(r, &r->nonce, sizeof r->nonce, all);
     r->nonce = all[0];
     free(all);
+    metrics_create(r, err, sizeof err);
+    agree(r, err);
 }

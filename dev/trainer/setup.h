@@ -28,7 +28,7 @@ void check_same_inputs(Run *r);
 // on). Nothing of the model is allocated yet.
 void check_memory(const Run *r);
 
-// Makes and locks the output directory, and begins main.log.
+// Makes and locks the output directory, and begins main.log and metrics.jsonl.
 void open_output(Run *r);
 
 #ifdef __cplusplus

@@ -21,6 +21,7 @@ void zero_comm_reset_error(zero_comm *c) {
     if (!c->failed) c->error[0] = '\0';
 }
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
+double zero_comm_waited(const zero_comm *c) { return c->waited; }
 cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
 int zero_comm_in_flight(const zero_comm *c) { return c->in_flight; }
 

@@ -64,6 +64,10 @@ const char *zero_comm_error(const zero_comm *c);  // message of the last error; 
 void zero_comm_reset_error(zero_comm *c);         // its caller has recovered from it; ZERO_ERR_COMM stays
 uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
 
+// Seconds in which this rank's host has waited for other ranks since the start. 0 for a transport that has a stream of
+// its own: there it is the stream that waits.
+double zero_comm_waited(const zero_comm *c);
+
 // What the caller is doing, for messages: a phase (a literal; it is kept) and a unit. Not collective.
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit);
 

@@ -127,6 +127,7 @@ struct zero_comm {
     int in_flight;  // zero_comm_in_flight
     struct zero_comm_shown *shown;  // where the last record is shown to other ranks of this host; NULL: nowhere
     uint64_t received[ZERO_WIRE_KINDS];
+    double waited;         // zero_comm_waited
     uint64_t delay_state;  // of the random delays; 0: none
     char name[160], error[640];
     struct zero_comm_buffer buffers[ZERO_COMM_MAX_BUFFERS];

@@ -375,7 +375,7 @@ echo $? > "$work/third.status"
 judge "a run into the files of another one" "holds the main.log of another run" "$work/third"
 ran 1 "--overwrite 1, after the first was ended" "${good[@]}" -o "$work/twice" --overwrite 1
 wanted "--overwrite 1: the first one's main.log is kept" has 1 '^s:9 ' "$work/twice/replaced.1/main.log"
-wanted "nothing of the first one stays" [ "$(ls "$work/twice" | xargs)" = "main.log replaced.1" ]
+wanted "nothing of the first one stays" [ "$(ls "$work/twice" | xargs)" = "main.log metrics.jsonl replaced.1" ]
 { echo nonce 1234; echo host elsewhere 5678; echo process 1 1; echo timeout 1; } > "$work/twice/run.lock"
 touch -d '-1 minute' "$work/twice/run.lock"
 ran 1 "the lock of a host that is gone" "${good[@]}" -o "$work/twice" --overwrite 1

@@ -85,6 +85,13 @@ without_mpi() {
 }
 at_once "-z differs, without MPI" without_mpi "rank 1 has -z 1, rank 0 has -z 3"
 
+# Each rank that mpirun ended, because the first one had ended, added a line about SIGTERM.
+alone() {
+    refused "$1" "$mpirun" -np 8 "${run[@]}" "${@:2}" && ! grep -q 'was ended by' "$mine/log"
+}
+at_once "a wrong flag on 8 ranks: one line" alone "-Q: unknown flag" -Q 1
+at_once "a missing model on 8 ranks: one line" alone "nope.bin" -e nope.bin
+
 # ----------------------------------------------------------------------------------------------------------------------
 # One name, another content on another host (here: in another directory). A mixture of two models trained, exit
 # status 0.

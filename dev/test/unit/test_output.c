@@ -16,7 +16,9 @@
 #include "data/durable_file.h"
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
+#include "trainer/json.h"
 #include "trainer/log.h"
+#include "trainer/progress.h"
 
 static char err[8192];
 
@@ -163,6 +165,30 @@ static void test_the_step_line_is_llmcs(void) {
     near(gpt2_training_flops(&d12, 512, 7), (6.0 * 124475904 + 6.0 * 12 * 768 * 512) * 7);
 }
 
+static void test_the_progress_line_counts_from_the_start_of_this_run(void) {
+    char line[160];
+    setenv("TZ", "UTC", 1);
+    // 101 of 400 steps before this run, then 100 steps in 99 s without the first: 199 are left.
+    CHECK(progress_text(line, sizeof line, 101, 100, 400, 99, 3600) > 0);
+    CHECK_STR(line, "[##############..............] 50%  0:03:19 left, ends 01:03");
+    CHECK(progress_text(line, sizeof line, 0, 2, 10000, 3600, 0) > 0);
+    CHECK(strstr(line, "9998:00:00 left, ends 1971-02-21 14:00") != NULL, "%s", line);
+    CHECK(strlen(line) < 80);
+    CHECK_EQ(progress_text(line, sizeof line, 0, 1, 10, 0, 0), 0);
+    CHECK_EQ(progress_text(line, sizeof line, 5, 5, 10, 4, 0), 0);
+}
+
+static void test_json_has_no_number_that_is_not_finite(void) {
+    char text[128] = "";
+    FILE *f = fmemopen(text, sizeof text, "w");
+    json_number(f, NAN);
+    json_number(f, -INFINITY);
+    json_number(f, 0.1);
+    json_string(f, "a\"b\\c\n");
+    fclose(f);
+    CHECK_STR(text, "nullnull0.1\"a\\\"b\\\\c\\u000a\"");
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Files
 
@@ -190,7 +216,7 @@ static void remove_dir(void) {
 static void test_main_log(void) {
     TrainLog l;
     for (int run = 0; run < 2; run++) {  // the second starts from nothing
-        CHECK_EQ(trainlog_open(&l, dir, 0, err, sizeof err), 0);
+        CHECK_EQ(trainlog_open(&l, dir, "main.log", 0, err, sizeof err), 0);
         CHECK_EQ(trainlog_val(&l, 0, 5.30214, err, sizeof err), 0);
         CHECK_EQ(trainlog_train(&l, 0, 5.27001, 3e-4, 2.345, err, sizeof err), 0);
         trainlog_close(&l);
@@ -201,10 +227,10 @@ static void test_main_log(void) {
     fclose(f);
     CHECK_STR(text, "s:0 tel:5.3021\ns:0 trl:5.2700 lr:0.000300 norm:2.35\n");
 
-    CHECK_EQ(trainlog_open(&l, NULL, 0, err, sizeof err), 0);
+    CHECK_EQ(trainlog_open(&l, NULL, "main.log", 0, err, sizeof err), 0);
     CHECK_EQ(trainlog_val(&l, 0, 1, err, sizeof err), 0);
     trainlog_close(&l);
-    CHECK_EQ(trainlog_open(&l, in_dir("nowhere"), 0, err, sizeof err), -1);
+    CHECK_EQ(trainlog_open(&l, in_dir("nowhere"), "main.log", 0, err, sizeof err), -1);
     CHECK(strstr(err, "nowhere/main.log") != NULL);
     CHECK(strstr(err, "-o") != NULL);
 }
@@ -366,6 +392,8 @@ int main(int argc, char **argv) {
     RUN(test_z_scores_are_of_the_last_128_values);
     RUN(test_peaks_are_not_guessed);
     RUN(test_the_step_line_is_llmcs);
+    RUN(test_the_progress_line_counts_from_the_start_of_this_run);
+    RUN(test_json_has_no_number_that_is_not_finite);
     RUN(test_main_log);
     RUN(test_a_model_comes_back_as_it_was_written);
     RUN(test_the_124m_file_has_the_size_of_llmcs);

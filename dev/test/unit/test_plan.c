@@ -249,9 +249,9 @@ static void test_time_is_work_by_rate(void) {
         check_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
     }
     // a rank receives 3/4 of everything: gradients thrice, in stage 1 then parameters; from each rank 184 bytes for the
-    // norm, 3 losses and whether it was asked to stop
-    CHECK_EQ(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (184 + 32));
-    CHECK_EQ(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (184 + 32));
+    // norm, 3 losses, whether it was asked to stop, and how long it computed
+    CHECK_EQ(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (184 + 40));
+    CHECK_EQ(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (184 + 40));
 }
 
 // 96 layers of GPT-3 on 65536 ranks, with the search for the smallest number: the time is printed, machines differ.

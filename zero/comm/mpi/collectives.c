@@ -14,6 +14,7 @@
 // the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
 #include <stdio.h>
 #include <string.h>
+#include "zero/clock.h"
 #include "zero/comm/mpi/mpi_internal.h"
 
 int zero_mpi_device_check(comm_mpi *m, cudaError_t e) {
@@ -22,9 +23,17 @@ int zero_mpi_device_check(comm_mpi *m, cudaError_t e) {
 
 // ---- waiting for the ranks of this host -----------------------------------------------------------------------------
 
+// zero_shm_wait, and counts the time.
+static int wait_counter(comm_mpi *m, _Atomic uint64_t *counter, uint64_t value, uint64_t *seen) {
+    const double begin = zero_clock();
+    const int late = zero_shm_wait(counter, value, m->spin, m->config.timeout_s, seen);
+    m->base.waited += zero_clock() - begin;
+    return late;
+}
+
 int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint64_t *counter, uint64_t value, const char *verb) {
     uint64_t seen;
-    if (!zero_shm_wait(counter, value, m->spin, m->config.timeout_s, &seen)) return ZERO_OK;
+    if (!wait_counter(m, counter, value, &seen)) return ZERO_OK;
     return zero_comm_fail(
         &m->base, ZERO_ERR_COMM,
         "rank %d has not come within %.3g s (it %s %llu, this rank waits for %llu): it died, stopped, or "
@@ -47,7 +56,7 @@ static int wait_ready(comm_mpi *m, int peer, zero_ticket ticket) {
     uint64_t seen;
     struct control *its = zero_mpi_control(m, peer);
     const struct zero_comm_call *mine = &zero_mpi_control(m, m->base.rank)->ring[ticket % RING];
-    if (!zero_shm_wait(&its->ready[ticket % RING], ticket, m->spin, m->config.timeout_s, &seen))
+    if (!wait_counter(m, &its->ready[ticket % RING], ticket, &seen))
         return zero_comm_compare(&m->base, mine, peer, &its->ring[ticket % RING]);
     char message[512];
     zero_comm_say_behind(&m->base, message, sizeof message, peer, mine, &its->ring[its->begun % RING],

@@ -132,7 +132,9 @@ static int wait_messages(comm_mpi *m, struct messages *msgs) {
 }
 
 int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs) {
+    const double begin = zero_clock();
     const int e = wait_messages(m, msgs);
+    m->base.waited += zero_clock() - begin;
     if (e) give_up(m, msgs);
     return e;
 }

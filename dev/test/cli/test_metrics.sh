@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# metrics.jsonl: every line is JSON, every field is there, and the numbers agree with each other and with the formulas,
+# also after a run was resumed. The report is drawn from it. The progress line is on a terminal and nowhere else.
+#
+#     dev/test/cli/test_metrics.sh TRAINER [--case WORD]
+#
+# Without python3 the cases that read JSON are not run; one line says so.
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+. dev/test/harness/report.sh
+trainer=$1
+NP=2
+. scripts/env.sh
+small=(-e custom:l1,h2,c16,v256,t32 -i dev/data/text/default.txt -b 1 -t 32 -d 128 -v 2 -m 2 -s 0)
+
+# train RANKS DIR FLAGS...
+train() {
+    timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${small[@]}" -o "$work/$2" "${@:3}" < /dev/null
+}
+if command -v python3 > /dev/null; then
+    verify() { dev/test/cli/check_metrics.py metrics "$work/$1" "$2" "$3"; }
+    whole() { train 2 whole -z 2 -x 4 -n 2 && verify whole 4 1; }
+    check "a run's records" whole
+    # Killed in step 4, while it wrote a line, after the checkpoint of step 2; continued on another number of ranks.
+    resumed() {
+        cp -r "$work/whole" "$work/resumed" && rm "$work"/resumed/*_00000004* || return 1
+        sed -i '/"step":4/,$d' "$work/resumed/metrics.jsonl"
+        printf '{"kind":"step","step":4,"ti' >> "$work/resumed/metrics.jsonl"
+        scripts/plot.py "$work/resumed" -o "$work/half.html" &&
+            train 4 resumed -z 3 -x 6 -n 2 -y 1 && verify resumed 6 2
+    }
+    check "a resumed run has each step once" resumed
+    same_losses() {
+        losses() { sed -n 's/.*"step":\([1-4]\),.*"loss":\([^,]*\),"loss_z".*/\1 \2/p' "$work/$1/metrics.jsonl"; }
+        [ "$(losses whole | wc -l)" = 4 ] && diff <(losses whole) <(losses resumed)
+    }
+    check "and the same losses" same_losses
+    groups() { train 4 groups -z 1 -x 3 --shard-group 2 && verify groups 3 1; }
+    check "shard groups" groups
+    drawn() {
+        scripts/plot.py "$work/whole" "$work/resumed" "$work/groups" -o "$work/report.html" > "$work/said" &&
+            grep -qx "report: $work/report.html" "$work/said" &&
+            dev/test/cli/check_metrics.py report "$work/report.html" whole resumed groups
+    }
+    check "the report of three runs" drawn
+    no_run() {
+        local said
+        mkdir "$work/none"
+        said=$(scripts/plot.py "$work/none" 2>&1)
+        [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == error:*none/metrics.jsonl* ]]
+    }
+    check "a directory without a run" no_run
+else
+    echo "not run: what reads JSON, for there is no python3"
+fi
+without_o() { train 2 unused -x 2 -o "$work/first" && [ ! -e "$work/unused" ] && [ -e "$work/first/metrics.jsonl" ]; }
+check "the file is in the output directory" without_o
+
+# on_terminal [REDIRECTION]: what a terminal shows of a run with 2 ranks
+on_terminal() {
+    local command
+    command=$(printf '%q ' "${MPIRUN:-mpirun}" -np 2 "$trainer" "${small[@]}" -x 4)
+    TERM=xterm timeout -k 5 60 script -qec "$command ${1-}" /dev/null < /dev/null
+}
+progress_is_shown() {
+    on_terminal > "$work/shown" && cat -v "$work/shown"
+    tr '\r' '\n' < "$work/shown" | grep -qE '^\[#+\.+\] 50%  0:00:[0-9]{2} left, ends [0-9:]+$' &&
+        tr '\r' '\n' < "$work/shown" | grep -q $'^\e\\[Kval loss '
+}
+check "on a terminal there is a progress line" progress_is_shown
+nothing_elsewhere() {
+    on_terminal "> $work/hidden" && cat -v "$work/hidden"
+    grep -q '^step *4/4 ' "$work/hidden" && ! grep -q $'\e\|\r\|left, ends' "$work/hidden"
+}
+check "in a file there is none, nor below mpirun's own terminals" nothing_elsewhere
+summary
