@@ -414,7 +414,7 @@ static int read_size(Mapping *m, const Key *k, const ConfigValue *v) {
     const double n = strtod(v->text, NULL);
     if (n < 1 || n > 1 << 30 || n != floor(n))
         return fail_at(m, v, " %.100s: use a whole number from 1 to %d", v->text, 1 << 30);
-    *(ConfigSize *)((char *)&m->out->batch + k->offset) = (ConfigSize){ (long long)n, k->path };
+    *(ConfigSize *)((char *)&m->out->batch + k->offset) = (ConfigSize){ (long long)n, k->path, v->line };
     return 0;
 }
 

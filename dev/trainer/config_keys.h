@@ -25,6 +25,7 @@ typedef struct {
 typedef struct {
     long long value;
     const char *key;
+    size_t line;  // 0: not known
 } ConfigSize;
 
 // Sizes that depend on the number of ranks. sequences = micro x accumulation x ranks.

@@ -467,8 +467,7 @@ void options_print(FILE *out, const Options *o) {
         options_value(o, FLAGS[i].flag, value, sizeof value);
         if (s->line > 0) snprintf(line, sizeof line, ":%zu", s->line);
         fprintf(out, "%-23s %-30s %s", FLAGS[i].name, value[0] != '\0' ? value : "-", FROM[s->from]);
-        if (s->from == OPTION_FILE)
-            fprintf(out, "%s%s: %s%s", o->config, line, s->key, s->implied ? ", which it leaves out" : "");
+        if (s->from == OPTION_FILE) fprintf(out, "%s%s: %s%s", o->config, line, s->implied ? "no " : "", s->key);
         fputc('\n', out);
     }
 }

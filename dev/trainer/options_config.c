@@ -21,7 +21,7 @@ static const char *keep(Options *o, const char *text) {
     return kept;
 }
 
-// A precision is that of the build, or of the plan.
+// Without a plan there is no choice of the precision.
 static int check_precision(const Options *o, const OptionsBuild *build, const ConfigSetting *s, char *err,
                            size_t err_bytes) {
     const int bf16 = strcmp(s->value, "bf16") == 0;
@@ -36,7 +36,7 @@ static int apply(Options *o, const OptionsBuild *build, const ConfigSetting *s, 
     char used[4400], value[4400];
     const int is_precision = strcmp(s->flag, "precision") == 0;
     place(o, s->key, s->line, used);
-    if (is_precision && o->plan == OPTION_PLAN_OFF) return check_precision(o, build, s, err, err_bytes);
+    if (is_precision && o->plan == OPTION_PLAN_OFF && check_precision(o, build, s, err, err_bytes) != 0) return -1;
     if (options_on_command_line(o, s->flag)) {
         options_value(o, s->flag, value, sizeof value);
         if (last && !s->implied && strcmp(value, s->value) != 0)
@@ -85,12 +85,13 @@ static const char *factor(const ConfigSize *s, char text[128]) {
     return text;
 }
 
-static int set_size(Options *o, const char *flag, const char *key, long long n, char *err, size_t err_bytes) {
+static int set_size(Options *o, const char *flag, const ConfigSize *from, long long n, char *err, size_t err_bytes) {
     char used[4400], text[32];
     if (n == 0 || options_on_command_line(o, flag)) return 0;
-    place(o, key, 0, used);
+    place(o, from->key, from->line, used);
     snprintf(text, sizeof text, "%lld", n);
-    return options_set_from_file(o, flag, used, text, (OptionSource){ OPTION_FILE, key, 0, 0 }, err, err_bytes);
+    return options_set_from_file(o, flag, used, text, (OptionSource){ OPTION_FILE, from->key, 0, from->line }, err,
+                                 err_bytes);
 }
 
 // Finds the sizes that are missing, as DeepSpeed does: one follows from the others; of all but sequences, accumulation
@@ -117,23 +118,26 @@ static int complete(const Options *o, const ConfigBatch *given, ConfigBatch *b, 
 int options_choose_batch(Options *o, size_t ranks, char *err, size_t err_bytes) {
     const ConfigSize *R = &o->batch.replicas, *S = &o->batch.sequences;
     ConfigBatch given = o->batch, b;
-    if (R->value > 0 && (size_t)R->value != ranks)
-        return FAIL("%s: %s %lld: there are %zu ranks: start %lld, or change it", o->config, R->key, R->value, ranks,
-                    R->value);
+    char used[4400];
+    if (o->config == NULL) return 0;
+    if (R->value > 0 && (size_t)R->value != ranks) {
+        place(o, R->key, R->line, used);
+        return FAIL("%s %lld: there are %zu ranks: start %lld, or change it", used, R->value, ranks, R->value);
+    }
     if (options_on_command_line(o, "b")) {
         if (given.micro.value > 0 && given.micro.value != o->batch_size)
             options_note(o, "-b %lld: wins over %s: %s %lld\n", (long long)o->batch_size, o->config, given.micro.key,
                          given.micro.value);
-        if (S->value > 0 || given.accumulation.value > 0) given.micro = (ConfigSize){ o->batch_size, "-b" };
+        if (S->value > 0 || given.accumulation.value > 0) given.micro = (ConfigSize){ o->batch_size, "-b", 0 };
     }
     const ConfigSize *M = S->value > 0 ? S : &given.accumulation;
     const char *flag = options_on_command_line(o, "d") ? "-d" : "--micro-batches";
     const int flag_wins = options_on_command_line(o, "d") || options_on_command_line(o, "micro-batches");
     if (flag_wins && M->value > 0) options_note(o, "%s: wins over %s: %s %lld\n", flag, o->config, M->key, M->value);
-    if (flag_wins || M->value == 0) return set_size(o, "b", given.micro.key, given.micro.value, err, err_bytes);
+    if (flag_wins || M->value == 0) return set_size(o, "b", &given.micro, given.micro.value, err, err_bytes);
     b = given;
     if (complete(o, &given, &b, (long long)ranks, err, err_bytes) != 0) return -1;
-    const char *B_key = given.micro.key != NULL ? given.micro.key : S->key;
-    if (B_key != NULL && set_size(o, "b", B_key, b.micro.value, err, err_bytes) != 0) return -1;
-    return set_size(o, "micro-batches", M->key, b.accumulation.value * (long long)ranks, err, err_bytes);
+    const ConfigSize *B = given.micro.value > 0 ? &given.micro : S;
+    if (B->value > 0 && set_size(o, "b", B, b.micro.value, err, err_bytes) != 0) return -1;
+    return set_size(o, "micro-batches", M, b.accumulation.value * (long long)ranks, err, err_bytes);
 }

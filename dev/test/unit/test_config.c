@@ -281,7 +281,7 @@ static const struct {
       ".yaml:1: parallelism.tp 2: this trainer splits no tensors" },
     { ".yaml", "parallelism: {dp: 2, tp: 1, pp: 2}\n", "", "parallelism.pp 2: this trainer splits no layers" },
     { ".yaml", "parallelism: {expert_parallel_size: 2}\n", "", "no experts" },
-    { ".yaml", "parallelism: {dp: 8, tp: 1, pp: 1}\n", "", "parallelism.dp 8: there are 4 ranks: start 8" },
+    { ".yaml", "parallelism: {dp: 8, tp: 1, pp: 1}\n", "", ".yaml:1: parallelism.dp 8: there are 4 ranks: start 8" },
 };
 
 static void test_every_wrong_file_is_refused_by_name(void) {
@@ -407,9 +407,9 @@ static void test_each_value_is_printed_with_its_source(void) {
     fclose(f);
     snprintf(line, sizeof line, "%-23s %-30s %s:2: optimizer.zero_stage\n", "stage", "3", path);
     CHECK(strstr(text, line) != NULL, "%s", text);
-    snprintf(line, sizeof line, "%-23s %-30s %s: tokens.micro_batch_size\n", "batch-size", "2", path);
+    snprintf(line, sizeof line, "%-23s %-30s %s:3: tokens.micro_batch_size\n", "batch-size", "2", path);
     CHECK(strstr(text, line) != NULL, "%s", text);
-    snprintf(line, sizeof line, "%-23s %-30s %s: optimizer.clip_grad, which it leaves out\n", "grad-clip", "0", path);
+    snprintf(line, sizeof line, "%-23s %-30s %s: no optimizer.clip_grad\n", "grad-clip", "0", path);
     CHECK(strstr(text, line) != NULL, "%s", text);
     snprintf(line, sizeof line, "%-23s %-30s flag\n", "lr", "0.5");
     CHECK(strstr(text, line) != NULL, "%s", text);
@@ -424,6 +424,7 @@ static void test_the_precision_is_that_of_the_build_or_the_plan(void) {
     static Options o;
     put_json("{'bf16': {'enabled': true}}");
     CHECK_EQ(parse(&o, &BF16, 0, "--config %s", path), 0);
+    CHECK(options_given(&o, "precision") && o.settings.dtype == ZERO_BF16);
     CHECK(parse(&o, &FP32, 0, "--config %s --plan", path) == 0 && o.settings.dtype == ZERO_BF16, "%s", err);
     CHECK(parse(&o, &FP32, 0, "--config %s --plan --precision fp32", path) == 0 && o.settings.dtype == ZERO_F32, "%s",
           err);
