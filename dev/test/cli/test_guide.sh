@@ -10,6 +10,7 @@ cd "$(dirname "$0")/../../.." || exit 1
 trainer=$1
 llmc=$LLMC
 unset EXTRA CFLAGS CXXFLAGS CPPFLAGS NVCCFLAGS LDFLAGS MAKEFLAGS MAKELEVEL DEVICE PRECISION SANITIZE LLMC
+scripts/setup.sh pkg-config || exit 1
 export OMP_NUM_THREADS=1 CC=gcc
 NP=4
 . scripts/env.sh

@@ -7,6 +7,7 @@ set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 unset EXTRA CFLAGS CXXFLAGS CPPFLAGS LDFLAGS MAKEFLAGS MAKELEVEL DEVICE PRECISION SANITIZE DEBUG LD_LIBRARY_PATH
+scripts/setup.sh pkg-config || exit 1
 export OMP_NUM_THREADS=1
 NP=2
 . scripts/env.sh
