@@ -12,11 +12,13 @@ if [ -z "$suffix" ]; then
     else
         echo "not run: same logits as transformers: no transformers (python3 -c 'import torch, transformers')"
     fi
-    build cpu BF16 $bf16/train_gpt2_zero
+    build cpu BF16 $bf16/{train_gpt2_zero,test_gpt2_zero}
     build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
     run 0 600 "fuzz: 150 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
         --seconds 150 --seed 2
+    must_fail 0 300 "fuzz notices another seed" "other numbers" $fp32/fuzz $fp32/train_gpt2_zero \
+        $bf16/train_gpt2_zero --break 1 --seed 1
     run 0 600 "fuzz, emulated GPU: 150 s of configurations, one seed" $fp32/fuzz $asan/train_gpt2_zero \
         build/emulated-bf16/train_gpt2_zero --seconds 150 --seed 3
     run 0 300 "fuzz: parsers of files, 60 s" build/fuzz-gcc/fuzz_files --seconds 60 --seed 2
@@ -46,7 +48,7 @@ if [ -z "$suffix" ]; then
     run 2 900 "transports, emulated GPU" $asan/test_comm
     run 2 900 "engine, emulated GPU" $asan/test_engine
     run 2 900 "moving average of the weights, emulated GPU" $asan/test_engine_ema --case "put back: shared"
-    for ranks in 2 4 8; do
+    for ranks in 1 2 4 8; do
         run $ranks 900 "engine, $ranks ranks" $fp32/test_engine
     done
     # Ranks that meet as they do without MPI: NCCL's watchdog asks there who is left.
@@ -64,8 +66,15 @@ if [ -z "$suffix" ]; then
     build emulated BF16 build/emulated-bf16/test_attention
     run 0 1200 "faults planted in attention on tensor cores are found" dev/test/emulator/test_planted_attention.sh \
         build/emulated-bf16/test_attention
-    run 0 300 "trainer, emulated GPU, stage 3: a missing event is noticed" dev/test/emulator/test_missing_waits.sh \
-        $asan/train_gpt2_zero 3
+    for stage in 1 3; do
+        run 0 300 "trainer, emulated GPU, stage $stage: a missing event is noticed" \
+            dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero $stage
+    done
+    in_any_order bf16
+    for ranks in 1 2 4; do
+        run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero
+    done
+    run 0 600 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
     run 0 300 "the commands of the tutorial" dev/test/cli/test_tutorial.sh
     for ranks in 1 2 3 4 5 6 7 8 9; do
         run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
