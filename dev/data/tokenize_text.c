@@ -194,9 +194,10 @@ static int resume(Output *o, const Documents *d, const Tokenizer *t) {
 // ---- the run --------------------------------------------------------------------------------------------------------
 
 static int encode_all(Output *o, const Documents *d, const Bpe *bpe, int eot) {
+    const size_t first = o->part, parts = documents_parts(d);  // take changes o->part
     int failed = 0;
 #pragma omp parallel for ordered schedule(dynamic, 1)
-    for (size_t part = o->part; part < documents_parts(d); part++) {
+    for (size_t part = first; part < parts; part++) {
         Tokens t = { 0 };
         char message[512];
         int stop;
