@@ -72,7 +72,8 @@ template <class X> struct ActivationsOf {
     X *qkv, *atty;            // [L, R, 3C], [L, R, C]
     X *attended;              // [L, R, C]: residual stream after the attention
     X *fch, *fch_gelu;        // [L, R, 4C], before and after GELU; one of the second if recomputed
-    X *logits;                // [R, Vp], then their gradients
+    X *logits;                // [head_rows, Vp], then their gradients: of one chunk of rows
+    float *dhead;             // [Vp, C], the sum of the chunks' gradients of wte; none if there is one chunk
     float *mean, *rstd;       // [2 L + 1, R], as normed
     float *lse;               // [L, B, NH, T]
     float *losses;            // [R]
@@ -91,7 +92,8 @@ typedef struct GPT2 {
     size_t B, T;          // of the last forward
     size_t max_B, max_T;  // of gpt2_create
     int recompute;
-    int gelu_fusion;  // GELU in the matrix product: 0 never (set by gpt2_create), 1 forward, 2 also backward
+    size_t head_rows;  // rows of the head that are computed at a time, at most max_B * max_T
+    int gelu_fusion;   // GELU in the matrix product: 0 never (set by gpt2_create), 1 forward, 2 also backward
     GPT2Units units;
     zero_mesh mesh;
     zero_accounting *memory;
@@ -102,7 +104,7 @@ typedef struct GPT2 {
     Activations acts;
     void *arena;  // the memory of acts
     size_t arena_bytes;
-    floatX *logits;        // [B * T, Vp], device; after a forward with train, their gradients
+    floatX *logits;        // [head_rows, Vp], device; after a forward with train, gradients
     float *host_losses;    // [R], pinned
     int *host_tokens;      // [5 R + 1], pinned: inputs, targets, TokenRows, staged for the device
     cudaEvent_t uploaded;  // the staged tokens have arrived
@@ -116,10 +118,17 @@ template <class T> static void take(T **ptr, size_t count, void *arena, size_t *
     *used += ceil_div(count * sizeof(T), 256) * 256;
 }
 
+// Rows of the head that are computed at a time: as many as were asked for, or, 0, 8192 (as large as products that keep
+// a GPU busy need be: 0.8 GB of logits in bf16), but whole sequences fit.
+size_t gpt2_head_rows(size_t asked, size_t B, size_t T) {
+    const size_t rows = asked ? asked : 8192;
+    return std::min(std::max(rows, T), B * T);
+}
+
 // Lays the activations out in the arena and returns its bytes.
 template <class X>
 static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t B, size_t T, int recompute,
-                                void *arena) {
+                                size_t head_rows, void *arena) {
     const size_t R = B * T, L = c->num_layers, C = c->channels, norms = 2 * L + 1;
     size_t used = 0;
     take(&a->residual, (L + 1) * R * C, arena, &used);
@@ -129,7 +138,8 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
     take(&a->attended, L * R * C, arena, &used);
     take(&a->fch, L * R * 4 * C, arena, &used);
     take(&a->fch_gelu, (recompute < 1 ? L : 1) * R * 4 * C, arena, &used);
-    take(&a->logits, R * c->padded_vocab_size, arena, &used);
+    take(&a->logits, head_rows * c->padded_vocab_size, arena, &used);
+    take(&a->dhead, head_rows < R ? c->padded_vocab_size * C : 0, arena, &used);
     take(&a->mean, norms * R, arena, &used);
     take(&a->rstd, norms * R, arena, &used);
     take(&a->lse, L * R * c->num_heads, arena, &used);
@@ -148,12 +158,13 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
 }
 
 // Bytes that gpt2_create accounts under ZERO_MEM_ACTIVATIONS, in a build of this precision.
-size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute,
+size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
                              enum zero_dtype precision = FLOATX) {
+    const size_t rows = gpt2_head_rows(head_rows, B, T);
     ActivationsOf<bf16> half;
     ActivationsOf<float> single;
-    if (precision == ZERO_BF16) return place_activations(&half, c, B, T, recompute, NULL);
-    return place_activations(&single, c, B, T, recompute, NULL);
+    if (precision == ZERO_BF16) return place_activations(&half, c, B, T, recompute, rows, NULL);
+    return place_activations(&single, c, B, T, recompute, rows, NULL);
 }
 
 // Frees what gpt2_create allocated. A GPT2 that is all zeros, or whose gpt2_create failed, is fine.
@@ -192,10 +203,12 @@ static void *pinned(size_t bytes) {
 
 // Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
 // backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
-// GELU of a sum that is not yet rounded.) units and mesh are copied; memory must outlive the model. All work is queued
-// on stream. Returns 0, or -1 with a message in err (m is then all zeros). Not collective.
-int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, const GPT2Units *units,
-                const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err, size_t err_bytes) {
+// GELU of a sum that is not yet rounded.) head_rows: see gpt2_head_rows. units and mesh are copied; memory must outlive
+// the model. All work is queued on stream. Returns 0, or -1 with a message in err (m is then all zeros). Not
+// collective.
+int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
+                const GPT2Units *units, const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err,
+                size_t err_bytes) {
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
@@ -212,6 +225,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     m->max_B = B;
     m->max_T = T;
     m->recompute = recompute;
+    m->head_rows = gpt2_head_rows(head_rows, B, T);
     m->units = *units;
     m->mesh = *mesh;
     m->memory = memory;
@@ -221,7 +235,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
         gpt2_destroy(m);
         return -1;
     }
-    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute);
+    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows);
     m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
     m->host_tokens = (int *)pinned((5 * R + 1) * sizeof(int));
@@ -230,9 +244,9 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
         const double mib = (double)m->arena_bytes / (1 << 20);
         gpt2_destroy(m);
-        return FAIL("no memory for %.0f MiB of activations: use a smaller -b or -t, or -r 2", mib);
+        return FAIL("no memory for %.0f MiB of activations: use a smaller -b, -t or --head-rows, or -r 2", mib);
     }
-    place_activations(&m->acts, c, B, T, recompute, m->arena);
+    place_activations(&m->acts, c, B, T, recompute, m->head_rows, m->arena);
     m->logits = m->acts.logits;
     return 0;
 }
@@ -355,12 +369,33 @@ static void layer_forward(GPT2 *m, size_t l) {
     release_params(m, 1 + l);
 }
 
+// Does the last forward's head take several chunks of rows?
+static int head_in_chunks(const GPT2 *m) { return m->B * m->T > m->head_rows; }
+
+// The head, a chunk of rows at a time: logits, losses, and with train the logits' gradients. With several chunks these
+// do not stay until the backward: each chunk adds to the gradient of wte, in ascending order, and leaves that of its
+// rows in dnarrow, which is free until the backward's head.
+static void head_forward(GPT2 *m, const floatX *wte, int with_targets, int train) {
+    const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = m->B * m->T;
+    const Activations *a = &m->acts;
+    const floatX *inp = final_activations(m).out;
+    for (size_t r = 0; r < R; r += m->head_rows) {
+        const size_t rows = std::min(m->head_rows, R - r);
+        linear_forward(m->logits, inp + r * C, wte, NULL, rows, C, Vp, m->stream);
+        if (!with_targets) return;
+        classifier(m->logits, a->losses + r, a->targets + r, 1.0f / (float)R, rows, V, Vp, train, m->stream);
+        if (train && head_in_chunks(m))
+            linear_backward_rows(a->dnarrow + r * C, a->dhead, m->logits, inp + r * C, wte, rows, C, Vp, r == 0,
+                                 m->stream);
+    }
+}
+
 // Queues a forward pass. inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of
-// gpt2_create. targets NULL: inference; leaves the logits of all positions in m->logits. Else computes the losses, for
-// gpt2_loss; with train the logits become their gradients, scaled by 1 / (B * T), and gpt2_backward may follow. All
-// ranks that share the units must call it.
+// gpt2_create. targets NULL: inference; leaves the logits of the first head_rows positions in m->logits. Else computes
+// the losses, for gpt2_loss; with train also the gradients of the head, of losses scaled by 1 / (B * T), and
+// gpt2_backward may follow. All ranks that share the units must call it.
 void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
-    const size_t V = m->config.vocab_size, Vp = m->config.padded_vocab_size, C = m->config.channels, R = B * T;
+    const size_t C = m->config.channels, R = B * T;
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
@@ -395,9 +430,8 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     p = acquire_params(m, 0);
     layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C,
                       s);
-    linear_forward(m->logits, f.out, p + m->embedding_offset[WTE], NULL, R, C, Vp, s);
+    head_forward(m, p + m->embedding_offset[WTE], targets != NULL, train);
     release_params(m, 0);
-    if (targets) classifier(m->logits, a->losses, a->targets, 1.0f / (float)R, R, V, Vp, train, s);
     zero_nvtx_pop();
 }
 
@@ -461,7 +495,7 @@ static void layer_backward(GPT2 *m, size_t l) {
 // Queues the backward of the last forward, which had train set: writes the gradients of all units. wte is used at both
 // ends, so the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call it.
 void gpt2_backward(GPT2 *m) {
-    const size_t B = m->B, T = m->T, C = m->config.channels, R = B * T;
+    const size_t B = m->B, T = m->T, C = m->config.channels, Vp = m->config.padded_vocab_size, R = B * T;
     const size_t *offset = m->embedding_offset;
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
@@ -470,8 +504,10 @@ void gpt2_backward(GPT2 *m) {
     const floatX *p = acquire_params(m, 0);
     floatX *g = acquire_grads(m, 0);
 
-    linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C,
-                    m->config.padded_vocab_size, s);
+    if (head_in_chunks(m))
+        round_head(g + offset[WTE], a->dhead, Vp * C, s);
+    else
+        linear_backward(a->dnarrow, g + offset[WTE], NULL, a->partial, m->logits, f.out, p + offset[WTE], R, C, Vp, s);
     cudaCheck(cudaMemsetAsync(a->dresidual, 0, R * C * sizeof(floatX), s));
     layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp,
                        p + offset[LNFW], f.mean, f.rstd, R, C, s);
@@ -598,8 +634,8 @@ static void create_model(Run *r, GPT2 *model) {
     units.release_params = unit_params_done;
     units.acquire_grads = unit_grads;
     units.release_grads = unit_grads_done;
-    if (gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, &units, &r->mesh, &r->memory, r->stream, err,
-                    sizeof err) != 0) {
+    if (gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, (size_t)o->head_rows, &units, &r->mesh,
+                    &r->memory, r->stream, err, sizeof err) != 0) {
         die("-b %zu -t %zu: %s", r->B, r->T, err);
     }
     model->gelu_fusion = (int)o->gelu_fusion;
@@ -983,7 +1019,9 @@ static Kernels describe_kernels(const Run *r) {
     k.flash = dtype == FLOATX && is_flash(r->config.channels / NH);
     k.attention_scratch = dtype == ZERO_BF16 ? attention_scratch<bf16>(r->B, r->T, NH)
                                              : attention_scratch<float>(r->B, r->T, NH);
-    k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, dtype);
+    const size_t head_rows = (size_t)r->options.head_rows;
+    k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype);
+    k.head_chunks = ceil_div(rows, gpt2_head_rows(head_rows, r->B, r->T));
     k.sum_chunks = ceil_div(rows, chunk_rows(rows));
     return k;
 }

@@ -34,16 +34,44 @@ int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes) {
                 strerror(errno));
 }
 
+enum { BLOCK = 4096, PIECE = 1 << 19 };  // what O_DIRECT wants multiples of; bytes that are written at a time
+
+// Returns whether fd writes past the page cache from now on, if asked to. Not every file system can.
+static int set_direct(int fd, int direct) {
+    const int flags = fcntl(fd, F_GETFL);
+    return flags != -1 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;
+}
+
+// Whole blocks go past the page cache: what is written once and read later, by another process, has no use for it, and
+// its pages may be dear (a virtual machine that has to ask its host for them may take several times the time of the
+// disk). The ends, less than a block, go through it.
 int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err,
                   size_t err_bytes) {
+    _Alignas(BLOCK) char piece[PIECE];
+    int wanted = bytes >= 16 * BLOCK, direct = 0;
     for (size_t done = 0; done < bytes;) {
-        const ssize_t n = pwrite(fd, (const char *)from + done, bytes - done, (off_t)(offset + done));
+        const size_t at = offset + done, ahead = (BLOCK - at % BLOCK) % BLOCK, left = bytes - done;
+        const int whole = wanted && ahead == 0 && left >= BLOCK;
+        size_t count = left < PIECE ? left : PIECE;
+        if (whole) count -= count % BLOCK;
+        if (wanted && ahead > 0 && ahead < count) count = ahead;
+        if (whole != direct) direct = set_direct(fd, whole);
+        if (whole && !direct) wanted = 0;
+        if (direct) memcpy(piece, (const char *)from + done, count);
+        const ssize_t n = pwrite(fd, direct ? piece : (const char *)from + done, count, (off_t)at);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return FAIL("%s: writing failed: %s: %s", path, n < 0 ? strerror(errno) : "nothing was written",
-                        remedy(n < 0 ? errno : ENOSPC));
+        if (n < 0 && errno == EINVAL && direct) {
+            wanted = direct = set_direct(fd, 0);
+            continue;
+        }
+        if (n <= 0) {
+            const int code = n < 0 ? errno : 0;
+            return FAIL("%s: writing failed: %s: %s", path, code ? strerror(code) : "nothing was written",
+                        remedy(code ? code : ENOSPC));
+        }
         done += (size_t)n;
     }
+    if (direct) (void)set_direct(fd, 0);
     return 0;
 }
 

@@ -23,7 +23,9 @@
 extern "C" {
 #endif
 
-enum { MATMUL_F32 = 0, MATMUL_BF16 = 1 };
+// What dtype stands for. MATMUL_BF16_F32: a and b are bf16, c is fp32, for a sum that several products add to; only
+// matmul() takes it, without bias.
+enum { MATMUL_F32 = 0, MATMUL_BF16 = 1, MATMUL_BF16_F32 = 2 };
 
 // c[m, n] = op(a) op(b) (+ bias[n] on every row) (+ the old c if accumulate). Row-major, no gaps. a is m x k, or k x m
 // if trans_a; b is k x n, or n x k if trans_b; bias is NULL or n long; all of them, and c, have type dtype. c overlaps

@@ -1,4 +1,5 @@
-// Elementwise kernels: residual, GELU forward and backward. A block owns a contiguous range.
+// Elementwise kernels: residual, GELU forward and backward, rounding of the head's gradient. A block owns a contiguous
+// range.
 #ifndef GPT2_ELEMENTWISE_CUH
 #define GPT2_ELEMENTWISE_CUH
 
@@ -46,6 +47,18 @@ __global__ void __launch_bounds__(ELEMENTWISE_THREADS)
 // In place: on entry dinout is the gradient of GELU's output, on return of its input inp.
 static void gelu_backward(floatX *dinout, const floatX *inp, size_t n, cudaStream_t stream) {
     LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, gelu_backward_kernel, dinout, inp, n);
+}
+
+__global__ void __launch_bounds__(ELEMENTWISE_THREADS)
+    round_head_kernel(floatX *__restrict__ out, const float *__restrict__ sums, size_t n) {
+    size_t begin, end;
+    block_range(n, begin, end);
+    for (size_t i = begin + threadIdx.x * PACK; i < end; i += (size_t)blockDim.x * PACK) st(out + i, ld(sums + i));
+}
+
+// out[n] = sums, rounded. n: a multiple of PACK.
+static void round_head(floatX *out, const float *sums, size_t n, cudaStream_t stream) {
+    LAUNCH(elementwise_blocks(n), ELEMENTWISE_THREADS, 0, stream, round_head_kernel, out, sums, n);
 }
 
 #endif

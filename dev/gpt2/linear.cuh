@@ -55,6 +55,14 @@ static void linear_backward(floatX *dinp, floatX *dweight, floatX *dbias, float 
     PRODUCT("dinput", C, OC, 0, stream, matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
 }
 
+// For the rows of a layer in several calls: dweight is a sum in fp32; the first call writes it, the others add to it.
+static void linear_backward_rows(floatX *dinp, float *dweight, const floatX *dout, const floatX *inp,
+                                 const floatX *weight, size_t R, size_t C, size_t OC, int first, cudaStream_t stream) {
+    const int to_fp32 = FLOATX == ZERO_F32 ? MATMUL_F32 : MATMUL_BF16_F32;
+    PRODUCT("dweight", C, OC, 0, stream, matmul(dweight, dout, inp, NULL, to_fp32, OC, C, R, 1, 0, !first, stream));
+    PRODUCT("dinput", C, OC, 0, stream, matmul(dinp, dout, weight, NULL, FLOATX, R, C, OC, 0, 0, 0, stream));
+}
+
 // The backward of a layer whose input is inp = gelu(pre_gelu); dpre_gelu is the gradient of pre_gelu.
 static void gelu_linear_backward(floatX *dpre_gelu, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
                                  const floatX *inp, const floatX *pre_gelu, const floatX *weight, size_t R, size_t C,

@@ -162,7 +162,7 @@ int modelfile_write(const ModelFile *f, size_t begin, size_t count, const float 
     }
     uint16_t halves[CHUNK];
     for (size_t done = 0; done < count;) {
-        size_t n = count - done < CHUNK ? count - done : CHUNK;
+        size_t n = f->bf16 && count - done > CHUNK ? CHUNK : count - done;
         for (size_t i = 0; f->bf16 && i < n; i++) {
             uint32_t bits;
             memcpy(&bits, &values[done + i], sizeof bits);

@@ -92,17 +92,26 @@ static void check_same_run(const Run *r, const Checkpoint *c, const char *path) 
         die("%s: is of step %zu, behind the last one of this run: use -x %zu or more", path, c->step, c->step);
 }
 
+// The line of a flag, "-flag " of n bytes, in lines "-flag value\n"; NULL: none.
+static const char *option_line(const char *lines, const char *flag, size_t n) {
+    for (; *lines != '\0'; lines = strchr(lines, '\n') + 1) {
+        if (strncmp(lines, flag, n) == 0) return lines;
+    }
+    return NULL;
+}
+
 // Says which settings are not those of the checkpoint: the run goes on, with other bits.
 static void report_changes(const Run *r, const Checkpoint *c) {
     char *mine = describe_options(&r->options);
     if (mine == NULL) die("the host's memory is exhausted");
-    for (char *a = c->options, *b = mine, *next_a, *next_b; *a != '\0' && *b != '\0'; a = next_a, b = next_b) {
-        next_a = strchr(a, '\n') + 1;
-        next_b = strchr(b, '\n');
-        next_b = next_b != NULL ? next_b + 1 : b + strlen(b);
-        const int length_a = (int)(next_a - a - 1), length_b = (int)(next_b - b - 1);
-        if (length_a != length_b || memcmp(a, b, (size_t)length_a) != 0)
-            print0(r, "changed since the checkpoint: %.*s instead of %.*s\n", length_b, b, length_a, a);
+    for (const char *line = mine, *next; *line != '\0'; line = next) {
+        next = strchr(line, '\n') + 1;
+        const int length = (int)(next - line - 1), flag = (int)(strchr(line, ' ') - line) + 1;
+        const char *theirs = option_line(c->options, line, (size_t)flag);
+        if (theirs == NULL) continue;  // written before there was such a flag
+        const int their_length = (int)(strchr(theirs, '\n') - theirs);
+        if (their_length != length || memcmp(theirs, line, (size_t)length) != 0)
+            print0(r, "changed since the checkpoint: %.*s instead of %.*s\n", length, line, their_length, theirs);
     }
     free(mine);
     if (c->steps != r->steps)

@@ -36,7 +36,7 @@
 
 enum phase { CREATE, WRITE, PUBLISH };
 
-enum { PIECE = 1 << 15 };  // elements that the thread converts at a time
+enum { PIECE = 1 << 17 };  // elements that the thread converts at a time
 
 typedef struct Segment {
     size_t array, tensor, begin, count;

@@ -122,6 +122,8 @@ static const Flag FLAGS[] = {
       .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group" },
     { "r", "recompute", KEEPS, INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
+    { "head-rows", "head-rows", DECIDES, INTEGER, AT(head_rows), "ROWS", "0", 0, 1 << 30,
+      .help = "tokens whose logits are computed at a time, at least T: less memory; 0: 8192 or T" },
     { "lg", "gpu-info-every", KEEPS, INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
       .help = "print the GPU's free memory every STEPS steps; -1 or 0: never" },
     { "optimizer", "optimizer", DECIDES, CHOICE, AT(settings.optimizer), "adamw|sgd|lion", "adamw", 0, 0,

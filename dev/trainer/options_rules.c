@@ -162,6 +162,10 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
         return FAIL("-t %zu: the model's longest sequence is %zu tokens: use -t %zu or less", T, max_seq_len,
                     max_seq_len);
     }
+    if (o->head_rows > 0 && (size_t)o->head_rows < T) {
+        return FAIL("--head-rows %lld: less than the %zu tokens of -t: use %zu or more, or 0", (long long)o->head_rows,
+                    T, T);
+    }
     if (B * T > 1 << 30) {
         return FAIL("-b %zu -t %zu: a micro-batch of %zu tokens is too large: use a smaller -b, and -d for the tokens "
                     "of a step",

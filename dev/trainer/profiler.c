@@ -31,12 +31,12 @@ static void product_name(char *name, const char *use, size_t C, size_t OC) {
 
 // extra: elements that the product's end reads or writes beside its result. Layers of the same shape are one kind: in
 // small models the head may be as another layer.
-static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t OC, size_t calls, size_t elem,
-                        size_t extra) {
+static ProfileWork *add_product(Rows *rows, const char *use, double R, size_t C, size_t OC, size_t calls, size_t elem,
+                                size_t extra) {
     char name[PROFILE_NAME_BYTES];
     product_name(name, use, C, OC);
-    ProfileWork *w = add(rows, name, calls, (double)(R * C + C * OC + R * OC + extra) * (double)elem);
-    w->flops = 2.0 * (double)R * (double)C * (double)OC * (double)calls;
+    ProfileWork *w = add(rows, name, calls, (R * (double)(C + OC) + (double)(C * OC + extra)) * (double)elem);
+    w->flops = 2.0 * R * (double)C * (double)OC * (double)calls;
     w->tensor_cores = 1;
     for (ProfileWork *same = rows->work; same < w; same++) {
         if (strcmp(same->name, w->name) != 0) continue;
@@ -44,8 +44,9 @@ static void add_product(Rows *rows, const char *use, size_t R, size_t C, size_t 
         same->bytes += w->bytes;
         same->flops += w->flops;
         rows->n--;
-        return;
+        return same;
     }
+    return w;
 }
 
 size_t profile_update_bytes(const zero_settings *s) {
@@ -104,11 +105,25 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     }
 }
 
+// The head, whose weights are wte. Of several chunks of rows, the sum of their dweight is in fp32: one writes it, the
+// others read and write it, and it is rounded at the end.
+static void add_head(Rows *rows, const ProfileRun *r) {
+    const size_t chunks = r->head_chunks, R = r->B * r->T, calls = r->G * chunks, C = r->config.channels,
+                 Vp = r->config.padded_vocab_size, b = zero_dtype_bytes(r->settings.dtype);
+    const double of_chunk = (double)R / (double)chunks;
+    add(rows, "classifier", calls, of_chunk * (double)(2 * Vp * b + 8));
+    add_product(rows, "forward", of_chunk, C, Vp, calls, b, 0);
+    add_product(rows, "dinput", of_chunk, C, Vp, calls, b, 0);
+    ProfileWork *w = add_product(rows, "dweight", of_chunk, C, Vp, calls, b, 0);
+    if (chunks == 1) return;
+    w->bytes += (double)(r->G * Vp * C) * ((double)(2 * chunks - 1) * 4 - (double)(chunks * b));
+    add(rows, "round_head", r->G, (double)(Vp * C * (4 + b)));
+}
+
 size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     Rows rows = { work, 0 };
     const size_t R = r->B * r->T, G = r->G, b = zero_dtype_bytes(r->settings.dtype);
     const size_t C = r->config.channels, L = r->config.num_layers, NH = r->config.num_heads;
-    const size_t Vp = r->config.padded_vocab_size;
     const double row = (double)(R * C * b);           // bytes of [R, C]
     const double statistics = 2.0 * 4.0 * (double)R;  // mean and rstd, fp32
     // FLOPs of one product of a causal attention
@@ -125,7 +140,6 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     add(&rows, "residual", G * 2 * L, 3 * row);
     const size_t gelus = (r->gelu_fusion >= 1 ? 0 : L) + (r->recompute >= 1 ? L : 0);
     if (gelus) add(&rows, "gelu_forward", G * gelus, 8 * row);
-    add(&rows, "classifier", G, 2.0 * (double)(R * Vp * b) + 8.0 * (double)R);
 
     // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq
     // and another dk and dv.
@@ -151,18 +165,20 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     add(&rows, "wte_backward", G, row + 4.0 * (double)R);
     add(&rows, "wpe_backward", G, row + (double)(r->T * C * b));
 
-    // Products: qkv, attproj, fc, fcproj, and the head, whose weights are wte.
+    // Products: qkv, attproj, fc, fcproj.
     const struct {
         size_t in, out, calls;
-    } layers[] = { { C, 3 * C, L }, { C, C, L }, { C, 4 * C, L }, { 4 * C, C, L }, { C, Vp, 1 } };
+    } layers[] = { { C, 3 * C, L }, { C, C, L }, { C, 4 * C, L }, { 4 * C, C, L } };
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t in = layers[i].in, out = layers[i].out, calls = G * layers[i].calls;
         const int gelu_forward = i == 2 && r->gelu_fusion >= 1, gelu_backward = i == 3 && r->gelu_fusion >= 2;
-        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", R, in, out, calls, b,
+        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", (double)R, in, out, calls, b,
                     gelu_forward ? R * out : 0);
-        add_product(&rows, gelu_backward ? "dinput, gelu" : "dinput", R, in, out, calls, b, gelu_backward ? R * in : 0);
-        add_product(&rows, "dweight", R, in, out, calls, b, 0);
+        add_product(&rows, gelu_backward ? "dinput, gelu" : "dinput", (double)R, in, out, calls, b,
+                    gelu_backward ? R * in : 0);
+        add_product(&rows, "dweight", (double)R, in, out, calls, b, 0);
     }
+    add_head(&rows, r);
 
     add_engine(r, &rows);
     return rows.n;

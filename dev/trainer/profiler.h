@@ -35,6 +35,7 @@ typedef struct ProfileRun {
     int one_backward;                  // attention's backward is one operation (cuDNN), not two kernels
     int flash;                         // attention's kernels are those of gpt2/flash_attention.cuh
     size_t chunks;                     // that the kernels cut B * T rows into, to sum over them
+    size_t head_chunks;                // in which the head's rows are computed
     size_t ranks;                      // of a shard group
     size_t replicas;                   // number of shard groups; 0 means 1
     size_t numel;                      // parameters, with the padding of shards

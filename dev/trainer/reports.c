@@ -203,6 +203,7 @@ void print_header(const Run *r) {
         print_row(r, "average of weights", "decay %g; validation and samples use it", o->settings.ema_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
+    if (r->kernels.head_chunks > 1) print_row(r, "head", "in %zu chunks of rows", r->kernels.head_chunks);
     if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");
     print_row(r, "seed", "%llu", (unsigned long long)o->settings.seed);
     print0(r, RULE);
@@ -280,7 +281,7 @@ void print_reports(const Run *r) {
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3);
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n].what = "activations";
-    snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, recompute)");
+    snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
     rows[n].expected = r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
@@ -320,6 +321,7 @@ void print_profile(const Run *r) {
         .gelu_fusion = (int)o->gelu_fusion,
         .tf32 = (int)o->tf32,
         .chunks = r->kernels.sum_chunks,
+        .head_chunks = r->kernels.head_chunks,
         .ranks = (size_t)r->mesh.shard,
         .replicas = (size_t)r->mesh.groups,
         .numel = zero_get_layout(r->z)->numel_padded,

@@ -49,6 +49,7 @@ typedef struct {
     int flash;                 // those on tensor cores, gpt2/flash_attention.cuh
     size_t attention_scratch;  // bytes
     size_t activation_bytes;   // predicted, of this run
+    size_t head_chunks;        // of rows, in which the head is computed
     size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;
 

@@ -216,12 +216,12 @@ template <typename X> static void finish_gelu(X *c, X *pre, size_t cols, enum En
 
 // Adds bias and old c to the sums (rows of TILE_N floats), and stores them: rows x cols of c from (row, col) on are
 // ready.
-template <typename T, typename X>
+template <typename T, typename X, typename O>
 static void finish(const Product *p, float *sums, size_t row, size_t col, size_t rows, size_t cols) {
     const T *bias = (const T *)p->bias;
     for (size_t i = 0; i < rows; i++) {
         size_t at = (row + i) * p->n + col;
-        T *to = (T *)(p->ending == GELU ? p->pre : p->c) + at;
+        O *to = (O *)(p->ending == GELU ? p->pre : p->c) + at;
         float *sum = sums + i * TILE_N;
         if (bias) {
             for (size_t j = 0; j < cols; j++) {
@@ -242,8 +242,8 @@ static void finish(const Product *p, float *sums, size_t row, size_t col, size_t
     }
 }
 
-// T: the type of the numbers as this file loads and stores them; X: as zero/device.cuh does.
-template <typename T, typename X>
+// T: the type of the numbers as this file loads and stores them, O: of those of c; X: as zero/device.cuh does.
+template <typename T, typename X, typename O = T>
 static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t cols, float *room) {
     const T *a = (const T *)p->a;
     const T *b = (const T *)p->b;
@@ -254,7 +254,7 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
     float *panels_a = panels_b + GROUP_N * DEPTH;
     if (p->k == 0) {
         memset(sums, 0, TILE_M * TILE_N * sizeof *sums);
-        finish<T, X>(p, sums, row, col, rows, cols);
+        finish<T, X, O>(p, sums, row, col, rows, cols);
     }
     for (size_t q = 0; q < p->k; q += DEPTH) {
         size_t depth = smaller(DEPTH, p->k - q);
@@ -271,7 +271,7 @@ static void tile(const Product *p, size_t row, size_t col, size_t rows, size_t c
                 }
             }
             if (q + depth == p->k) {
-                finish<T, X>(p, out, row, col + group, rows, width);
+                finish<T, X, O>(p, out, row, col + group, rows, width);
             }
         }
     }
@@ -321,6 +321,8 @@ static void run(void *args) {
         float *room = scratch + (size_t)omp_get_thread_num() * SCRATCH;
         if (p->dtype == MATMUL_F32) {
             tile<float, float>(p, row, col, rows, cols, room);
+        } else if (p->dtype == MATMUL_BF16_F32) {
+            tile<uint16_t, bf16, float>(p, row, col, rows, cols, room);
         } else {
             tile<uint16_t, bf16>(p, row, col, rows, cols, room);
         }
@@ -329,8 +331,9 @@ static void run(void *args) {
 
 static int enqueue(const Product *p, cudaStream_t stream) {
     uintptr_t bits = (uintptr_t)p->c | (uintptr_t)p->pre | (uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->bias;
-    if ((p->dtype != MATMUL_F32 && p->dtype != MATMUL_BF16) || p->m > INT_MAX || p->n > INT_MAX || p->k > INT_MAX ||
-        (p->ending != PLAIN && (p->n % PACK != 0 || bits % 16 != 0))) {
+    if (p->dtype < MATMUL_F32 || p->dtype > MATMUL_BF16_F32 ||
+        (p->dtype == MATMUL_BF16_F32 && (p->bias != NULL || p->ending != PLAIN)) || p->m > INT_MAX || p->n > INT_MAX ||
+        p->k > INT_MAX || (p->ending != PLAIN && (p->n % PACK != 0 || bits % 16 != 0))) {
         return cudaErrorInvalidValue;
     }
     if (p->m == 0 || p->n == 0) {

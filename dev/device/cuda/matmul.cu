@@ -175,8 +175,9 @@ static int plan_find(Plan **out, const Kind *kind, Lane *lane, cublasLtMatmulDes
 static int product(void *c, const void *pre, const void *a, const void *b, const void *bias, int epilogue, int dtype,
                    size_t m, size_t n, size_t k, int trans_a, int trans_b, int accumulate, cudaStream_t stream) {
     uintptr_t bits = (uintptr_t)c | (uintptr_t)pre | (uintptr_t)a | (uintptr_t)b | (uintptr_t)bias;
-    if ((dtype != MATMUL_F32 && dtype != MATMUL_BF16) || m > INT_MAX || n > INT_MAX || k > INT_MAX ||
-        (epilogue & EPILOGUE_AUX && (n % 8 != 0 || bits % 16 != 0))) {
+    if (dtype < MATMUL_F32 || dtype > MATMUL_BF16_F32 ||
+        (dtype == MATMUL_BF16_F32 && epilogue != CUBLASLT_EPILOGUE_DEFAULT) || m > INT_MAX || n > INT_MAX ||
+        k > INT_MAX || (epilogue & EPILOGUE_AUX && (n % 8 != 0 || bits % 16 != 0))) {
         return cudaErrorInvalidValue;
     }
     if (m == 0 || n == 0) {
@@ -229,7 +230,7 @@ static int product(void *c, const void *pre, const void *a, const void *b, const
     }
     TRY(cublasLtMatrixLayoutInit(&layout_a, type, rows_a, cols_a, (int64_t)rows_a));
     TRY(cublasLtMatrixLayoutInit(&layout_b, type, rows_b, cols_b, (int64_t)rows_b));
-    TRY(cublasLtMatrixLayoutInit(&layout_c, type, n, m, (int64_t)n));
+    TRY(cublasLtMatrixLayoutInit(&layout_c, dtype == MATMUL_BF16 ? CUDA_R_16BF : CUDA_R_32F, n, m, (int64_t)n));
 
     Plan *plan = NULL;
     err = plan_find(&plan, &kind, lane, &desc, &layout_a, &layout_b, &layout_c);

@@ -90,7 +90,7 @@ static double micro_batch(GPT2 *model, const Setup *s, size_t step, size_t j) {
 static void make_model(GPT2 *model, const Setup *s, int recompute, const GPT2Units *units, const zero_mesh *mesh,
                        zero_accounting *memory) {
     char err[256] = "";
-    must(gpt2_create(model, &s->config, s->B, s->T, recompute, units, mesh, memory, stream, err, sizeof err) == 0,
+    must(gpt2_create(model, &s->config, s->B, s->T, recompute, 0, units, mesh, memory, stream, err, sizeof err) == 0,
          "gpt2_create", err);
 }
 

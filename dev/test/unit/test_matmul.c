@@ -27,7 +27,9 @@ typedef struct {
     int dtype, trans_a, trans_b, accumulate, bias;
 } Case;
 
+// Of a, b and bias; and the type of c.
 static size_t size_of(int dtype) { return dtype == MATMUL_F32 ? 4 : 2; }
+static int result_type(int dtype) { return dtype == MATMUL_BF16_F32 ? MATMUL_F32 : dtype; }
 
 static float bf16_value(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
@@ -81,7 +83,7 @@ typedef struct {
 
 static Operands operands(const Case *t) {
     Operands o = { numbers(t->m * t->k, t->dtype, 1), numbers(t->k * t->n, t->dtype, 2),
-                   numbers(t->m * t->n, t->dtype, 3), t->bias ? numbers(t->n, t->dtype, 4) : NULL };
+                   numbers(t->m * t->n, result_type(t->dtype), 3), t->bias ? numbers(t->n, t->dtype, 4) : NULL };
     return o;
 }
 
@@ -94,7 +96,7 @@ static void operands_free(Operands *o) {
 
 // The product on the device, with buffers shifted by `shift` bytes; the result in new host memory.
 static void *product(const Case *t, const Operands *o, size_t shift) {
-    size_t element = size_of(t->dtype), bytes = t->m * t->n * element;
+    size_t element = size_of(t->dtype), bytes = t->m * t->n * size_of(result_type(t->dtype));
     unsigned char *guarded = host(bytes + 2 * GUARD);
     memset(guarded, 0xa5, bytes + 2 * GUARD);
     memcpy(guarded + GUARD, o->c, bytes);
@@ -123,7 +125,7 @@ static void *product(const Case *t, const Operands *o, size_t shift) {
 static double expected(const Case *t, const Operands *o, size_t i, size_t j) {
     double sum = t->bias ? value(o->bias, t->dtype, j) : 0.0;
     if (t->accumulate) {
-        sum += value(o->c, t->dtype, i * t->n + j);
+        sum += value(o->c, result_type(t->dtype), i * t->n + j);
     }
     for (size_t q = 0; q < t->k; q++) {
         double x = value(o->a, t->dtype, t->trans_a ? q * t->m + i : i * t->k + q);
@@ -139,7 +141,7 @@ static void check(const Case *t) {
     for (size_t i = 0; i < t->m; i++) {
         for (size_t j = 0; j < t->n; j++) {
             double want = expected(t, &o, i, j);
-            double got = value(c, t->dtype, i * t->n + j);
+            double got = value(c, result_type(t->dtype), i * t->n + j);
             double bound = (double)(t->k + 2) * 6e-8 + (t->dtype == MATMUL_BF16 ? fabs(want) / 256.0 : 0.0);
             CHECK(fabs(got - want) <= bound,
                   "c[%zu,%zu] is %.9g, not %.9g: m %zu n %zu k %zu, dtype %d, trans %d %d, accumulate %d, bias %d", i,
@@ -167,7 +169,35 @@ static void test_every_use_and_size(void) {
             };
             check(&t);
         }
+        for (int bits = 0; bits < 8; bits++) {
+            Case t = {
+                sizes[s][0], sizes[s][1], sizes[s][2], MATMUL_BF16_F32, bits & 1, bits >> 1 & 1, bits >> 2 & 1, 0
+            };
+            check(&t);
+        }
     }
+}
+
+// Of two halves of the terms, one after the other: nothing is rounded to bf16 in between.
+static void test_bf16_adds_up_in_fp32(void) {
+    Case t = { 23, 40, 64, MATMUL_BF16_F32, 1, 0, 0, 0 };
+    Operands o = operands(&t);
+    Case half = t;
+    half.k = 32;
+    Operands first = o, second = o;
+    void *sum = product(&half, &first, 0);
+    second.a = (uint16_t *)o.a + 32 * t.m;
+    second.b = (uint16_t *)o.b + 32 * t.n;
+    second.c = sum;
+    half.accumulate = 1;
+    float *both = product(&half, &second, 0);
+    for (size_t i = 0; i < t.m * t.n; i++) {
+        double want = expected(&t, &o, i / t.n, i % t.n);
+        CHECK(fabs(both[i] - want) <= (double)t.k * 6e-8, "c[%zu] is %.9g, not %.9g", i, both[i], want);
+    }
+    free(sum);
+    free(both);
+    operands_free(&o);
 }
 
 static void test_empty_sum_is_bias_or_zero(void) {
@@ -259,7 +289,9 @@ static void test_empty_result_is_left_alone(void) {
 
 static void test_bad_arguments_are_refused(void) {
     float x = 0;
-    CHECK_EQ(matmul(&x, &x, &x, NULL, 2, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, NULL, 3, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul(&x, &x, &x, &x, MATMUL_BF16_F32, 1, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
+    CHECK_EQ(matmul_gelu(&x, &x, &x, &x, NULL, MATMUL_BF16_F32, 1, 8, 1, 0, 0, 0), cudaErrorInvalidValue);
     CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, (size_t)1 << 31, 1, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
     CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, (size_t)1 << 31, 1, 0, 0, 0, 0), cudaErrorInvalidValue);
     CHECK_EQ(matmul(&x, &x, &x, NULL, MATMUL_F32, 1, 1, (size_t)1 << 31, 0, 0, 0, 0), cudaErrorInvalidValue);
@@ -267,13 +299,13 @@ static void test_bad_arguments_are_refused(void) {
 
 // A new buffer is full of anything: without accumulate, NaN in c must not reach the result.
 static void test_old_c_is_not_read_without_accumulate(void) {
-    for (int dtype = 0; dtype < 2; dtype++) {
+    for (int dtype = 0; dtype < 3; dtype++) {
         Case t = { 20, 50, 30, dtype, 0, 1, 0, 0 };
         Operands o = operands(&t);
-        memset(o.c, 0xff, t.m * t.n * size_of(dtype));
+        memset(o.c, 0xff, t.m * t.n * size_of(result_type(dtype)));
         void *c = product(&t, &o, 0);
         for (size_t i = 0; i < t.m * t.n; i++) {
-            CHECK(isfinite(value(c, dtype, i)));
+            CHECK(isfinite(value(c, result_type(dtype), i)));
         }
         free(c);
         operands_free(&o);
@@ -401,6 +433,7 @@ static void test_works_again_after_destroy(void) {
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_every_use_and_size);
+    RUN(test_bf16_adds_up_in_fp32);
     RUN(test_empty_sum_is_bias_or_zero);
     RUN(test_gelu_inside_is_gelu);
     RUN(test_gelu_inside_refuses_odd_rows);

@@ -1,5 +1,6 @@
 // What a run computes about itself and writes: learning rates, z-scores, the step line, main.log, model files.
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -304,6 +305,32 @@ static void test_a_model_comes_back_as_it_was_written(void) {
     }
 }
 
+// A file is written in ranges that begin and end anywhere, in blocks and out of them, on the disk and in memory.
+static void test_ranges_of_any_size_reach_the_file(void) {
+    static const size_t cuts[] = { 0, 3, 4096, 4097, 70000, 135536, 262144, 1500001, 1572864, 2900000, 2900004 };
+    const size_t last = sizeof cuts / sizeof *cuts - 1, bytes = cuts[last];
+    const char *const paths[] = { in_dir("ranges"), "/dev/shm/zero-test-ranges" };
+    unsigned char *want = malloc(bytes), *got = malloc(bytes);
+    REQUIRE(want != NULL && got != NULL);
+    for (size_t i = 0; i < bytes; i++) want[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t p = 0; p < 2; p++) {
+        int fd;
+        unlink(paths[p]);
+        CHECK(durable_create(paths[p], bytes, &fd, err, sizeof err) == 0, "%s", err);
+        for (size_t i = last; i-- > 0;) {
+            CHECK(durable_write(fd, paths[p], want + cuts[i], cuts[i + 1] - cuts[i], cuts[i], err, sizeof err) == 0,
+                  "%s", err);
+        }
+        CHECK(fcntl(fd, F_GETFL) % (2 * O_DIRECT) < O_DIRECT, "%s is left in direct mode", paths[p]);
+        CHECK_EQ(pread(fd, got, bytes, 0), (ssize_t)bytes);
+        CHECK_BYTES(got, want, bytes);
+        CHECK(durable_close(fd, paths[p], err, sizeof err) == 0, "%s", err);
+        unlink(paths[p]);
+    }
+    free(want);
+    free(got);
+}
+
 static void test_the_124m_file_has_the_size_of_llmcs(void) {
     const GPT2Config d12 = { 1024, 50257, 50304, 12, 12, 768 };
     CHECK_EQ(gpt2_num_parameters(&d12), 124475904);
@@ -396,6 +423,7 @@ int main(int argc, char **argv) {
     RUN(test_json_has_no_number_that_is_not_finite);
     RUN(test_main_log);
     RUN(test_a_model_comes_back_as_it_was_written);
+    RUN(test_ranges_of_any_size_reach_the_file);
     RUN(test_the_124m_file_has_the_size_of_llmcs);
     RUN(test_damaged_model_files_are_refused);
     RUN(test_a_failed_write_leaves_the_old_model_and_no_litter);

@@ -25,6 +25,7 @@ static ProfileRun gpt2(void) {
                          .G = 2,
                          .recompute = 0,
                          .chunks = 256,
+                         .head_chunks = 1,
                          .ranks = 1,
                          .numel = 124475904 };
 }
@@ -39,8 +40,10 @@ static const ProfileWork *find(const ProfileRun *run, const char *name) {
 }
 
 // The matrices of GPT-2 124M, wte once: 12 L C^2 + Vp C = 123568128 numbers, each of which costs 6 FLOPs a token.
-static void test_products_are_6_flops_per_weight_and_token(void) {
-    const ProfileRun run = gpt2();
+// In however many chunks of rows the head is computed.
+static void check_flops(size_t head_chunks) {
+    ProfileRun run = gpt2();
+    run.head_chunks = head_chunks;
     const size_t n = profile_work(&run, work);
     double flops = 0;
     size_t kinds = 0;
@@ -51,6 +54,21 @@ static void test_products_are_6_flops_per_weight_and_token(void) {
     }
     CHECK_EQ(kinds, 15);
     CHECK(flops == 6.0 * 123568128 * 4096 * 2);
+}
+
+static void test_products_are_6_flops_per_weight_and_token(void) {
+    check_flops(1);
+    check_flops(4);
+}
+
+// The sum of four chunks is written once, and read and written three times, in fp32; it is read and rounded once.
+static void test_chunks_of_the_head_move_their_sum(void) {
+    ProfileRun run = gpt2();
+    const double wte = 768.0 * 50304, G = 2, whole = find(&run, "product dweight 768 to 50304")->bytes;
+    run.head_chunks = 4;
+    const double chunks = find(&run, "product dweight 768 to 50304")->bytes;
+    CHECK(chunks - whole == G * wte * (7 * 4 - 2));
+    CHECK(find(&run, "round_head")->bytes == G * wte * (4 + 2));
 }
 
 // FlashAttention's paper counts 4 T^2 C FLOPs a sequence forward (halved: causal), and 2.5 times that backward; two
@@ -231,6 +249,7 @@ static void test_the_clock_adds_up_by_name_and_step(void) {
 int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_products_are_6_flops_per_weight_and_token);
+    RUN(test_chunks_of_the_head_move_their_sum);
     RUN(test_attention_is_half_of_a_square);
     RUN(test_the_step_is_about_what_mfu_counts);
     RUN(test_adamw_moves_28_30_28_24_bytes);
