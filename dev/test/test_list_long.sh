@@ -79,6 +79,7 @@ if [ -z "$suffix" ]; then
     for ranks in 1 2 3 4 5 6 7 8 9; do
         run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
     done
+    build cpu FP32 install PREFIX="$PWD/build/prefix"       # not by two tests at a time
     run 0 300 "the module, installed" dev/test/cli/test_install.sh
     if [ -n "${LLMC-}" ]; then      # a checkout of llm.c
         run 0 900 "zero/README.md, followed in llm.c" dev/test/cli/test_guide.sh $fp32/train_gpt2_zero

@@ -46,12 +46,13 @@ static() {
         [ -n "$(hash_of zero-cpu-static 1 0)" ] && [ "$(hash_of zero-cpu-static 2 2)" = "$(hash_of zero-cpu 1 0)" ]
 }
 check "linked statically it has the same state" static
-exports_zero() {
-    nm -D --defined-only "$prefix/lib/libzero-cpu.so" | awk '{ print $NF }' > "$work/symbols"
+exports_zero() {    # FILE FLAGS OF nm...
+    nm --defined-only "${@:2}" "$prefix/lib/$1" | awk 'NF == 3 { print $NF }' > "$work/symbols"
     grep -v '^zero_' "$work/symbols"
     grep -qx zero_create "$work/symbols" && ! grep -qv '^zero_' "$work/symbols"
 }
-check "the shared library exports zero_* only" exports_zero
+check "the shared library exports zero_* only" exports_zero libzero-cpu.so -D
+check "the static library defines zero_* only" exports_zero libzero-cpu.a -g
 runtime_exports() {
     nm -D --defined-only "$prefix/lib/libcuda-on-cpu.so" | awk '{ print $NF }' | grep -vE \
         '^(_ZN?[0-9]*)?(cuda|nccl|nvtx)|^(block|thread)Idx$|^(grid|block)Dim$'
