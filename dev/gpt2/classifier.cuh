@@ -6,7 +6,7 @@
 
 #include "gpt2/common.cuh"
 
-#define CLASSIFIER_THREADS 1024
+#define CLASSIFIER_THREADS 512  // two blocks on a multiprocessor: while one waits for its sums, the other loads
 
 // Columns V and up are padding and count as -infinity.
 DEV fvec ld_logits(const floatX *row, int c, int V) {
@@ -21,7 +21,7 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
 // overwrites the logits with their gradient. In the first, each lane of a thread's packs keeps its own top and sum of
 // exp(x - top); a new top scales the sum by exp(old top - new top), once for every few packs, which a GPU loads
 // together. NaN and +infinity make the loss NaN.
-__global__ void __launch_bounds__(CLASSIFIER_THREADS)
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets,
                       float dloss, int V, int Vp, int train) {
     constexpr int TOGETHER = 4;  // packs

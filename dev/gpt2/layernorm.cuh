@@ -5,6 +5,7 @@
 #include "gpt2/row_sums.cuh"
 
 constexpr float LAYERNORM_EPSILON = 1e-5f;
+constexpr size_t LAYERNORM_SHARED = 96 << 10;  // bytes that a block of the backward may use: for 12288 channels
 
 __global__ void __launch_bounds__(SUM_THREADS)
     layernorm_forward_kernel(floatX *__restrict__ out, float *__restrict__ mean, float *__restrict__ rstd,
@@ -37,21 +38,26 @@ static void layernorm_forward(floatX *out, float *mean, float *rstd, const float
            weight, bias, rows, (int)C);
 }
 
-// Takes as many rows at a time as the block has warps: each warp computes the two means of its row; then each thread
-// adds the rows of its columns to the partial sums of dweight and dbias, and writes dinp.
+// Rows of a chunk that a block takes at a time, so that they are in the L1 cache when they are read again.
+constexpr int LAYERNORM_ROWS = SUM_THREADS / 32;
+
+// First each warp takes rows: the two means of a row, then dinp. Then each thread adds these rows, in its columns, to
+// the sums of dweight and dbias; between, these are in shared memory, or, if there is no room for them, where they are
+// written in the end, to `partial`.
+template <bool IN_SHARED>
 __global__ void __launch_bounds__(SUM_THREADS)
     layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
                               const floatX *__restrict__ inp, const floatX *__restrict__ weight,
                               const float *__restrict__ mean, const float *__restrict__ rstd, size_t rows,
                               size_t per_chunk, int C) {
-    __shared__ float mean_d[SUM_THREADS / WARP], mean_dn[SUM_THREADS / WARP];
+    DYNAMIC_SHARED(float, shared);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     const size_t begin = blockIdx.x * per_chunk, end = min(begin + per_chunk, rows);
     float *dweight = partial + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
-    for (size_t first = begin; first < end; first += warps) {
-        const size_t last = min(first + warps, end);
-        if (first + warp < last) {
-            const size_t row = first + warp;
+    float *sums = IN_SHARED ? shared : dweight;
+    for (size_t first = begin; first < end; first += LAYERNORM_ROWS) {
+        const size_t last = min(first + LAYERNORM_ROWS, end);
+        for (size_t row = first + warp; row < last; row += warps) {
             const float m = mean[row], s = rstd[row];
             fvec sum_d = splat(0), sum_dn = splat(0);
             for (int c = lane * PACK; c < C; c += WARP * PACK) {
@@ -60,23 +66,27 @@ __global__ void __launch_bounds__(SUM_THREADS)
                 sum_dn += d * ((ld(inp + row * C + c) - m) * s);
             }
             const float a = warp_sum(pack_sum(sum_d)) / C, b = warp_sum(pack_sum(sum_dn)) / C;
-            if (lane == 0) {
-                mean_d[warp] = a;
-                mean_dn[warp] = b;
-            }
-        }
-        __syncthreads();
-        for (size_t row = first; row < last; row++) {
-            const float m = mean[row], s = rstd[row], a = mean_d[row - first], b = mean_dn[row - first];
-            for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+            for (int c = lane * PACK; c < C; c += WARP * PACK) {
                 const fvec d = ld(dout + row * C + c), n = (ld(inp + row * C + c) - m) * s;
-                const fvec w = row == begin ? splat(0) : ld(dweight + c), v = row == begin ? splat(0) : ld(dbias + c);
-                st(dweight + c, w + d * n);
-                st(dbias + c, v + d);
                 st(dinp + row * C + c, ld(dinp + row * C + c) + (d * ld(weight + c) - a - n * b) * s);
             }
         }
-        __syncthreads();  // before mean_d and mean_dn are overwritten
+        __syncthreads();  // keeps the warps at the same rows
+        for (int c = threadIdx.x * PACK; c < C; c += blockDim.x * PACK) {
+            fvec w = first == begin ? splat(0) : ld(sums + c), v = first == begin ? splat(0) : ld(sums + C + c);
+            UNROLL for (size_t row = first; row < last; row++) {
+                const fvec d = ld(dout + row * C + c), n = (ld(inp + row * C + c) - mean[row]) * rstd[row];
+                w += d * n;
+                v += d;
+            }
+            if (last < end) {
+                st(sums + c, w);
+                st(sums + C + c, v);
+            } else {
+                st(dweight + c, w);
+                st(dbias + c, v);
+            }
+        }
     }
 }
 
@@ -85,11 +95,14 @@ __global__ void __launch_bounds__(SUM_THREADS)
 static void layernorm_backward(floatX *dinp, floatX *dweight, floatX *dbias, float *partial, const floatX *dout,
                                const floatX *inp, const floatX *weight, const float *mean, const float *rstd,
                                size_t rows, size_t C, cudaStream_t stream) {
-    const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk);
-    LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel, dinp, partial, dout, inp, weight, mean, rstd,
-           rows, per_chunk, (int)C);
-    add_partials(dweight, partial, chunks, 2 * C, C, stream);
-    add_partials(dbias, partial + C, chunks, 2 * C, C, stream);
+    const size_t per_chunk = chunk_rows(rows), chunks = ceil_div(rows, per_chunk), shared = 2 * C * sizeof(float);
+    if (WARP > 1 && shared <= LAYERNORM_SHARED)
+        LAUNCH(chunks, SUM_THREADS, shared, stream, layernorm_backward_kernel<true>, dinp, partial, dout, inp, weight,
+               mean, rstd, rows, per_chunk, (int)C);
+    else
+        LAUNCH(chunks, SUM_THREADS, 0, stream, layernorm_backward_kernel<false>, dinp, partial, dout, inp, weight, mean,
+               rstd, rows, per_chunk, (int)C);
+    add_partials(dweight, dbias, partial, chunks, C, C, stream);
 }
 
 #endif
