@@ -147,8 +147,8 @@ override LAST :=
 $(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
 $(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu))): override LAST = $(NO_FMA_CU)
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
-build/emulated-tsan-fp32/dev/device/cpu/emulated.o build/emulated-tsan-bf16/dev/device/cpu/emulated.o: \
-    override LAST = -fno-sanitize=thread
+$(foreach o,emulated memory_requests,build/emulated-tsan-fp32/dev/device/cpu/$o.o \
+    build/emulated-tsan-bf16/dev/device/cpu/$o.o): override LAST = -fno-sanitize=thread
 # Whole words: -fno-fast-math is harmless. nvcc passes on what comes in quotes, after a comma or -Xcompiler=, and has
 # names with -- too.
 UNSAFE := -Ofast -ffast-math -funsafe-math-optimizations -fassociative-math -freciprocal-math -ffinite-math-only \

@@ -157,31 +157,33 @@ DEV fvec operator-(const fvec &a) EACH(-a.v[k]) DEV fvec vsqrt(const fvec &a) EA
         EACH(b.v[k] > a.v[k] ? b.v[k] : a.v[k])
 
 #ifdef CUDA_ON_CPU
-#define CHECK_ALIGNED(p) cuda_on_cpu_check_aligned(p, 16)
+#define LOADS(p, bytes)  cuda_on_cpu_load(p, bytes)  // checked and counted
+#define STORES(p, bytes) cuda_on_cpu_store(p, bytes)
     // Element by element, so that AddressSanitizer names the one that is out of bounds.
 
     DEV fvec ld(const float *p) {
-    cuda_on_cpu_check_aligned(p, 16);
+    LOADS(p, sizeof(float) * PACK);
     EACH(p[k])
 }
 
 DEV fvec ld(const bf16 *p) {
-    cuda_on_cpu_check_aligned(p, 16);
+    LOADS(p, sizeof(bf16) * PACK);
     EACH(__bfloat162float(p[k]))
 }
 
 DEV void st(float *p, const fvec &x) {
-    cuda_on_cpu_check_aligned(p, 16);
+    STORES(p, sizeof(float) * PACK);
     for (int k = 0; k < PACK; k++) p[k] = x.v[k];
 }
 
 DEV void st(bf16 *p, const fvec &x) {
-    cuda_on_cpu_check_aligned(p, 16);
+    STORES(p, sizeof(bf16) * PACK);
     for (int k = 0; k < PACK; k++) p[k] = __float2bfloat16_rn(x.v[k]);
 }
 
 #else
-#define CHECK_ALIGNED(p)
+#define LOADS(p, bytes)
+#define STORES(p, bytes)
 
             DEV fvec ld(const float *p) {
     const float4 a = reinterpret_cast<const float4 *>(p)[0];
@@ -232,7 +234,7 @@ DEV fvec from_bits(const uvec &u) {
 DEV uvec ld16(const void *p) {
     uint16_t h[PACK];
     uvec u;
-    CHECK_ALIGNED(p);
+    LOADS(p, sizeof h);
     memcpy(h, __builtin_assume_aligned(p, 16), sizeof h);
     UNROLL for (int k = 0; k < PACK; k++) u.v[k] = h[k];
     return u;
@@ -240,7 +242,7 @@ DEV uvec ld16(const void *p) {
 
 DEV void st16(void *p, const uvec &u) {
     uint16_t h[PACK];
-    CHECK_ALIGNED(p);
+    STORES(p, sizeof h);
     UNROLL for (int k = 0; k < PACK; k++) h[k] = static_cast<uint16_t>(u.v[k]);
     memcpy(__builtin_assume_aligned(p, 16), h, sizeof h);
 }
@@ -250,7 +252,8 @@ template <class F, class... Packs> DEV uvec each(F f, const Packs &...x) {
     UNROLL for (int k = 0; k < PACK; k++) r.v[k] = f(x.v[k]...);
     return r;
 }
-#undef CHECK_ALIGNED
+#undef LOADS
+#undef STORES
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ DEV uint32_t pack_bf16(float low, float high) {
 DEV void copy_pack(bf16 *to, const bf16 *from) { st16(to, ld16(from)); }
 
 DEV void st_pair(bf16 *p, float low, float high) {
-    cuda_on_cpu_check_aligned(p, 4);
+    cuda_on_cpu_store(p, 4);
     p[0] = __float2bfloat16_rn(low);
     p[1] = __float2bfloat16_rn(high);
 }

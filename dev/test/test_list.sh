@@ -179,7 +179,8 @@ run 0 120 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero some
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
-run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh \
+    {$fp32,$bf16,build/emulated-bf16}/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero
 run 0 120 "NVIDIA's libraries are found" dev/test/cli/test_find_nvidia.sh
 run 0 300 "promises of the Makefile" dev/test/cli/test_build.sh

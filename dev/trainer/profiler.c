@@ -8,6 +8,12 @@
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
 
+#ifdef CUDA_ON_CPU_EMULATED
+#define EMULATED(...) __VA_ARGS__  // what only the emulated GPU can say
+#else
+#define EMULATED(...)
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Formulas. R = B T rows, b = bytes of an element. What is left out is small and depends on the data or on the cut into
 // blocks: statistics of rows in cache, and the rows of dwte that the tokens of a batch happen to name.
@@ -160,7 +166,7 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     }
     w = add(&rows, "bias_partial", G * 4 * L, 0);  // of 3C, C, 4C and C columns
     w->bytes = (double)(G * L) * 9 * row;
-    w = add(&rows, "add_partials", G * (4 * L + 2 * (2 * L + 1)), 0);  // biases; weights and biases of layernorms
+    w = add(&rows, "add_partials", G * (4 * L + 2 * L + 1), 0);  // biases; weights and biases of layernorms
     w->bytes = (double)(G * (9 * L + 2 * (2 * L + 1)) * C) * (double)(4 * r->chunks + b);
     add(&rows, "wte_backward", G, row + 4.0 * (double)R);
     add(&rows, "wpe_backward", G, row + (double)(r->T * C * b));
@@ -227,6 +233,7 @@ typedef struct {
     char name[PROFILE_NAME_BYTES];
     size_t calls;
     double ms;
+    EMULATED(cuda_on_cpu_memory memory;)
 } Kind;
 
 typedef struct {
@@ -246,10 +253,14 @@ struct Profile {
     cudaError_t error;  // the first since the step began
 };
 
-Profile *profile_create(void) { return calloc(1, sizeof(Profile)); }
+Profile *profile_create(void) {
+    EMULATED(cuda_on_cpu_count_memory(1);)
+    return calloc(1, sizeof(Profile));
+}
 
 void profile_destroy(Profile *p) {
     if (!p) return;
+    EMULATED(cuda_on_cpu_count_memory(0);)
     for (size_t i = 0; i < p->made; i++) {
         (void)cudaEventDestroy(p->spans[i].begin);
         (void)cudaEventDestroy(p->spans[i].end);
@@ -328,6 +339,7 @@ cudaError_t profile_end_step(Profile *p, double ms) {
         if (e == cudaSuccess) e = cudaEventElapsedTime(&took, s->begin, s->end);
         p->kinds[s->kind].calls++;
         p->kinds[s->kind].ms += took;
+        EMULATED(cuda_on_cpu_add_memory_between(&p->kinds[s->kind].memory, s->begin, s->end);)
     }
     p->num_spans = 0;
     p->error = cudaSuccess;
@@ -338,6 +350,27 @@ cudaError_t profile_end_step(Profile *p, double ms) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The table.
+
+// What the emulated GPU counted of a kind beside its floor: requests of global memory, as sectors of a request and
+// beside the fewest; bytes of these sectors beside those of the formula (caches are not modelled, so what is read twice
+// counts twice); passes over the banks of shared memory beside those without conflicts.
+static void print_memory(FILE *out, const Kind *k, double bytes) {
+    (void)out, (void)k, (void)bytes;
+#ifdef CUDA_ON_CPU_EMULATED
+    const cuda_on_cpu_memory none = { 0 }, *m = k ? &k->memory : &none;
+    const double sectors = (double)m->sectors, wavefronts = (double)m->wavefronts;
+    const double ratio[][2] = { { sectors, (double)m->requests },
+                                { sectors, (double)m->fewest_sectors },
+                                { 32 * sectors, bytes },
+                                { wavefronts, (double)m->fewest_wavefronts } };
+    for (size_t i = 0; i < sizeof ratio / sizeof *ratio; i++) {
+        if (ratio[i][0] > 0 && ratio[i][1] > 0)
+            fprintf(out, " %8.2f", ratio[i][0] / ratio[i][1]);
+        else
+            fprintf(out, " %8s", "");
+    }
+#endif
+}
 
 static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const ProfileRun *run, const ProfileDevice *d,
                      size_t steps, double *floors) {
@@ -355,6 +388,7 @@ static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const Profi
         fprintf(out, " %10.5f %9.1f  %-6s", floor, ms / floor, bound);
     else
         fprintf(out, " %10s %9s  %-6s", "", "", "");
+    print_memory(out, k, w ? w->bytes * (double)steps : 0);
     const char *wrong = !w                                  ? "  no formula"
                         : !k                                ? "  not measured"
                         : w->calls > 0 && w->calls != calls ? "  calls differ from the formula"
@@ -385,8 +419,9 @@ int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char
             : run->tf32                      ? " in TF32"
                                              : " in fp32",
             d->link * 1e-9);
-    fprintf(out, "%-34s %9s %11s %14s %14s %16s %10s %9s  %s\n", "per step", "calls", "ms", "bytes, memory",
-            "bytes, link", "FLOPs", "floor, ms", "ms/floor", "bound");
+    const char *const memory = "" EMULATED(" sectors/ x fewest  x bytes  x banks");
+    fprintf(out, "%-34s %9s %11s %14s %14s %16s %10s %9s  %-6s%s\n", "per step", "calls", "ms", "bytes, memory",
+            "bytes, link", "FLOPs", "floor, ms", "ms/floor", "bound", memory);
     for (size_t i = 0; i < n; i++) {
         const Kind *kind = NULL;
         for (size_t k = 0; k < p->num_kinds; k++) {

@@ -8,6 +8,8 @@
 // A time is what passes on the stream between the two events. It is that of the work if the stream is busy; if the
 // stream waits in between, for the host or for another stream, the wait is included. Work on different streams
 // overlaps, so the times may sum to more than the step. Without a profile (NULL) begin and end cost one comparison.
+//
+// The emulated GPU, whose times say nothing, adds what its warps asked of memory (dev/device/cpu/memory_requests.cpp).
 #ifndef DEV_PROFILE_H
 #define DEV_PROFILE_H
 

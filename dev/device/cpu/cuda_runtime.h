@@ -90,6 +90,16 @@ void cuda_on_cpu_check_aligned(const void *p, size_t alignment);  // stops the p
                                                                   // would
 void cuda_on_cpu_check_shared(const void *p, size_t bytes);       // stops the program if p is not in shared memory
 
+// An access by this thread, of 4 or 8 bytes, or of 16 bytes at a time; p must be aligned to it. memory_requests.cpp
+// counts them. call: distinguishes the places of a kernel; those of cuda_on_cpu_load and _store are their callers.
+void cuda_on_cpu_load(const void *p, size_t bytes);
+void cuda_on_cpu_store(void *p, size_t bytes);
+void cuda_on_cpu_count(const void *p, size_t bytes, bool is_store, const void *call);
+void cuda_on_cpu_count_block();  // all threads of a block have ended
+
+enum cuda_on_cpu_space { CUDA_ON_CPU_GLOBAL, CUDA_ON_CPU_SHARED, CUDA_ON_CPU_STACK };
+cuda_on_cpu_space cuda_on_cpu_space_of(const void *p, size_t bytes);
+
 // Waits until all lanes of the warp have called it at this place; the last one calls work(operands of lanes 0 to 31).
 void cuda_on_cpu_meet(void (*work)(void *const *operands), void *operands, const char *file, int line);
 

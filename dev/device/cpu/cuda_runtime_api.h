@@ -18,6 +18,7 @@
 #define CUDA_ON_CPU_RUNTIME_API_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define CUDA_ON_CPU    1
 #define CUDART_VERSION 13000
@@ -144,6 +145,22 @@ void cuda_on_cpu_break(void);
 // it was queued (nvtx3/), as in "outer/inner". NULL: no more.
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);
 const char *cuda_on_cpu_range(void);  // the ranges that the calling thread is in
+
+#ifdef CUDA_ON_CPU_EMULATED
+// Not CUDA's: what the warps of the emulated GPU ask of its memory (memory_requests.cpp). A request is one instruction
+// of a warp, of at most 16 bytes a lane.
+typedef struct cuda_on_cpu_memory {
+    uint64_t requests, sectors, fewest_sectors;  // global memory: 32-byte sectors that the requests touch, and
+                                                 // would touch if each had its bytes side by side
+    uint64_t stored;                             // bytes stored to global memory
+    uint64_t shared_requests, wavefronts, fewest_wavefronts;  // shared memory: passes over its 32 banks, and without
+                                                              // conflicts
+} cuda_on_cpu_memory;
+void cuda_on_cpu_count_memory(int on);  // off at first
+cuda_on_cpu_memory cuda_on_cpu_memory_so_far(void);
+// Adds what was counted between two recorded events that have passed, as cudaEventElapsedTime measures time.
+void cuda_on_cpu_add_memory_between(cuda_on_cpu_memory *sum, cudaEvent_t start, cudaEvent_t end);
+#endif
 
 #ifdef __cplusplus
 }

@@ -16,7 +16,8 @@
 //   barriers                a barrier that not all threads reach, or that they reach at different places, stops the
 //                           program with a diagnosis; so does a warp operation whose mask names lanes that have
 //                           ended, or that lanes reach at different places
-//   misaligned wide access  cuda_on_cpu_check_aligned, which ld() and st() call
+//   misaligned wide access  cuda_on_cpu_load and _store, which ld() and st() call
+//   slow memory accesses    the same calls count sectors and bank conflicts: see memory_requests.cpp
 //   tensor cores, copies    see tensor_cores.cpp
 //   launches over a limit   cudaErrorInvalidConfiguration, as on a GPU, and the reason on stderr
 //   races                   another schedule gives another result; or ThreadSanitizer, which is informed about fibers
@@ -438,12 +439,19 @@ __attribute__((no_sanitize("address"), noinline, optimize("no-tree-loop-distribu
     for (unsigned char *p = begin; p != end; p++) *p = 0xff;
 }
 
+cuda_on_cpu_space cuda_on_cpu_space_of(const void *p, size_t bytes) {
+    const auto within = [&](const void *begin, const void *end) {
+        const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+        return at >= reinterpret_cast<uintptr_t>(begin) && at + bytes <= reinterpret_cast<uintptr_t>(end);
+    };
+    const char *const stack = E.fibers[E.current].stack;
+    if (within(__start_cuda_on_cpu_shared, __stop_cuda_on_cpu_shared)) return CUDA_ON_CPU_SHARED;
+    if (within(E.shared, E.shared + E.shared_bytes)) return CUDA_ON_CPU_SHARED;
+    return within(stack, stack + STACK_BYTES) ? CUDA_ON_CPU_STACK : CUDA_ON_CPU_GLOBAL;
+}
+
 void cuda_on_cpu_check_shared(const void *p, size_t bytes) {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(p), dynamic = reinterpret_cast<uintptr_t>(E.shared);
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(__start_cuda_on_cpu_shared);
-    const uintptr_t end = reinterpret_cast<uintptr_t>(__stop_cuda_on_cpu_shared);
-    if (at >= begin && at + bytes <= end) return;
-    if (at < dynamic || at + bytes > dynamic + E.shared_bytes) die("an address that must be in shared memory is not");
+    if (cuda_on_cpu_space_of(p, bytes) != CUDA_ON_CPU_SHARED) die("an address that must be in shared memory is not");
 }
 
 static const char *over_limit(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
@@ -549,6 +557,7 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
         poison(__start_cuda_on_cpu_shared, __stop_cuda_on_cpu_shared);
         poison(E.shared, E.shared + config->dynamicSmemBytes);
         run_block();
+        cuda_on_cpu_count_block();
     }
     free(E.shared);
     return cudaSuccess;

@@ -60,6 +60,9 @@ struct CUevent_st {
     CUstream_st *stream;
     size_t position;
     timespec when;
+#ifdef CUDA_ON_CPU_EMULATED
+    cuda_on_cpu_memory memory;
+#endif
 };
 
 struct record_args {
@@ -343,9 +346,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     const std::lock_guard<std::recursive_mutex> guard(lock);
     const record_args args = { event };
-    const cudaError_t e = cuda_on_cpu_enqueue(
-        stream, [](void *p) { clock_gettime(CLOCK_MONOTONIC, &static_cast<record_args *>(p)->event->when); }, &args,
-        sizeof args);
+    const auto pass = [](void *p) {
+        const cudaEvent_t passed = static_cast<record_args *>(p)->event;
+        clock_gettime(CLOCK_MONOTONIC, &passed->when);
+#ifdef CUDA_ON_CPU_EMULATED
+        passed->memory = cuda_on_cpu_memory_so_far();
+#endif
+    };
+    const cudaError_t e = cuda_on_cpu_enqueue(stream, pass, &args, sizeof args);
     event->recorded = true;
     event->stream = stream_of(stream);
     event->position = event->stream->enqueued;
@@ -388,6 +396,19 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     *ms = static_cast<float>(seconds * 1e3 + nanoseconds * 1e-6);
     return cudaSuccess;
 }
+
+#ifdef CUDA_ON_CPU_EMULATED
+void cuda_on_cpu_add_memory_between(cuda_on_cpu_memory *sum, cudaEvent_t start, cudaEvent_t end) {
+    const cuda_on_cpu_memory &a = start->memory, &b = end->memory;
+    sum->requests += b.requests - a.requests;
+    sum->sectors += b.sectors - a.sectors;
+    sum->fewest_sectors += b.fewest_sectors - a.fewest_sectors;
+    sum->stored += b.stored - a.stored;
+    sum->shared_requests += b.shared_requests - a.shared_requests;
+    sum->wavefronts += b.wavefronts - a.wavefronts;
+    sum->fewest_wavefronts += b.fewest_wavefronts - a.fewest_wavefronts;
+}
+#endif
 
 }  // extern "C"
 

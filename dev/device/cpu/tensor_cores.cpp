@@ -92,6 +92,7 @@ OF_ALL_LANES void distribute_transposed(void *const *operands) {
 void cuda_on_cpu_ldmatrix(uint32_t *r, const void *p, bool transposed, const char *file, int line) {
     cuda_on_cpu_check_aligned(p, 16);
     cuda_on_cpu_check_shared(p, 16);
+    cuda_on_cpu_count(p, 16, false, __builtin_return_address(0));
     matrix_operands o;
     o.r = r;
     for (int i = 0; i < 8; i++) o.row[i] = static_cast<const uint16_t *>(p)[i];
@@ -119,6 +120,9 @@ void cuda_on_cpu_copy_async(void *to, const void *from, size_t bytes, bool valid
     cuda_on_cpu_check_aligned(to, bytes);
     cuda_on_cpu_check_aligned(from, bytes);
     cuda_on_cpu_check_shared(to, bytes);
+    const char *const call = static_cast<const char *>(__builtin_return_address(0));
+    if (valid) cuda_on_cpu_count(from, bytes, false, call);
+    cuda_on_cpu_count(to, bytes, true, call - 1);  // another request than the load
     memset(to, 0xff, bytes);
     this_thread().pending.push_back({ to, valid ? from : nullptr, bytes, this_thread().groups });
 }

@@ -2,7 +2,7 @@
 # --profile: each kind of work of a run has a formula, which gives the number of its calls; the run has the same bits as
 # one without.
 #
-#     dev/test/cli/test_profile.sh TRAINER...
+#     dev/test/cli/test_profile.sh TRAINER...         one of DEVICE=emulated, BF16: what it counts is printed, too
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export OMP_NUM_THREADS=1
@@ -32,7 +32,19 @@ profile() {
     check "$*: the same bits" same_bits
 }
 
+# The emulated GPU: sectors of a request, beside the fewest, beside the formula's bytes; wavefronts beside the fewest.
+memory_requests() {
+    timeout -k 10 60 "${MPIRUN:-mpirun}" -np 1 "$1" -e custom:l1,h1,c64,v256,t64 -b 1 -t 64 -d 64 -x 2 -v 0 -s 0 \
+        --profile 1 > "$log" 2>&1
+    sed -n '/^profile/,$p' "$log"
+    grep -qE '^residual .* memory +16\.00 +1\.00 +1\.00 *$' "$log" && grep -qE '^flash_forward .* 1\.00$' "$log"
+}
+
 for trainer in "$@"; do
+    if [[ $trainer == *emulated* ]]; then
+        check "$trainer: memory requests are beside the floor" memory_requests "$trainer"
+        continue
+    fi
     profile "$trainer" 1 -z 0 -d 256 -r 0
     profile "$trainer" 2 -z 1 -d 512 -ge 1
     profile "$trainer" 2 -z 0 -d 512 -r 2 --head-rows 64

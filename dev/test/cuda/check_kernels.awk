@@ -1,6 +1,7 @@
 # check_kernels.awk: checks what the compiler made of each kernel (dev/test/cuda/check_cuda.sh runs it).
 #
-#     awk -v arch=sm_90 -v build=bf16 -v compute_bound=REGEX -f check_kernels.awk kernels.ptx kernels.log
+#     awk -v arch=sm_90 -v build=bf16 -v compute_bound=REGEX -v in_place=REGEX -f check_kernels.awk kernels.ptx \
+#         kernels.log
 #
 # Reads the PTX first, then the output of `ptxas -v`. Prints one line per kernel for the table, and one that begins with
 # FAIL for each rule that it breaks:
@@ -12,7 +13,10 @@
 #   - unless its name matches compute_bound, it is bound by memory and moves 16 bytes at a time: it has at least one
 #     such load from global memory, and in no loop, inner loops included, most accesses are narrower. (The narrow ones
 #     fetch a row's index or mean. Single 64-bit words, which are pointers and integers, do not count.)
-# A loop of PTX is what lies between a label and a branch back to it; the compiler keeps the code of a loop together.
+#   - unless its name matches in_place, no loop reads, changes and writes global memory: a sum belongs in a register.
+#     (Of the others, which update an array in place, the emulated GPU counts the stores: memory_requests.cuh.)
+# A place is what has the same address register. A loop of PTX is what lies between a label and a branch back to it; the
+# compiler keeps the code of a loop together.
 # Occupancy is an estimate: it does not include dynamic shared memory, which is known only at the launch.
 
 FNR == 1 { file++ }
@@ -24,7 +28,7 @@ file == 1 && /\.entry/ {
     sub(/\(.*/, "")
     name = $1
     names[++num_names] = name
-    labels = loops = accesses = 0
+    labels = loops = accesses = places = 0
     split("", label)
 }
 file == 1 && /^\.maxntid/ { gsub(/,/, ""); threads[name] = $2 * ($3 ? $3 : 1) * ($4 ? $4 : 1) }
@@ -34,7 +38,15 @@ file == 1 && /[ \t]bra/ {
     sub(/;/, "", to)
     if (to in label) { begin[++loops] = label[to]; end[loops] = FNR }     # backward: the label was before it
 }
-file == 1 && match($0, /[ \t](ld|st)\.[a-z0-9_.:]+/) { access(substr($0, RSTART + 1, RLENGTH - 1)) }
+file == 1 && match($0, /[ \t](ld|st)\.[a-z0-9_.:]+/) {
+    what = substr($0, RSTART + 1, RLENGTH - 1)
+    access(what)
+    if (what ~ /\.global/ && match($0, /\[%[a-z0-9]+/)) {
+        line[++places] = FNR
+        operation[places] = substr(what, 1, 2)
+        register[places] = substr($0, RSTART + 1, RLENGTH - 1)
+    }
+}
 file == 1 && /^}/ { judge_accesses() }
 
 # what: ld.global.nc.v4.f32, for example. No state space: a pointer that may point anywhere.
@@ -54,7 +66,13 @@ function access(what,    n, part, width, single, i) {
     else stores[name, width >= 16]++
 }
 
-function judge_accesses(    l, a, n) {
+function judge_accesses(    l, a, b, n) {
+    for (l = 1; l <= loops; l++) for (a = 1; a <= places; a++) {
+        if (operation[a] != "st" || line[a] < begin[l] || line[a] > end[l]) continue
+        for (b = 1; b <= places; b++)
+            if (operation[b] == "ld" && register[b] == register[a] && line[b] >= begin[l] && line[b] < line[a])
+                updates[name] = 1
+    }
     for (l = 1; l <= loops; l++) {
         n[0] = n[1] = 0
         for (a = 1; a <= accesses; a++) if (at[a] >= begin[l] && at[a] <= end[l]) n[wide[a]]++
@@ -90,6 +108,7 @@ END {
         few = arch == "sm_100" ? 16 : 0
         if (spill[name] > few) fail(spill[name] " bytes of spills")
         if (stack[name] > few) fail(stack[name] " bytes of stack")
+        if (updates[name] && (in_place == "" || name !~ in_place)) fail("a loop updates global memory in place")
         if (shared[name] > 48 * 1024) fail(shared[name] " bytes of static shared memory are more than 48 KB")
         if (name !~ compute_bound) {
             if (!loads[name, 1]) fail("no 16-byte load from global memory")

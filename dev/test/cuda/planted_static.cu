@@ -29,6 +29,19 @@ __global__ void __launch_bounds__(256)
     st(out + threadIdx.x * PACK, y);
 }
 
+// The sums of columns are in global memory, row after row.
+__global__ void __launch_bounds__(256)
+    sum_in_memory(float *__restrict__ sum, const float *__restrict__ in, int rows, int n) {
+    for (int r = 0; r < rows; r++) {
+        for (int c = threadIdx.x * PACK; c < n; c += blockDim.x * PACK) st(sum + c, ld(sum + c) + ld(in + r * n + c));
+    }
+}
+
+// The order of the additions is that of the blocks.
+__global__ void __launch_bounds__(256) global_atomics(float *__restrict__ sum, const float *__restrict__ in) {
+    atomicAdd(sum, pack_sum(ld(in + (blockIdx.x * 256 + threadIdx.x) * PACK)));
+}
+
 // 128 sums that live at once, in blocks so large that a thread has 64 registers.
 template <int THREADS> DEV void many_sums(float *__restrict__ out, const float *__restrict__ in, int n) {
     fvec sum[16];
