@@ -45,7 +45,7 @@ constexpr int LAYERNORM_ROWS = SUM_THREADS / 32;
 // the sums of dweight and dbias; between, these are in shared memory, or, if there is no room for them, where they are
 // written in the end, to `partial`.
 template <bool IN_SHARED>
-__global__ void __launch_bounds__(SUM_THREADS)
+__global__ void __launch_bounds__(SUM_THREADS, 3)
     layernorm_backward_kernel(floatX *__restrict__ dinp, float *__restrict__ partial, const floatX *__restrict__ dout,
                               const floatX *__restrict__ inp, const floatX *__restrict__ weight,
                               const float *__restrict__ mean, const float *__restrict__ rstd, size_t rows,
