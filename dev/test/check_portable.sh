@@ -35,12 +35,11 @@ get_aarch64() {
     apt=(apt-get -q -y -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Install-Recommends=0
         -o Dir::State::Lists="$here/apt/lists" -o Dir::State::status="$here/apt/status" -o Dir::Cache="$here/apt"
         -o Debug::NoLocking=1 -o APT::Sandbox::User="$(id -un)")
-    "${apt[@]}" update &&
-        "${apt[@]}" --download-only install libopenmpi-dev lib{xxhash,cjson,yaml,openblas-openmp}-dev || return 1
+    "${apt[@]}" update && "${apt[@]}" --download-only install "${libraries[@]}" || return 1
     for deb in "$here"/apt/archives/*.deb; do
         dpkg-deb -x "$deb" "$root" || return 1
     done
-    touch "$root.done"
+    echo "${libraries[*]}" > "$root.done"
 }
 
 # build KIND PRECISION GOALS...: into build/portable/KIND-PRECISION

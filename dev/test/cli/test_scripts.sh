@@ -25,8 +25,8 @@ stand_in "$repo/train_gpt2_zero" << END
 #!/bin/bash
 echo "rank \${SLURM_PROCID-\$FAKE_RANK} \$*" > "$work/ran.\${SLURM_PROCID-\$FAKE_RANK}"
 unset SLURM_PROCID SLURM_NTASKS
-[ -z "\${REAL-}" ] || exec "$trainer" "\$@"
-exec "$trainer" --plan --ranks "\$N" --precision bf16 "\$@" > "$work/plan.\$\$" 2>&1
+[ -z "\${REAL-}" ] || exec $(printf %q "$trainer") "\$@"
+exec $(printf %q "$trainer") --plan --ranks "\$N" --precision bf16 "\$@" > "$work/plan.\$\$" 2>&1
 END
 # starts what comes after its own options, which is bash or the trainer, \$N times
 start='while [ "$1" != bash ] && [[ $1 != *train_gpt2_zero ]]; do shift; done
