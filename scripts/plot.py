@@ -16,7 +16,8 @@ import sys
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c564b"]
+COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#8c564b", "#9e9e9e", "#bcbd22"]
+REST = "#dccfb0"
 PHASES = ["data", "forward", "backward", "norm", "losses", "update"]
 WIDTH, LEFT, RIGHT = 920, 70, 20
 
@@ -155,7 +156,10 @@ def smooth(points: List[Point]) -> List[Point]:
 
 
 def line_chart(series: Sequence[Series], x_title: str, y_title: str, height: int = 300, zero: bool = False,
-               x_ticks: Optional[List[float]] = None) -> str:
+               x_ticks: Optional[List[float]] = None, log: bool = False) -> str:
+    """zero: the y axis begins at 0. log: it is logarithmic."""
+    if log:
+        series = [s._replace(points=[(x, math.log10(y)) for x, y in s.points if y > 0]) for s in series]
     drawn = [s for s in series if s.points]
     xs = [x for s in drawn for x, _ in s.points]
     ys = sorted(y for s in drawn for _, y in s.points)
@@ -176,9 +180,11 @@ def line_chart(series: Sequence[Series], x_title: str, y_title: str, height: int
         return bottom - (y - y0) / (y1 - y0) * (bottom - top)
 
     out = [f'<svg viewBox="0 0 {WIDTH} {height}">']
-    for y in ticks(y0, y1):
+    digits = (1, 2, 5) if y1 - y0 < 3 else (1,)
+    logs = [math.log10(d) + e for e in range(math.floor(y0), math.ceil(y1)) for d in digits] if log else []
+    for y in [y for y in logs if y0 <= y <= y1] if log else ticks(y0, y1):
         out.append(f'<path class="grid" d="M{LEFT} {py(y):.1f}H{WIDTH - RIGHT}"/>')
-        out.append(text(LEFT - 8, py(y) + 4, f"{y:,.10g}", "end"))
+        out.append(text(LEFT - 8, py(y) + 4, f"{10 ** y:,.3g}" if log else f"{y:,.10g}", "end"))
     for x in x_ticks or ticks(x0, x1, 10):
         out.append(f'<path class="grid" d="M{px(x):.1f} {bottom}v5"/>' + text(px(x), bottom + 18, f"{x:,.10g}"))
     out.append(f'<path class="axis" d="M{LEFT} {top}V{bottom}H{WIDTH - RIGHT}"/>')
@@ -221,8 +227,8 @@ def bars(rows: Sequence[Tuple[str, List[Part]]], unit) -> str:
 
 def legend(entries: Sequence[Tuple[str, str, float]]) -> str:
     """Of (name, color, opacity)."""
-    return '<p class="legend">' + "".join(
-        f'<span><i style="background:{c};opacity:{o}"></i>{html.escape(name)}</span>' for name, c, o in entries) + "</p>"
+    spans = [f'<span><i style="background:{c};opacity:{o}"></i>{html.escape(n)}</span>' for n, c, o in entries]
+    return '<p class="legend">' + "".join(spans) + "</p>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
@@ -258,8 +264,9 @@ def losses(runs: List[Run]) -> str:
     out = legend([(r.name, r.color, 1) for r in runs])
     out += line_chart(series, "steps", "loss", 380)
     out += ("<p>Pale: each step. Solid: mean of the last fiftieth of the steps. Dots: validation.</p>")
-    for field, title in [("norm", "gradient norm"), ("lr", "learning rate")]:
-        out += line_chart([Series(r.series(field), r.color) for r in runs], "steps", title, 200, zero=field == "lr")
+    for field, title in [("norm", "gradient norm, log"), ("lr", "learning rate")]:
+        out += line_chart([Series(r.series(field), r.color) for r in runs], "steps", title, 200, zero=field == "lr",
+                          log=field == "norm")
     if any(r.values["eval"] for r in runs):
         out += line_chart([Series(r.values["eval"], r.color, "", True) for r in runs], "steps", "HellaSwag", 200)
     return out
@@ -280,7 +287,7 @@ def times(runs: List[Run]) -> str:
             parts += [Part(phase, whole - waiting, COLORS[i]),
                       Part(f"{phase}: waiting for other ranks", waiting, COLORS[i], 0.35)]
             used += whole
-        parts.append(Part("rest", max(0.0, r.mean("step_seconds") - used), "#bbbbbb"))
+        parts.append(Part("rest", max(0.0, r.mean("step_seconds") - used), REST))
         stacks.append((r.name, parts))
     for phase in PHASES + ["rest", "the step"]:
         cells = [phase]
@@ -288,15 +295,15 @@ def times(runs: List[Run]) -> str:
             step = r.mean("step_seconds")
             mine = [p for p in parts if p.name.split(":")[0] == phase] if phase != "the step" else parts
             seconds, waits = sum(p.value for p in mine), sum(p.value for p in mine if p.opacity < 1)
-            cells += [milliseconds(seconds), milliseconds(waits), f"{100 * seconds / step:.1f}%"]
+            cells += [f"{milliseconds(seconds)} ({milliseconds(waits)})", f"{100 * seconds / step:.1f}%"]
         rows.append(cells)
-    head = ["phase"] + [c for r in runs for c in (f"{r.name}: ms", "of these waiting", "of the step")]
-    out = legend([(p, COLORS[i], 1) for i, p in enumerate(PHASES)] + [("waiting for other ranks", "#666666", 0.35),
-                                                                     ("rest", "#bbbbbb", 1)])
+    head = ["phase"] + [c for r in runs for c in (f"{r.name}: ms (waiting)", "of the step")]
+    out = legend([(p, COLORS[i], 1) for i, p in enumerate(PHASES)] +
+                 [("rest", REST, 1), ("pale: waiting for other ranks", "#666666", 0.35)])
     out += bars(stacks, lambda s: f"{milliseconds(s)} ms") + table(head, rows)
-    out += ("<p>Means on rank 0 over the steps without the first. Phases follow each other, so they add up to the step; "
-            "the rest is what the host does between steps. With NCCL the stream waits, not the host: such waits are "
-            "not told apart.</p>")
+    out += ("<p>Means on rank 0 over the steps without the first. Phases follow each other, so with the rest, which is "
+            "the host's, they add up to the step. With NCCL the stream waits, not the host: such waits are not told "
+            "apart.</p>")
     rows = []
     for r in runs:
         slow, mean = r.mean("slowest_computing"), r.mean("mean_computing")
@@ -318,9 +325,11 @@ def memory(runs: List[Run]) -> str:
         key = f'{s["model"]}, {s["precision"]}, {s["ranks"]} ranks, B x T = {s["B"]} x {s["T"]}, G = {s["G"]}'
         groups.setdefault(key.replace(" 1 ranks", " 1 rank"), []).append(r)
     out = ""
+    known = list(dict.fromkeys(n for r in runs for n in r.plan(0, "memory") or r.measured_memory()))
+    color = {n: COLORS[i % len(COLORS)] for i, n in enumerate(known)}
     for key, mine in groups.items():
-        names = list(mine[0].plan(0, "memory")) or list(mine[0].measured_memory())
-        color = {n: COLORS[i % len(COLORS)] if i < len(COLORS) else "#333333" for i, n in enumerate(names)}
+        names = [n for n in known if any(r.measured_memory().get(n) for r in mine) or
+                 any(mine[0].plan(stage, "memory").get(n, {}).get("bytes") for stage in range(4))]
         stacks = []
         for stage in range(4):
             plan = mine[0].plan(stage, "memory")
@@ -333,20 +342,21 @@ def memory(runs: List[Run]) -> str:
                     stacks.append((f"{r.name} (stage {stage}), measured",
                                    [Part(n, got.get(n, 0), color[n]) for n in names]))
         out += f"<h3>{html.escape(key)}</h3>" + legend([(n, color[n], 1) for n in names]) + bars(stacks, size)
-    return out + "".join(report_table(r, "memory") for r in runs)
+    return (out + "".join(report_table(r, "memory") for r in runs) +
+            "<p>By formula: on rank 0. Equal: on each rank, what is measured is what its formula says.</p>")
 
 
 def report_table(r: Run, which: str) -> str:
     if r.report and which in r.report:
         rows = [[x["what"], x["formula"], count(x["by_formula"]), count(x["min"]), count(x["max"]),
-                 "yes" if x["by_formula"] == x["min"] == x["max"] else "no"] for x in r.report[which]]
-        head = ["", "formula", "bytes by formula", "measured, min", "max over ranks", "equal"]
+                 "yes" if x["equal"] else "no"] for x in r.report[which]]
+        head = ["bytes", "formula", "by formula", "measured, min", "max over ranks", "equal"]
     else:  # the run has not ended
         got = r.measured_memory() if which == "memory" else (r.steps[-1]["received"] or {}) if r.steps else {}
         plan = r.plan(r.stage(), which)
         rows = [[n, plan.get(n, {}).get("formula", ""), count(plan[n]["bytes"]) if n in plan else "n/a", count(b)]
                 for n, b in got.items()]
-        head = ["", "formula", "bytes by formula", "measured on rank 0"]
+        head = ["bytes", "formula", "by formula", "measured, rank 0"]
     title = "memory of a rank" if which == "memory" else "received by a rank in a step"
     return f"<h3>{html.escape(r.name)}, stage {r.stage()}: {title}</h3>" + table(head, rows, 2)
 
@@ -377,7 +387,7 @@ svg { width: 100%; display: block; margin: 6px 0 } svg text { font-size: 12px; f
 .grid { stroke: #e4e4e4; fill: none } .axis { stroke: #888; fill: none } .line { fill: none; stroke-width: 1.3 }
 .wide { overflow-x: auto } table { border-collapse: collapse; margin: 8px 0; font-size: 13px }
 th { border-bottom: 1px solid #999; font-weight: 600; vertical-align: bottom } td { border-bottom: 1px solid #eee }
-th, td { padding: 3px 10px 3px 0 } .text { text-align: left } .number { text-align: right; white-space: nowrap }
+th, td { padding: 3px 10px 3px 0; white-space: nowrap } .text { text-align: left } .number { text-align: right }
 td.number { font-variant-numeric: tabular-nums }
 .legend span { margin-right: 16px; white-space: nowrap } p { font-size: 13px; color: #555 }
 .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 5px; vertical-align: -1px }

@@ -242,8 +242,9 @@ static void report(const Run *r, FILE *json, const char *name, const char *title
         if (json == NULL) continue;
         fprintf(json, "%s{\"what\":\"%s\",\"formula\":", i > 0 ? "," : "", rows[i].what);
         json_string(json, rows[i].formula);
-        fprintf(json, ",\"by_formula\":%llu,\"min\":%llu,\"max\":%llu}", (unsigned long long)rows[i].expected,
-                (unsigned long long)least, (unsigned long long)most);
+        fprintf(json, ",\"by_formula\":%llu,\"min\":%llu,\"max\":%llu,\"equal\":%s}",
+                (unsigned long long)rows[i].expected, (unsigned long long)least, (unsigned long long)most,
+                differs == -1 ? "true" : "false");
     }
     if (json != NULL) fprintf(json, "]");
     free(all);

@@ -60,6 +60,7 @@ def check_metrics(directory, last, starts):
     plan = {k: v["bytes"] for k, v in run["plan"]["stages"][run["stage"]]["wire"].items() if k != "total"}
     assert plan == {x["what"]: x["by_formula"] for x in report["wire"]}, plan
     for row in report["memory"] + report["wire"]:
+        assert row["equal"] is True, row
         assert row["what"] == "transport" or row["by_formula"] == row["min"] == row["max"], row
     with open(f"{directory}/main.log", encoding="utf-8") as f:
         log = f.read()
