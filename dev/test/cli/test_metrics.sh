@@ -17,32 +17,39 @@ small=(-e custom:l1,h2,c16,v256,t32 -i dev/data/text/default.txt -b 1 -t 32 -d 1
 train() {
     timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${small[@]}" -o "$work/$2" "${@:3}" < /dev/null
 }
+# The runs, each made by the first case that needs it. The second is the first, killed in step 4 while it wrote a line,
+# after the checkpoint of step 2; it is continued on another number of ranks.
+whole() { [ -e "$work/whole" ] || train 2 whole -z 2 -x 4 -n 2; }
+resumed() {
+    [ ! -e "$work/resumed" ] || return 0
+    whole && cp -r "$work/whole" "$work/resumed" && rm "$work"/resumed/*_00000004* || return 1
+    sed -i '/"step":4/,$d' "$work/resumed/metrics.jsonl"
+    printf '{"kind":"step","step":4,"ti' >> "$work/resumed/metrics.jsonl"
+    cp "$work/resumed/metrics.jsonl" "$work/half.jsonl"
+    train 4 resumed -z 3 -x 6 -n 2 -y 1
+}
+groups() { [ -e "$work/groups" ] || train 4 groups -z 1 -x 3 --shard-group 2; }
+
+same_losses() {
+    losses() { sed -n 's/.*"step":\([1-4]\),.*"loss":\([^,]*\),"loss_z".*/\1 \2/p' "$work/$1/metrics.jsonl"; }
+    whole && resumed && [ "$(losses whole | wc -l)" = 4 ] && diff <(losses whole) <(losses resumed)
+}
+check "a resumed run has the same losses" same_losses
 if command -v python3 > /dev/null; then
-    verify() { dev/test/cli/check_metrics.py metrics "$work/$1" "$2" "$3"; }
-    whole() { train 2 whole -z 2 -x 4 -n 2 && verify whole 4 1; }
-    check "a run's records" whole
-    # Killed in step 4, while it wrote a line, after the checkpoint of step 2; continued on another number of ranks.
-    resumed() {
-        cp -r "$work/whole" "$work/resumed" && rm "$work"/resumed/*_00000004* || return 1
-        sed -i '/"step":4/,$d' "$work/resumed/metrics.jsonl"
-        printf '{"kind":"step","step":4,"ti' >> "$work/resumed/metrics.jsonl"
-        scripts/plot.py "$work/resumed" -o "$work/half.html" &&
-            train 4 resumed -z 3 -x 6 -n 2 -y 1 && verify resumed 6 2
-    }
-    check "a resumed run has each step once" resumed
-    same_losses() {
-        losses() { sed -n 's/.*"step":\([1-4]\),.*"loss":\([^,]*\),"loss_z".*/\1 \2/p' "$work/$1/metrics.jsonl"; }
-        [ "$(losses whole | wc -l)" = 4 ] && diff <(losses whole) <(losses resumed)
-    }
-    check "and the same losses" same_losses
-    groups() { train 4 groups -z 1 -x 3 --shard-group 2 && verify groups 3 1; }
-    check "shard groups" groups
+    # verify RUN LAST STARTS
+    verify() { "$1" && dev/test/cli/check_metrics.py metrics "$work/$1" "$2" "$3"; }
+    check "a run's records" verify whole 4 1
+    check "a resumed run has each step once" verify resumed 6 2
+    check "shard groups" verify groups 3 1
     drawn() {
-        scripts/plot.py "$work/whole" "$work/resumed" "$work/groups" -o "$work/report.html" > "$work/said" &&
+        whole && resumed && groups &&
+            scripts/plot.py "$work"/{whole,resumed,groups} -o "$work/report.html" > "$work/said" &&
             grep -qx "report: $work/report.html" "$work/said" &&
             dev/test/cli/check_metrics.py report "$work/report.html" whole resumed groups
     }
     check "the report of three runs" drawn
+    unfinished() { resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"; }
+    check "the report of a run that is not finished" unfinished
     no_run() {
         local said
         mkdir "$work/none"
