@@ -48,7 +48,9 @@ if command -v python3 > /dev/null; then
             dev/test/cli/check_metrics.py report "$work/report.html" whole resumed groups
     }
     check "the report of three runs" drawn
-    unfinished() { resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"; }
+    unfinished() {
+        resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"
+    }
     check "the report of a run that is not finished" unfinished
     no_run() {
         local said
