@@ -124,7 +124,7 @@ static void rows_are_read_in_pieces_or_written_twice(void) {
     const double packs = FLOATX == ZERO_F32 ? 2 : 1;
     const DeviceX x(random_x(R * C, 1)), y(random_x(R * C, 1)), out(R * C), weight(random_x(C, 1)), bias(C), w(V * C),
         wpe(T * C), logits(random_x(R * Vp, 1));
-    const DeviceF mean(R), rstd(R), losses(R), partial(max_chunks(R) * 2 * C);
+    const DeviceF sum(R * C), mean(R), rstd(R), losses(R), partial(max_chunks(R) * 2 * C);
     std::vector<int> ids(R, 7), tokens = { 3, 7 }, start = { 0, 1, (int)R }, position(R);
     ids[5] = 3;
     position[0] = 5;
@@ -135,6 +135,8 @@ static void rows_are_read_in_pieces_or_written_twice(void) {
     check_requests("encoder forward", { packs, 1, R * C * X },
                    [&] { encoder_forward(out.p, d_ids.p, w.p, wpe.p, B, T, C, 0); });
     check_requests("residual", { packs, 1, R * C * X }, [&] { residual(out.p, x.p, y.p, R * C, 0); });
+    check_requests("round_head", { FLOATX == ZERO_F32 ? 2 : 1.7, 1, R * C * X },
+                   [&] { round_head(out.p, sum.p, R * C, 0); });
     check_requests("gelu forward", { packs, 1, R * C * X }, [&] { gelu_forward(out.p, x.p, R * C, 0); });
     check_requests("gelu backward", { packs, 1, R * C * X }, [&] { gelu_backward(out.p, x.p, R * C, 0); });
     check_requests("layernorm forward", { packs, 1, R * C * X },
