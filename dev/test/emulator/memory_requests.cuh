@@ -1,9 +1,10 @@
 // memory_requests.cuh: what the hot kernels ask of memory, as the emulated GPU counts it: sectors of global memory,
 // passes over the banks of shared memory, and bytes stored, which shows partial sums that are written again and again.
-// test_attention.cu runs these cases.
+// test_attention.cu runs these cases; not under ThreadSanitizer, which takes the threads of a block for threads and the
+// counter's memory for theirs.
 #ifndef MEMORY_REQUESTS_CUH
 #define MEMORY_REQUESTS_CUH
-#ifdef CUDA_ON_CPU_EMULATED
+#if defined(CUDA_ON_CPU_EMULATED) && !defined(CUDA_ON_CPU_TSAN)
 
 #include "test/unit/attention_kernels.cuh"
 #include "gpt2/classifier.cuh"
