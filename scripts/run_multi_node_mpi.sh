@@ -8,7 +8,7 @@
 # or copies. The program is copied; where the file system is shared that changes nothing. Ranks of one machine use
 # shared memory, ranks of different machines MPI messages (on GPUs through pinned host memory).
 #
-# Untested: it has not been run over a network, only with HOSTS=localhost:2.
+# Tested on hosts that are network namespaces of one machine (dev/test/hosts), not on a real network.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -41,7 +41,7 @@ forward=()
 [ -z "${OMP_NUM_THREADS:-}" ] || forward+=(-x OMP_NUM_THREADS)
 [ -z "$NETWORK" ] || forward+=(--mca btl_tcp_if_include "$NETWORK" --mca oob_tcp_if_include "$NETWORK")
 
-"${MPIRUN:-mpirun}" -np "$np" --host "$HOSTS" --bind-to none ${forward[@]+"${forward[@]}"} "$program" \
+scripts/mpirun.sh -np "$np" --host "$HOSTS" --bind-to none ${forward[@]+"${forward[@]}"} "$program" \
     -i "$DATA/fineweb_train_*.bin" \
     -j "$DATA/fineweb_val_*.bin" \
     -o "$OUT" \

@@ -15,7 +15,7 @@
 # which sets `left`; then it calls `resilient COMMAND...` (run_multi_node.sbatch does).
 
 declare -F start > /dev/null || start() {
-    exec "${MPIRUN:-mpirun}" -np "$1" "${@:2}"
+    exec "$(dirname "${BASH_SOURCE[0]}")/mpirun.sh" -np "$1" "${@:2}"
 }
 
 declare -F count_ranks > /dev/null || count_ranks() {

@@ -13,6 +13,12 @@ if [ -z "$suffix" ]; then
         echo "not run: same logits as transformers: no transformers (python3 -c 'import torch, transformers')"
     fi
     build cpu BF16 $bf16/{train_gpt2_zero,test_gpt2_zero}
+    if dev/test/hosts/up.sh 2 unlimited true > /dev/null 2>&1; then
+        run 0 180 "two hosts: TCP, bytes between them, a cable that is cut" dev/test/cli/test_hosts.sh \
+            {$fp32,$bf16}/train_gpt2_zero
+    else
+        echo "not run: two hosts: no namespaces (dev/test/hosts/up.sh 2 unlimited true)"
+    fi
     build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
     run 0 600 "fuzz: 150 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \

@@ -72,6 +72,20 @@ static int same_call(comm_mpi *m, const struct messages *msgs) {
     return e;
 }
 
+// Appends the ranks, other than that of request i, from which something is still to come, as when a host is lost.
+static void say_others(comm_mpi *m, const struct messages *msgs, int i, char *message, size_t bytes) {
+    int last = msgs->peer[i], count = 0;
+    while (++i < msgs->count) {
+        int arrived = 0;
+        if (msgs->is_send[i] || msgs->peer[i] == last || msgs->requests[i] == MPI_REQUEST_NULL) continue;
+        if (MPI_Test(&msgs->requests[i], &arrived, MPI_STATUS_IGNORE) == MPI_SUCCESS && arrived) continue;
+        last = msgs->peer[i];
+        const size_t end = strlen(message);
+        const int rank = zero_comm_world_rank(&m->base, last);
+        snprintf(message + end, bytes - end, "%s %d", count++ ? ", rank" : "; nor has anything come from rank", rank);
+    }
+}
+
 static int time_out(comm_mpi *m, struct messages *msgs) {
     const int e = same_call(m, msgs);
     for (int i = 0; i < msgs->count && !e; i++) {
@@ -81,6 +95,7 @@ static int time_out(comm_mpi *m, struct messages *msgs) {
         char message[512];
         zero_comm_say_behind(&m->base, message, sizeof message, msgs->peer[i], &msgs->mine, &m->last[msgs->peer[i]],
                              m->config.timeout_s);
+        say_others(m, msgs, i, message, sizeof message);
         return zero_comm_fail(&m->base, ZERO_ERR_COMM, "%s", message);
     }
     return e;
