@@ -80,7 +80,7 @@ limited() {
 }
 check "main.log on a full disk: the training goes on" limited 1 ended 0 \
     "full/main.log: cannot be written: File too large" -x 60 -o full
-report "main.log on a full disk: it is said once" "$(once 'cannot be written' || echo "it is not")" log
+report "main.log on a full disk: it is said once" "$(once 'main.log: cannot be written' || echo "it is not")" log
 report "main.log on a full disk: whole lines only" "$(grep -vE '^s:[0-9]+ trl:[0-9.]+ lr:[0-9.]+ norm:[0-9.]+$' \
     full/main.log)" full/main.log
 report "main.log on a full disk: rank and host" \
