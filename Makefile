@@ -145,10 +145,15 @@ LIBS += -Wl,--as-needed -lxxhash -lcjson -lyaml $(MPI_LIBS) -ldl -lm
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
 override LAST :=
 $(BUILD)/zero/%.o $(BUILD)/dev/test/harness/baseline.o: override LAST = -ffp-contract=off
-$(foreach o,o cubin,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu))): override LAST = $(NO_FMA_CU)
+$(foreach o,o cubin ptx,$(patsubst %.cu,$(BUILD)/%.$o,$(wildcard zero/*.cu))): override LAST = $(NO_FMA_CU)
 # ThreadSanitizer cannot instrument the switch from one fiber to another.
 $(foreach o,emulated memory_requests,build/emulated-tsan-fp32/dev/device/cpu/$o.o \
     build/emulated-tsan-bf16/dev/device/cpu/$o.o): override LAST = -fno-sanitize=thread
+# Which of CUDA's and NCCL's functions are called is written down: dev/device/cpu/evidence.cpp.
+ifeq ($(DEVICE),emulated)
+$(foreach f,runtime streams nccl,$(BUILD)/dev/device/cpu/$f.o): override LAST = -finstrument-functions \
+    -finstrument-functions-exclude-file-list=/usr/include,/usr/lib
+endif
 # Whole words: -fno-fast-math is harmless. nvcc passes on what comes in quotes, after a comma or -Xcompiler=, and has
 # names with -- too.
 UNSAFE := -Ofast -ffast-math -funsafe-math-optimizations -fassociative-math -freciprocal-math -ffinite-math-only \
@@ -207,6 +212,12 @@ $(BUILD)/%.cubin: %.cu $(BUILD)/commands | setup
 	$(Q)$(COMPILE_CU) $(EXTRA) -cubin -keep -keep-dir $(@D) -Xptxas -v $< -o $@ $(LAST) > $(basename $@).log 2>&1 || \
 	    { cat $(basename $@).log; exit 1; }
 
+# The PTX alone, for dev/test/ptx/check_ptx.sh.
+$(BUILD)/%.ptx: %.cu $(BUILD)/commands | setup
+	@mkdir -p $(@D)
+	@echo "  compile $< $(GENCODE) -ptx"
+	$(Q)$(COMPILE_CU) $(EXTRA) -ptx -MMD -MP $< -o $@ $(LAST)
+
 # Checks before main that this CPU has the instructions that the other objects were compiled for, so without -march.
 $(BUILD)/check_cpu.o: dev/device/check_cpu.c $(BUILD)/commands | setup
 	@sed -n 's/^#define __\([A-Z0-9_]*\)__ 1$$/#define BUILT_WITH_\1 1/p' $(BUILD)/commands > $(@:.o=.h)
@@ -248,6 +259,10 @@ $(BUILD)/libcuda-on-cpu.so: $(RUNTIME:%=$(BUILD)/%.o)
 	$(SHARED)
 $(BUILD)/libzero-$(DEVICE).a: $(ZERO:%=$(BUILD)/%.o)
 $(BUILD)/libcuda-on-cpu.a: $(RUNTIME:%=$(BUILD)/%.o)
+
+ifneq ($(PTX_DIR),)
+    include dev/test/ptx/ptx.mk
+endif
 
 # What needs neither MPI nor a device, and is the same program for every DEVICE and PRECISION: the tool for
 # checkpoints (`make ckpt` installs nothing), and the fuzzer of all parsers, with clang's libFuzzer or, by gcc, with its

@@ -47,6 +47,11 @@ tsan=build/emulated-tsan-fp32
 text=dev/data/text/default.txt
 
 . dev/test/harness/runner.sh
+if [ -z "$TEST$CASE$suffix" ] && [ $list = dev/test/test_list.sh ]; then    # for dev/test/cuda/gpu_status.py
+    export CUDA_ON_CPU_EVIDENCE=$PWD/build/evidence/emulated.txt
+    mkdir -p build/evidence
+    rm -f "$CUDA_ON_CPU_EVIDENCE"
+fi
 . $list
 
 # A test in no list is a failure. (dev/test/cuda/test_cudnn_plan needs nvcc and cuDNN: .ci/run runs it.)

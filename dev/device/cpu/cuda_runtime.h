@@ -89,6 +89,8 @@ bool cuda_on_cpu_forgotten(const char *function, void *frame);
 void cuda_on_cpu_check_aligned(const void *p, size_t alignment);  // stops the program, as a GPU's wide access
                                                                   // would
 void cuda_on_cpu_check_shared(const void *p, size_t bytes);       // stops the program if p is not in shared memory
+size_t cuda_on_cpu_dynamic_shared_bytes();
+[[noreturn]] void cuda_on_cpu_die(const char *what);  // says which launch, block and thread
 
 // An access by this thread, of 4 or 8 bytes, or of 16 bytes at a time; p must be aligned to it. memory_requests.cpp
 // counts them. call: distinguishes the places of a kernel; those of cuda_on_cpu_load and _store are their callers.
@@ -206,6 +208,8 @@ typedef void (*cuda_on_cpu_fn)();
 
 struct cuda_on_cpu_call {
     void (*body)(void *args);  // runs one thread of the grid
+    // copies the arguments to where a GPU's kernel finds them; returns their bytes
+    size_t (*pass)(const void *args, char *params);
     void *args;
     size_t args_bytes;
     cuda_on_cpu_fn kernel;    // identifies the kernel
@@ -222,6 +226,8 @@ cudaError_t cuda_on_cpu_check_launch(const cudaLaunchConfig_t *config, const cud
 // now, by this thread
 cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call);
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
+// If dev/test/ptx/ is linked: makes the call run nvcc's PTX of the kernel instead of what g++ made of it.
+void cuda_on_cpu_ptx(cuda_on_cpu_call *call) __attribute__((weak));
 cudaError_t cuda_on_cpu_error(cudaError_t error);  // remembers it for cudaGetLastError, returns it
 bool cuda_on_cpu_deferred();                       // does work wait in its stream's queue?
 
@@ -233,6 +239,13 @@ bool cuda_on_cpu_remembers(const void *ptr);  // runtime.cpp: the device's or pi
 void cuda_on_cpu_check_pointer(const void *argument, const cuda_on_cpu_call *call);
 cudaError_t cuda_on_cpu_check_copy(const void *dst, const void *src, cudaMemcpyKind kind);
 
+// evidence.cpp
+struct cuda_on_cpu_symbol {
+    const char *name, *file;  // as the linker knows them; "" if it does not
+};
+cuda_on_cpu_symbol cuda_on_cpu_find_symbol(const void *function);
+void cuda_on_cpu_executed(const void *function);
+
 struct cuda_on_cpu_operation {  // while one lives, the device's memory may be touched
     cuda_on_cpu_operation();
     ~cuda_on_cpu_operation();
@@ -241,6 +254,13 @@ struct cuda_on_cpu_operation {  // while one lives, the device's memory may be t
 template <class T> static inline void cuda_on_cpu_check_argument(const T &argument, const cuda_on_cpu_call *call) {
     if constexpr (std::is_pointer<T>::value) cuda_on_cpu_check_pointer(argument, call);
     (void)argument, (void)call;
+}
+
+// A GPU's kernel finds its arguments one after the other, each aligned as its type.
+template <class T> static inline void cuda_on_cpu_pass(const T &argument, char *params, size_t &bytes) {
+    bytes = (bytes + alignof(T) - 1) / alignof(T) * alignof(T);
+    memcpy(params + bytes, &argument, sizeof argument);
+    bytes += sizeof argument;
 }
 
 template <class... E, class... A>
@@ -256,6 +276,12 @@ static inline cudaError_t cuda_on_cpu_launch_kernel(const char *text, const char
     const cuda_on_cpu_call call = { [](void *p) {
                                        std::apply(static_cast<bound *>(p)->kernel, static_cast<bound *>(p)->args);
                                    },
+                                    [](const void *p, char *params) {
+                                        size_t bytes = 0;
+                                        std::apply([&](const auto &...a) { (cuda_on_cpu_pass(a, params, bytes), ...); },
+                                                   static_cast<const bound *>(p)->args);
+                                        return bytes;
+                                    },
                                     &b,
                                     sizeof b,
                                     reinterpret_cast<cuda_on_cpu_fn>(kernel),

@@ -150,6 +150,8 @@ static unsigned random_below(unsigned n) {
     abort();
 }
 
+void cuda_on_cpu_die(const char *what) { die(what); }
+
 void cuda_on_cpu_check_aligned(const void *p, size_t alignment) {
     if (reinterpret_cast<uintptr_t>(p) % alignment == 0) return;
     char what[96];
@@ -425,6 +427,7 @@ uint64_t cuda_on_cpu_warp(cuda_on_cpu_warp_op op, unsigned mask, uint64_t value,
 }
 
 void *cuda_on_cpu_dynamic_shared() { return E.shared; }
+size_t cuda_on_cpu_dynamic_shared_bytes() { return E.shared_bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Launch
@@ -471,6 +474,7 @@ static const char *over_limit(const cudaLaunchConfig_t *config, const cuda_on_cp
 
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes) {
     if (bytes < 0 || static_cast<size_t>(bytes) > CUDA_ON_CPU_SHARED_OPTIN) return cudaErrorInvalidValue;
+    cuda_on_cpu_executed(reinterpret_cast<const void *>(cuda_on_cpu_max_dynamic_shared));
     const std::lock_guard<std::mutex> guard(E.lock);
     E.max_dynamic_shared[kernel] = static_cast<size_t>(bytes);
     return cudaSuccess;
@@ -547,7 +551,12 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
 #if defined(CUDA_ON_CPU_TSAN)
     E.tsan = __tsan_get_current_fiber();
 #endif
-    E.call = call;
+    cuda_on_cpu_call translated = *call;
+    E.call = &translated;
+    if (cuda_on_cpu_ptx)
+        cuda_on_cpu_ptx(&translated);
+    else
+        cuda_on_cpu_executed(reinterpret_cast<const void *>(call->kernel));
     gridDim = uint3{ g.x, g.y, g.z };
     blockDim = uint3{ b.x, b.y, b.z };
     std::vector<unsigned> order;

@@ -28,6 +28,7 @@ compute_bound='attention|flash|probe|pointers'
 in_place='gelu_backward|layernorm_backward|wte_backward|classifier|optimizer|exchange_ema'
 
 dir=build/check_cuda
+evidence=build/evidence/cuda.txt     # for gpu_status.py
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2> /dev/null) || {
     echo "$0: no nvcc in PATH or CUDA_HOME/bin"
     exit 1
@@ -105,13 +106,23 @@ done
 # The rest of a build with cuDNN is the same, and .ci/run has one.
 if [ -e "$include/cudnn_graph.h" ]; then
     must "attention by cuDNN" $dir/cudnn.log \
-        compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$dir/cudnn $dir/cudnn/dev/device/cuda/attention_cudnn.o
+        compile PRECISION=BF16 USE_CUDNN=1 CUDA_ARCH=90 BUILD=$dir/cudnn \
+        $dir/cudnn/dev/device/cuda/{attention_cudnn,cudnn_graph}.o
 fi
 
 objects=$(for f in zero/*.c zero/comm/*.c zero/comm/*/*.c; do echo "$dir/mpi/${f%.c}.o"; done)
 # shellcheck disable=SC2086
 must "zero/: no result of MPI is dropped" $dir/mpi.log \
     compile PRECISION=FP32 BUILD=$dir/mpi MPI_CFLAGS="$mpi_cflags" $objects
+
+# Which calls have been compiled: those of the module and the trainer. NCCL's are looked up by name.
+mkdir -p ${evidence%/*}
+objects=$(find $dir/{fp32,bf16,cudnn}/{zero,dev/device,dev/gpt2,dev/trainer,train_gpt2_zero.o} -name '*.o' 2> /dev/null)
+{
+    # shellcheck disable=SC2086
+    nm -u $objects | grep -oE '\b(cuda|cublas|cudnn)[A-Z][A-Za-z0-9_]*'
+    strings $dir/fp32/zero/comm/nccl/library.o | grep -xE 'nccl[A-Z][A-Za-z0-9]*'
+} | sed 's/_internal$//' | sort -u | sed 's/^/compiled - - - /' > $evidence
 
 # ----------------------------------------------------------------------------------------------------------------------
 # 2. Kernels
@@ -161,6 +172,10 @@ for arch in $archs; do
             broken=$(grep '^FAIL' <<< "$lines")
             blame "$broken"
             grep -v '^FAIL' <<< "$lines" >> $table
+            echo "$lines" | awk -v source="${k#"$build/"}.cu" '
+                sub(/^FAIL [^ ]+ [^ ]+ /, "") { sub(/: .*/, ""); broken[$0]; next }
+                { name = $11; for (i = 12; i <= NF; i++) name = name " " $i }
+                !(name in broken) { print "compiled", $1, $2, source, name }' >> $evidence
             kernels_broken=$(awk '/^FAIL/ { print $4 }' <<< "$lines" | sort -u | grep -c .)
             kept=$((kept + $(grep -vc '^FAIL' <<< "$lines") - kernels_broken))
         done
@@ -171,6 +186,12 @@ for arch in $archs; do
             broken=$(grep '^FAIL' <<< "$lines")
             blame "$broken"
             report "machine code, $arch, $precision" "$([ -z "$broken" ] || echo "see above")"
+            awk -v build="${precision,,}" -v gpu="$arch" '
+                { name = $5; for (i = 6; i <= NF; i++) name = name " " $i }
+                sub(/^FAIL [^ ]+ /, "") { sub(/: .*/, ""); broken[$0]; next }
+                $1 == "compiled" && $2 == build && $3 == gpu && !(name in broken) { sub(/^compiled/, "sass"); print }' \
+                <(echo "$broken") $evidence > $dir/sass_evidence.txt
+            cat $dir/sass_evidence.txt >> $evidence
         fi
         if [ -n "$cuobjdump" ] && [ $precision = BF16 ]; then
             grep -v '^FAIL' <<< "$lines" >> $sass_table

@@ -118,8 +118,10 @@ static void gelu_inside_the_product_is_another(void) {
             dweight[fused] = d_dweight.read();
         }
 #ifdef CUDA_ON_CPU
-        CHECK_BITS(out[1], out[0], "%s: GELU in the product", where.c_str());
-        CHECK_BITS(dpre[1], dpre[0], "%s: GELU's derivative in the product", where.c_str());
+        if (!cuda_on_cpu_ptx) {  // else nvcc compiles the kernel, and g++ the product
+            CHECK_BITS(out[1], out[0], "%s: GELU in the product", where.c_str());
+            CHECK_BITS(dpre[1], dpre[0], "%s: GELU's derivative in the product", where.c_str());
+        }
 #endif
         CHECK_ERROR(max_error(pre[1], pre[0]), stored, "GELU in the product: its input (max)", where.c_str());
         CHECK_ERROR(max_error(out[1], out[0]), 2 * stored, "GELU in the product (max)", where.c_str());
