@@ -177,6 +177,8 @@ for precision in fp32 bf16; do
         case $p in
         train_gpt2_zero) at_once "the trainer, $precision, the same state sharded" same_state $precision ;;
         test_gpt2_zero) at_once "$p, $precision, 2 ranks" run $precision 2 $p ;;
+        # Its other cases count what the C++ asks of memory.
+        test_attention) at_once "$p, $precision" run $precision 1 $p --case attention ;;
         *) at_once "$p, $precision" run $precision 1 "$p" ;;
         esac
     done
