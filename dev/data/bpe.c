@@ -126,8 +126,9 @@ static size_t piece_end(const unsigned char *text, size_t bytes, size_t at) {
 }
 
 size_t bpe_cut(const char *text, size_t bytes, size_t from) {
+    const unsigned char *t = (const unsigned char *)text;
     for (size_t at = from > 0 ? from : 1; at < bytes; at++)
-        if (text[at - 1] == '\n' && isalnum((unsigned char)text[at]) && (unsigned char)text[at] < 0x80) return at;
+        if ((t[at] == '\n' || t[at] == '\r') && t[at - 1] < 0x80 && !isspace(t[at - 1])) return at;
     return bytes;
 }
 

@@ -20,8 +20,8 @@ int bpe_open(Bpe **bpe, const Tokenizer *t, char err[512]);
 // Encodes a text. tokens has room for `bytes`. Returns the number of tokens, or SIZE_MAX: memory is exhausted.
 size_t bpe_encode(const Bpe *bpe, const char *text, size_t bytes, int *tokens);
 
-// Where a text may be cut at or after `from` so that both parts have the tokens of the whole: before a line that begins
-// with a letter or digit; `bytes` if there is none.
+// Where a text may be cut at or after `from` so that both parts have the tokens of the whole: at the end of a line that
+// ends with an ASCII character that is no white space; `bytes` if there is none.
 size_t bpe_cut(const char *text, size_t bytes, size_t from);
 
 // The two tokens that a token was merged from, in pair. Returns 1; 0: it is a byte; -1: no two tokens before it make

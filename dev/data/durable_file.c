@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,43 +37,36 @@ int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes) {
 
 enum { BLOCK = 4096, PIECE = 1 << 19 };  // what O_DIRECT wants multiples of; bytes that are written at a time
 
-// Returns whether fd writes past the page cache from now on, if asked to. Not every file system can.
-static int set_direct(int fd, int direct) {
-    const int flags = fcntl(fd, F_GETFL);
-    return flags != -1 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0 && direct;
-}
-
 // Whole blocks go past the page cache: what is written once and read later, by another process, has no use for it, and
 // its pages may be dear (a virtual machine that has to ask its host for them may take several times the time of the
-// disk). The ends, less than a block, go through it.
+// disk). The ends, less than a block, go through it. Direct writes have a descriptor of their own, since O_DIRECT belongs
+// to all threads that write by fd. Not every file system can.
 int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err,
                   size_t err_bytes) {
-    _Alignas(BLOCK) char piece[PIECE];
-    int wanted = bytes >= 16 * BLOCK, direct = 0;
-    for (size_t done = 0; done < bytes;) {
+    int direct = bytes >= 16 * BLOCK ? open(path, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC) : -1, status = 0;
+    char *piece = direct != -1 ? aligned_alloc(BLOCK, PIECE) : NULL;
+    for (size_t done = 0; done < bytes && status == 0;) {
         const size_t at = offset + done, ahead = (BLOCK - at % BLOCK) % BLOCK, left = bytes - done;
-        const int whole = wanted && ahead == 0 && left >= BLOCK;
+        const int whole = piece != NULL && ahead == 0 && left >= BLOCK;
         size_t count = left < PIECE ? left : PIECE;
         if (whole) count -= count % BLOCK;
-        if (wanted && ahead > 0 && ahead < count) count = ahead;
-        if (whole != direct) direct = set_direct(fd, whole);
-        if (whole && !direct) wanted = 0;
-        if (direct) memcpy(piece, (const char *)from + done, count);
-        const ssize_t n = pwrite(fd, direct ? piece : (const char *)from + done, count, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EINVAL && direct) {
-            wanted = direct = set_direct(fd, 0);
-            continue;
-        }
-        if (n <= 0) {
+        if (piece != NULL && ahead > 0 && ahead < count) count = ahead;
+        if (whole) memcpy(piece, (const char *)from + done, count);
+        const ssize_t n = pwrite(whole ? direct : fd, whole ? piece : (const char *)from + done, count, (off_t)at);
+        if (n > 0) {
+            done += (size_t)n;
+        } else if (n < 0 && errno == EINVAL && whole) {
+            free(piece);
+            piece = NULL;
+        } else if (n == 0 || errno != EINTR) {
             const int code = n < 0 ? errno : 0;
-            return FAIL("%s: writing failed: %s: %s", path, code ? strerror(code) : "nothing was written",
-                        remedy(code ? code : ENOSPC));
+            status = FAIL("%s: writing failed: %s: %s", path, code ? strerror(code) : "nothing was written",
+                          remedy(code ? code : ENOSPC));
         }
-        done += (size_t)n;
     }
-    if (direct) (void)set_direct(fd, 0);
-    return 0;
+    free(piece);
+    if (direct != -1) close(direct);
+    return status;
 }
 
 int durable_close(int fd, const char *temporary, char *err, size_t err_bytes) {
