@@ -100,6 +100,14 @@ static const char *option_line(const char *lines, const char *flag, size_t n) {
     return NULL;
 }
 
+// Does a flag that the checkpoint's program did not have change what it did?
+static int is_new_and_used(const Run *r, const char *line, int flag) {
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", flag - 1, line);
+    const char *bare = name + strspn(name, "-");
+    return options_given(&r->options, bare) || (!strcmp(bare, "head-rows") && r->kernels.head_chunks > 1);
+}
+
 // Says which settings are not those of the checkpoint: the run goes on, with other bits.
 static void report_changes(const Run *r, const Checkpoint *c) {
     char *mine = describe_options(&r->options);
@@ -108,7 +116,11 @@ static void report_changes(const Run *r, const Checkpoint *c) {
         next = strchr(line, '\n') + 1;
         const int length = (int)(next - line - 1), flag = (int)(strchr(line, ' ') - line) + 1;
         const char *theirs = option_line(c->options, line, (size_t)flag);
-        if (theirs == NULL) continue;  // written before there was such a flag
+        if (theirs == NULL) {
+            if (is_new_and_used(r, line, flag))
+                print0(r, "changed since the checkpoint: %.*s, which it does not know\n", length, line);
+            continue;
+        }
         const int their_length = (int)(strchr(theirs, '\n') - theirs);
         if (their_length != length || memcmp(theirs, line, (size_t)length) != 0)
             print0(r, "changed since the checkpoint: %.*s instead of %.*s\n", length, line, their_length, theirs);

@@ -6,8 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 #include <yaml.h>
+
+#include "data/llmc_file.h"
 
 #define FAIL(...)  (snprintf(err, err_bytes, __VA_ARGS__), -1)
 #define PATH_BYTES 512
@@ -263,8 +266,13 @@ static int ends_with(const char *name, const char *end) {
 
 // Reads a file into text[CONFIG_BYTES + 1].
 static int read_text(ConfigFile *c, char *text, char *err, size_t err_bytes) {
-    FILE *f = fopen(c->name, "rb");
-    if (f == NULL) return FAIL("%s: cannot be opened: %s", c->name, strerror(errno));
+    const int fd = llmc_open(c->name, err, err_bytes);
+    FILE *f = fd != -1 ? fdopen(fd, "rb") : NULL;
+    if (fd == -1) return -1;
+    if (f == NULL) {
+        close(fd);
+        return FAIL("%s: " NO_MEMORY, c->name);
+    }
     const size_t n = fread(text, 1, CONFIG_BYTES + 1, f);
     const int failed = ferror(f), why = errno;
     fclose(f);

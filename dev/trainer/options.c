@@ -418,14 +418,14 @@ void options_value_text(const Options *o, size_t which, char *text, size_t bytes
         return;
     }
     const char *flag = FLAGS[which - 1].flag, *dashes = strlen(flag) > 2 ? "--" : "-";
-    char value[4200], hash[64] = "";
+    char value[4200];
     options_value(o, flag, value, sizeof value);
-    if (strcmp(flag, "config") == 0 && o->config != NULL)
-        snprintf(hash, sizeof hash, " with the content %016llx", (unsigned long long)o->config_hash);
+    if (strcmp(flag, "config") == 0 && o->config != NULL)  // wherever it lies
+        snprintf(value, sizeof value, "(a file with the content %016llx)", (unsigned long long)o->config_hash);
     if (value[0] == '\0')
         snprintf(text, bytes, "no %s%s", dashes, flag);
     else
-        snprintf(text, bytes, "%s%s %s%s", dashes, flag, value, hash);
+        snprintf(text, bytes, "%s%s %s", dashes, flag, value);
 }
 
 void options_hash_values(const Options *o, uint64_t hashes[OPTIONS_MAX]) {

@@ -66,6 +66,9 @@ int options_read_config(Options *o, const OptionsBuild *build, char *err, size_t
         for (size_t k = i + 1; k < m->n; k++) last &= strcmp(m->settings[k].flag, m->settings[i].flag) != 0;
         status = apply(o, build, &m->settings[i], last, err, err_bytes);
     }
+    if (status == 0 && build->bf16 && !file.yaml && o->plan == OPTION_PLAN_OFF && !config_find(&file, "bf16") &&
+        !config_find(&file, "fp16") && !config_find(&file, "bf16.enabled"))
+        options_note(o, "%s: no bf16: DeepSpeed would train in fp32, this build trains in bf16\n", o->config);
     if (status == 0 && m->unused[0] != '\0') options_note(o, "%s: not used: %s\n", o->config, m->unused);
     config_close(&file);
     free(m);

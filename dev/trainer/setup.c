@@ -100,7 +100,7 @@ static void refuse_folder(const char *model) {
     const size_t length = strlen(model);
     if (!hf_is_folder(model)) return;
     die("-e %s: is a folder of Hugging Face's; make a model file of it and give that to -e: make ckpt && "
-        "build/ckpt/ckpt import '%s' '%.*s.bin'",
+        "build/ckpt/ckpt import \"%s\" \"%.*s.bin\"",
         model, model, (int)(length - (model[length - 1] == '/')), model);
 }
 

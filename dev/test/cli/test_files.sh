@@ -40,7 +40,7 @@ mkdir directory piped looped
 mkfifo piped/main.log
 ln -s main.log looped/main.log
 for what in "./pipe a pipe" "/dev/zero a device" "./directory a directory" "./loop symbolic links"; do
-    for flag in -e -i -j; do
+    for flag in -e -i -j --config; do
         check "$flag ${what%% *}" ended failed "${what#* }" $flag "${what%% *}"
     done
 done

@@ -297,7 +297,7 @@ check "another vocabulary's tokenizer is refused" gives 2 "has 256 tokens, but t
 told() {        # the trainer says how
     timeout -k 5 60 "$trainer" -e "$1" -i "$text" -x 1 > "$log" 2>&1 && return 1
     cat "$log"
-    grep -qF "build/ckpt/ckpt import '$1' 'hf3.bin'" "$log"
+    grep -qF "build/ckpt/ckpt import \"$1\" \"hf3.bin\"" "$log"
 }
 check "-e FOLDER/: the trainer says how it is imported" told hf3/
 check "-e FOLDER" told hf3
