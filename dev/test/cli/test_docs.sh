@@ -31,7 +31,7 @@ sed -n 's/^    //p' dev/docs/planner.md > "$work/example"
 plan_is_printed() {
     local command
     command=$(awk '{ print } !/\\$/ { exit }' "$work/example")
-    eval "$trainer ${command#* }" > "$work/printed" || return 1
+    eval "$(printf %q "$trainer") ${command#* }" > "$work/printed" || return 1
     awk 'output && NF; !/\\$/ { output = 1 }' "$work/example" > "$work/quoted"
     [ "$(wc -l < "$work/quoted")" -gt 20 ] && ! diff "$work/quoted" "$work/printed" | grep '^<'
 }

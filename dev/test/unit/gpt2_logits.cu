@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     const std::vector<int> inputs = read_tokens(argv[2]);
     const size_t T = inputs.size(), V = c->vocab_size, Vp = c->padded_vocab_size;
     const GPT2Units units = { params.data(), unit_params, unit_done, NULL, NULL };
-    REQUIRE(gpt2_create(&model, c, 1, T, 0, &units, &alone, &memory, 0, err, sizeof err) == 0, "%s", err);
+    REQUIRE(gpt2_create(&model, c, 1, T, 0, 0, &units, &alone, &memory, 0, err, sizeof err) == 0, "%s", err);
     gpt2_forward(&model, inputs.data(), NULL, 1, T, 0);
     const Values logits = read_device(model.logits, T * Vp);
     std::vector<float> row(V);
