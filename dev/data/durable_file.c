@@ -39,8 +39,8 @@ enum { BLOCK = 4096, PIECE = 1 << 19 };  // what O_DIRECT wants multiples of; by
 
 // Whole blocks go past the page cache: what is written once and read later, by another process, has no use for it, and
 // its pages may be dear (a virtual machine that has to ask its host for them may take several times the time of the
-// disk). The ends, less than a block, go through it. Direct writes have a descriptor of their own, since O_DIRECT belongs
-// to all threads that write by fd. Not every file system can.
+// disk). The ends, less than a block, go through it. Direct writes have a descriptor of their own, since O_DIRECT
+// belongs to all threads that write by fd. Not every file system can.
 int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err,
                   size_t err_bytes) {
     int direct = bytes >= 16 * BLOCK ? open(path, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC) : -1, status = 0;
