@@ -38,11 +38,15 @@ class Run:
         self.starts: List[dict] = []
         self.report: Optional[dict] = None
         with open(self.path, encoding="utf-8", errors="replace") as f:
-            for line in f:
+            for number, line in enumerate(f, 1):
                 try:
-                    self.add(json.loads(line))
+                    record = json.loads(line)
                 except ValueError:  # the last line of a run that is being written
-                    pass
+                    continue
+                try:
+                    self.add(record)
+                except (KeyError, TypeError):
+                    raise ValueError(f"{self.path}, line {number}: is not a record of a run") from None
         if not self.starts:
             raise ValueError(f"{self.path}: has no record of a run")
         self.start = self.starts[-1]
@@ -319,15 +323,16 @@ def times(runs: List[Run]) -> str:
 
 
 def memory(runs: List[Run]) -> str:
-    groups: Dict[str, List[Run]] = {}
+    groups: Dict[Tuple[str, str], List[Run]] = {}  # the same formulas: the first one's are drawn
     for r in runs:
         s = r.start
         key = f'{s["model"]}, {s["precision"]}, {s["ranks"]} ranks, B x T = {s["B"]} x {s["T"]}, G = {s["G"]}'
-        groups.setdefault(key.replace(" 1 ranks", " 1 rank"), []).append(r)
+        plans = json.dumps([r.plan(stage, "memory") for stage in range(4)])
+        groups.setdefault((key.replace(" 1 ranks", " 1 rank"), plans), []).append(r)
     out = ""
     known = list(dict.fromkeys(n for r in runs for n in r.plan(0, "memory") or r.measured_memory()))
     color = {n: COLORS[i % len(COLORS)] for i, n in enumerate(known)}
-    for key, mine in groups.items():
+    for (key, _), mine in groups.items():
         names = [n for n in known if any(r.measured_memory().get(n) for r in mine) or
                  any(mine[0].plan(stage, "memory").get(n, {}).get("bytes") for stage in range(4))]
         stacks = []

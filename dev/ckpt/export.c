@@ -121,9 +121,10 @@ static int run(Export *x, const char *from, const char *folder, const char *prec
     x->temporary[0] = '\0';
     if (write_config(x, folder, eot, err) != 0) return -1;
     printf("wrote %s: %s%s\n", folder, x->bf16 ? "bf16" : "fp32", average ? ", the moving average of the weights" : "");
-    print_lost(x->lost, c);
     if (x->bf16 && !average && checkpoint_array_of(x->from.c, ZERO_STATE_MASTER) >= 0)
         printf("its master weights have more bits: --precision fp32 exports them\n");
+    else
+        print_lost(x->lost, c);
     return 0;
 }
 

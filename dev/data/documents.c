@@ -150,6 +150,8 @@ int documents_hash(const Documents *d, uint64_t *hash, char err[512]) {
 
 // ---- encoding -------------------------------------------------------------------------------------------------------
 
+static const char NO_FIELD[] = "has no text in its field", MEMORY[] = "memory is exhausted";
+
 static int encode_text(const Bpe *bpe, const char *text, size_t bytes, Tokens *out) {
     int *tokens = malloc((bytes + 1) * sizeof *tokens);
     const size_t n = tokens != NULL ? bpe_encode(bpe, text, bytes, tokens) : SIZE_MAX;
@@ -163,42 +165,59 @@ static int is_blank(const char *text, size_t bytes) {
     return bytes == 0;
 }
 
-// Has the line a \u0000? cJSON would end the text there.
-static int has_nul_escape(const char *line, size_t bytes) {
-    for (const char *at = line; (at = memmem(at, bytes - (size_t)(at - line), "\\u0000", 6)) != NULL; at += 6) {
+// cJSON ends a string at a \u0000: six bytes that are not UTF-8 stand for it.
+#define NUL_MARK "\xff\xff\xff\xff\xff\xff"
+
+// Marks the \u0000 of a line. Returns how many.
+static size_t mark_nul(char *line, size_t bytes) {
+    size_t marked = 0;
+    for (char *at = line; (at = memmem(at, bytes - (size_t)(at - line), "\\u0000", 6)) != NULL; at += 6) {
         const char *first = at;
         while (first > line && first[-1] == '\\') first--;
-        if ((at - first) % 2 == 0) return 1;
+        if ((at - first) % 2 != 0) continue;
+        memcpy(at, NUL_MARK, 6);
+        marked++;
     }
-    return 0;
+    return marked;
+}
+
+// Appends the document in a line of JSONL. Returns NULL, or what is wrong.
+static const char *encode_line(const char *field, char *line, size_t bytes, const Bpe *bpe, int eot, Tokens *out) {
+    const size_t marked = mark_nul(line, bytes);
+    const char *wrong = NULL, *rest = NULL;
+    cJSON *json = cJSON_ParseWithLengthOpts(line, bytes, &rest, 0);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, field);
+    if (json == NULL || !is_blank(rest, (size_t)(line + bytes - rest)))
+        wrong = "is not JSON: correct or remove it";
+    else if (!cJSON_IsString(item))
+        wrong = NO_FIELD;
+    else if (marked > 0 && strstr(item->valuestring, NUL_MARK) != NULL)
+        wrong = "has a NUL character (\\u0000): remove it";
+    else if (tokens_append(out, &eot, 1) != 0 ||
+             encode_text(bpe, item->valuestring, strlen(item->valuestring), out) != 0)
+        wrong = MEMORY;
+    cJSON_Delete(json);
+    return wrong;
 }
 
 // Lines [at, end) of a JSONL file, a document each.
 static int encode_lines(const Documents *d, const File *f, const char *text, size_t at, size_t end, const Bpe *bpe,
                         int eot, Tokens *out, char err[512]) {
     for (size_t next; at < end; at = next) {
-        const char *newline = memchr(text + at, '\n', end - at), *rest = NULL;
+        const char *newline = memchr(text + at, '\n', end - at);
         next = newline != NULL ? (size_t)(newline - text) + 1 : end;
         const size_t bytes = next - at;
         if (is_blank(text + at, bytes)) continue;
-        const char *wrong = NULL, *field = "";
-        cJSON *json = cJSON_ParseWithLengthOpts(text + at, bytes, &rest, 0);
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, d->field);
-        if (json == NULL || !is_blank(rest, (size_t)(text + next - rest)))
-            wrong = "is not JSON: correct or remove it";
-        else if (!cJSON_IsString(item))
-            wrong = "has no text in its field ", field = d->field;
-        else if (has_nul_escape(text + at, bytes))
-            wrong = "has a NUL character (\\u0000): remove it";
-        else if (tokens_append(out, &eot, 1) != 0 ||
-                 encode_text(bpe, item->valuestring, strlen(item->valuestring), out) != 0)
-            wrong = "memory is exhausted";
-        cJSON_Delete(json);
+        char *copy = malloc(bytes);
+        if (copy != NULL) memcpy(copy, text + at, bytes);
+        const char *wrong = copy != NULL ? encode_line(d->field, copy, bytes, bpe, eot, out) : MEMORY;
+        free(copy);
         if (wrong == NULL) continue;
         size_t line = 1;
         for (size_t i = 0; i < at; i++) line += text[i] == '\n';
-        return FAIL("%.200s, line %zu: %s%.50s%s", f->path, line, wrong, field,
-                    *field != '\0' ? ": name another one with --field" : "");
+        if (wrong == NO_FIELD)
+            return FAIL("%.200s, line %zu: %s %.50s: name another one with --field", f->path, line, wrong, d->field);
+        return FAIL("%.200s, line %zu: %s", f->path, line, wrong);
     }
     return 0;
 }

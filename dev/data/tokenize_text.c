@@ -18,7 +18,9 @@
 //     encode parts in parallel -> tokens, in order -> N and one more? -> shard k -> rename -> NAME_shards.txt -> rename
 //
 // A kill between the last two only makes shard k once more. Other texts or settings than those of NAME_shards.txt are
-// refused, so nothing is overwritten; and the directory is locked, so there is one writer.
+// refused, and so are shards that are missing, have another length, or come after shard k: nothing else is overwritten.
+// The directory is locked, so there is one writer.
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -52,6 +54,7 @@ typedef struct {
     uint64_t hash;      // of documents and settings
     Tokens tokens;      // that are in no shard yet
     size_t shards;      // on the disk
+    size_t written;     // tokens in them
     size_t part, used;  // where the next one begins: tokens of this part that are in earlier ones
 } Output;
 
@@ -89,10 +92,18 @@ static void shard_path(const Arguments *a, size_t k, char path[4200]) {
     snprintf(path, 4200, "%.4000s_%s_%06zu.bin", a->name, k == 0 ? "val" : "train", k);
 }
 
+// The number is raised when the places of parts change (bpe_cut).
+enum { MANIFEST_VERSION = 2, MANIFEST_BYTES = 256 };
+
+static void print_manifest(const Output *o, char text[MANIFEST_BYTES]) {
+    snprintf(text, MANIFEST_BYTES,
+             "tokenize_text %d of %016llx\nshards %zu\ntokens %zu\nnext_part %zu\nnext_token %zu\n", MANIFEST_VERSION,
+             (unsigned long long)o->hash, o->shards, o->written, o->part, o->used);
+}
+
 static int write_manifest(const Output *o) {
-    char text[256];
-    snprintf(text, sizeof text, "tokenize_text 1 of %016llx\nshards %zu\nnext_part %zu\nnext_token %zu\n",
-             (unsigned long long)o->hash, o->shards, o->part, o->used);
+    char text[MANIFEST_BYTES];
+    print_manifest(o, text);
     return durable_write_text(o->temporary, o->manifest, text, err, sizeof err);
 }
 
@@ -104,6 +115,7 @@ static int next_shard(Output *o, size_t n, size_t part, size_t of_part) {
     o->tokens.count -= n;
     memmove(o->tokens.tokens, o->tokens.tokens + n, o->tokens.count * sizeof *o->tokens.tokens);
     o->shards++;
+    o->written += n;
     o->part = part;
     o->used = of_part - o->tokens.count;
     printf("%s: %zu tokens\n", path, n);
@@ -146,11 +158,22 @@ static int hash_run(Output *o, const Documents *d, const Tokenizer *t) {
     return 0;
 }
 
+// What follows the directory in a path.
+static const char *base_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash != NULL ? slash + 1 : path;
+}
+
+static void directory_of(const char *name, char path[4200]) {
+    const int length = (int)(base_of(name) - name);
+    snprintf(path, 4200, "%.*s", length > 0 ? length : 1, length > 0 ? name : ".");
+}
+
 // Keeps other runs out of the directory until this process ends. On file systems without such locks it does nothing.
 static int lock_directory(const char *name) {
     char path[4200];
-    const char *slash = strrchr(name, '/');
-    snprintf(path, sizeof path, "%.*s", slash ? (int)(slash - name + 1) : 1, slash ? name : ".");
+    if (*base_of(name) == '\0') return FAIL("--shards \"%.300s\": is not a name: give one, such as data/web", name);
+    directory_of(name, path);
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd == -1) return FAIL("--shards %.300s: %s: %s: make this directory first", name, path, strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -159,34 +182,84 @@ static int lock_directory(const char *name) {
     return 0;
 }
 
+// Reads NAME_shards.txt. Returns 1; 0: there is none; -1 and a message.
+static int read_manifest(Output *o) {
+    char text[MANIFEST_BYTES] = "", same[MANIFEST_BYTES];
+    unsigned long long hash;
+    FILE *f = fopen(o->manifest, "r");
+    if (f == NULL && errno == ENOENT) return 0;
+    if (f == NULL) return FAIL("%s: cannot be read: %s", o->manifest, strerror(errno));
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    const int fields = sscanf(text,
+                              "tokenize_text %*d of %llx\nshards %zu\ntokens %zu\nnext_part %zu\nnext_token %zu\n",
+                              &hash, &o->shards, &o->written, &o->part, &o->used);
+    o->hash = hash;
+    print_manifest(o, same);
+    if (fields == 5 && strcmp(text, same) == 0) return 1;
+    return FAIL("%s: is damaged, or of another version: remove it and the shards", o->manifest);
+}
+
+// Are the shards of the manifest there, as long as they were?
+static int check_shards(const Output *o) {
+    char path[4200];
+    for (size_t k = 0; k < o->shards; k++) {
+        const size_t n = k + 1 < o->shards ? o->arguments->shard_tokens : o->written - k * o->arguments->shard_tokens;
+        struct stat st;
+        shard_path(o->arguments, k, path);
+        if (stat(path, &st) != 0)
+            return FAIL("%.2000s: %s: bring it back; or, to begin again, remove %.2000s and all shards", path,
+                        strerror(errno), o->manifest);
+        if ((size_t)st.st_size != LLMC_HEADER_BYTES + 2 * n)
+            return FAIL("%.2000s: has %zu bytes instead of %zu: bring it back; or, to begin again, remove %.2000s "
+                        "and all shards",
+                        path, (size_t)st.st_size, LLMC_HEADER_BYTES + 2 * n, o->manifest);
+    }
+    return 0;
+}
+
+// Refuses shards from `first` on: the manifest does not list them.
+static int check_others(const Output *o, size_t first) {
+    const char *base = base_of(o->arguments->name);
+    char path[4200];
+    directory_of(o->arguments->name, path);
+    DIR *dir = opendir(path);
+    if (dir == NULL) return FAIL("%s: cannot be listed: %s", path, strerror(errno));
+    int status = 0;
+    for (const struct dirent *e; status == 0 && (e = readdir(dir)) != NULL;) {
+        size_t k;
+        if (strncmp(e->d_name, base, strlen(base)) != 0 || sscanf(e->d_name + strlen(base), "_%*[a-z]_%zu", &k) != 1)
+            continue;
+        shard_path(o->arguments, k, path);
+        if (k >= first && strcmp(base_of(path), e->d_name) == 0)
+            status = FAIL(
+                "%.2000s: is there, and not of this program (%.2000s does not list it): choose another name, or "
+                "remove it",
+                path, o->manifest);
+    }
+    closedir(dir);
+    return status;
+}
+
 // Finds out where the run goes on.
 static int resume(Output *o, const Documents *d, const Tokenizer *t) {
     const char *name = o->arguments->name;
-    char path[4200];
-    unsigned long long hash;
     snprintf(o->temporary, sizeof o->temporary, "%.4000s_partial.tmp", name);
     snprintf(o->manifest, sizeof o->manifest, "%.4000s_shards.txt", name);
     if (lock_directory(name) != 0 || hash_run(o, d, t) != 0) return -1;
     unlink(o->temporary);  // of a run that was killed: the directory is locked
-    FILE *f = fopen(o->manifest, "r");
-    if (f == NULL && errno != ENOENT) return FAIL("%s: cannot be read: %s", o->manifest, strerror(errno));
-    for (size_t k = 0; k < 2 && f == NULL; k++) {
-        shard_path(o->arguments, k, path);
-        if (access(path, F_OK) == 0)
-            return FAIL("%.2000s: is there, and not of this program (there is no %.2000s): choose another name", path,
-                        o->manifest);
-    }
-    if (f == NULL) return write_manifest(o);
-    const int fields = fscanf(f, "tokenize_text 1 of %llx\nshards %zu\nnext_part %zu\nnext_token %zu\n", &hash,
-                              &o->shards, &o->part, &o->used);
-    fclose(f);
-    if (fields != 4) return FAIL("%s: is damaged: remove it and the shards", o->manifest);
-    if (hash != o->hash && o->shards == 0) return write_manifest(o);  // nothing is lost
-    if (hash != o->hash)
+    const uint64_t hash = o->hash;
+    const int found = read_manifest(o), same = hash == o->hash;
+    o->hash = hash;
+    // Shard o->shards may be there: the run was killed before it was noted.
+    if (found < 0 || check_others(o, found ? o->shards + 1 : 0) != 0) return -1;
+    if (!found || (!same && o->shards == 0)) return write_manifest(o);  // nothing is lost
+    if (!same)
         return FAIL("%s: these shards are of other texts, or made with another tokenizer, --tokens or --field: choose "
                     "another name, or remove them",
                     o->manifest);
     if (o->part > documents_parts(d)) return FAIL("%s: is damaged: remove it and the shards", o->manifest);
+    if (check_shards(o) != 0) return -1;
     if (o->shards > 0) printf("%s: has %zu shards; the run goes on\n", name, o->shards);
     return 0;
 }
@@ -217,10 +290,14 @@ static int encode_all(Output *o, const Documents *d, const Bpe *bpe, int eot) {
     return failed ? -1 : 0;
 }
 
-// What is left is the last shard.
-static int finish(Output *o, const Documents *d) {
+// What is left is the last shard. input: the first one, for messages.
+static int finish(Output *o, const Documents *d, const char *input, int eot) {
     const Arguments *a = o->arguments;
     const size_t parts = documents_parts(d);
+    size_t empty = 0;  // end-of-text tokens before the first text
+    while (empty < o->tokens.count && o->tokens.tokens[empty] == eot) empty++;
+    if (a->name != NULL && o->shards == 0) unlink(o->manifest);
+    if (o->shards == 0 && empty == o->tokens.count) return FAIL("%.300s: is empty: give a file with text", input);
     if (a->name == NULL) return write_pair(a, &o->tokens);
     if (o->shards == 0)
         return FAIL("--shards %.300s: the first shard validates, and all %zu tokens fit into it: use --tokens %zu or "
@@ -244,7 +321,7 @@ static int convert(const Arguments *a, char **inputs, size_t n, const Tokenizer 
     if (status == 0) status = bpe_open(&bpe, t, err);
     if (status == 0 && a->name != NULL) status = resume(&o, d, t);
     if (status == 0) status = encode_all(&o, d, bpe, tokenizer_eot(t));
-    if (status == 0) status = finish(&o, d);
+    if (status == 0) status = finish(&o, d, inputs[0], tokenizer_eot(t));
     free(o.tokens.tokens);
     bpe_close(bpe);
     documents_close(d);

@@ -30,7 +30,8 @@ compiles() {
 # hash_of PACKAGE RANKS STAGE
 hash_of() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$2" "$work/$1" "$3" 2>&1 | grep -o 'parameters .*'; }
 
-check "it is installed, the prefix has a space" installs "$prefix"
+quoted() { installs "$prefix" > "$work/log"; cat "$work/log"; grep -qF "PKG_CONFIG_PATH='$PKG_CONFIG_PATH'," "$work/log"; }
+check "it is installed, the prefix has a space" quoted
 check "it is installed again" installs "$prefix"
 check "the example compiles outside, with pkg-config alone" compiles regression.c zero-cpu
 same_everywhere() {
@@ -103,6 +104,7 @@ not_overwritten() {
         ./lib/libzero-cpu.so ] && [ "$(cat "$work/other/lib/libzero-cpu.so")" = mine ]
 }
 check "a file that is there is not overwritten, and nothing is installed" not_overwritten
+check "an apostrophe in PREFIX is refused" refused "apostrophe" installs "$work/it's"
 staged() {
     installs /opt/zero DESTDIR="$work/stage" && [ ! -e /opt/zero/share/zero.c ] &&
         PKG_CONFIG_PATH=$work/stage/opt/zero/lib/pkgconfig pkg-config --exists zero-cpu &&

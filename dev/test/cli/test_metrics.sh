@@ -52,6 +52,26 @@ if command -v python3 > /dev/null; then
         resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"
     }
     check "the report of a run that is not finished" unfinished
+    no_record() {
+        local line said
+        whole || return 1
+        for line in 1 '{}' '{"kind":"val"}'; do
+            { cat "$work/whole/metrics.jsonl"; echo "$line"; } > "$work/none.jsonl"
+            said=$(scripts/plot.py "$work/none.jsonl" -o "$work/none.html" 2>&1)
+            [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == error:*"line $(wc -l < "$work/none.jsonl"):"* ]] ||
+                return 1
+        done
+    }
+    check "a line that is no record is named" no_record
+    other_optimizer() {     # two charts of memory, each with the states of its optimizer
+        local bars
+        whole && train 2 lion -z 2 -x 2 --optimizer lion && train 2 whole0 -z 0 -x 2 &&
+            scripts/plot.py "$work"/{whole,whole0,lion} -o "$work/two.html" || return 1
+        bars=$(grep -oE '(whole|whole0|lion) \(stage [0-3]\), measured|stage 0, by formula' "$work/two.html" | xargs)
+        [ "$bars" = "stage 0, by formula whole0 (stage 0), measured whole (stage 2), measured stage 0, by formula lion \
+(stage 2), measured" ] || { echo "$bars"; return 1; }
+    }
+    check "memory of another optimizer has a chart of its own" other_optimizer
     no_run() {
         local said
         mkdir "$work/none"

@@ -83,10 +83,39 @@ check "nor do other texts" says "of other texts" gpt2_tokenizer.bin --shards set
 check "nor does another tokenizer" says "made with another tokenizer" bytes --shards set --tokens 4 docs two.txt
 touch other_val_000000.bin
 check "somebody else's shards are not overwritten" says "not of this program" bytes --shards other --tokens 4 docs
+foreign() {
+    mkdir foreign && touch foreign/a_train_000002.bin
+    says "a_train_000002.bin: is there, and not of this program" bytes --shards foreign/a --tokens 1 two.txt &&
+        [ "$(ls foreign)" = a_train_000002.bin ]
+}
+check "nor is a later one" foreign
+# damaged WORDS COMMAND...: set, after this command in a copy of its directory, is refused and left as it is
+damaged() {
+    rm -rf damaged && mkdir damaged && cp set_* damaged && (cd damaged && "${@:2}") && cp -r damaged as_it_was &&
+        says "$1" gpt2_tokenizer.bin --shards damaged/set --tokens 4 docs two.txt && diff -r damaged as_it_was
+    local status=$?
+    rm -rf as_it_was
+    return $status
+}
+check "a shard that is missing" damaged "set_train_000002.bin: No such file" rm set_train_000002.bin
+check "a shard that was cut" damaged "set_train_000001.bin: has 100 bytes instead of 1032" \
+    truncate -s 100 set_train_000001.bin
+check "the last shard was cut" damaged "set_train_000003.bin: has 1026 bytes instead of 1028" \
+    truncate -s 1026 set_train_000003.bin
+check "a shard that is not listed" damaged "set_train_000005.bin: is there" touch set_train_000005.bin
+check "a negative number of shards" damaged "set_shards.txt: is damaged" sed -i 's/^shards .*/shards -3/' set_shards.txt
+check "shards of another version" damaged "or of another version: remove it and the shards" \
+    sed -i 's/^tokenize_text [0-9]*/tokenize_text 1/' set_shards.txt
 check "shards among the texts are refused" says "docs/x_val_000000.bin: a folder of texts would hold this output" \
     bytes --shards docs/x --tokens 4 docs
-check "one shard: nothing would be left to train on" says "use --tokens 1 or less" \
-    bytes --shards one --tokens 90 two.txt
+one_shard() { says "use --tokens 1 or less" bytes --shards one --tokens 90 two.txt && [ ! -e one_shards.txt ]; }
+check "one shard: nothing would be left to train on" one_shard
+check "shards without a name" says '--shards "": is not a name' bytes --shards "" --tokens 2 two.txt
+check "shards that have only a directory" says '--shards "docs/": is not a name' bytes --shards docs/ --tokens 2 two.txt
+touch empty.txt
+empty() { says "empty.txt: is empty" bytes "$@" empty.txt empty.txt && [ -z "$(find . -name 'j_*' -o -name j.bin)" ]; }
+check "empty texts are refused" empty j.bin k.bin
+check "empty texts are refused: shards" empty --shards j --tokens 1
 check "a second writer is refused" eval '! flock . "$tokenize" bytes --shards two --tokens 2 two.txt 2> "$log" &&
     grep -q "another tokenize_text writes into" "$log"'
 printf '{"text": "a"}\n{"text": "b", \n' > bad.jsonl
@@ -97,6 +126,9 @@ check "JSONL: without the field" \
 check "JSONL: --field" eval '"$tokenize" bytes x.bin y.bin --field body body.jsonl && [ "$(shard x.bin)" = 10 ]'
 printf '{"text": "a\\u0000b"}\n' > nul.jsonl
 check "JSONL: a NUL would end the text" says "nul.jsonl, line 1: has a NUL character" bytes x.bin y.bin nul.jsonl
+printf '{"id\\u0000": "\\u0000", "text": "a\\\\u0000"}\n' > id.jsonl
+nul_elsewhere() { "$tokenize" bytes x.bin y.bin id.jsonl && [ "$(shard x.bin)" = "10 97 92 117 48 48 48" ]; }
+check "JSONL: a NUL in another field" nul_elsewhere
 gzip -k two.txt
 check "a compressed file is no text" says "two.txt.gz: is not text" bytes x.bin y.bin two.txt two.txt.gz
 check "a tokenizer's file is written as it was read" eval \
