@@ -117,7 +117,7 @@ remove_directories() {  # of the list on stdin, those that are empty
 }
 
 install_files() {
-    case $prefix in *\'*) die "PREFIX=$prefix: pkg-config's flags would have the apostrophe: choose another name" ;; esac
+    case $prefix in *\'*) die "PREFIX=$prefix: flags could not be quoted: choose a name without an apostrophe" ;; esac
     record=share/zero.c/$device.files
     new=$(mktemp -d)
     trap 'rm -rf "$new"' EXIT
@@ -146,8 +146,8 @@ install_files() {
         cp "$from" "$root/$to"
         chmod 644 "$root/$to" "$root/$record"
     done < "$new/list"
-    echo "zero-$device is installed in $root: PKG_CONFIG_PATH='$prefix/lib/pkgconfig', then pkg-config --cflags --libs" \
-        "zero-$device"
+    echo "zero-$device is installed in $root: PKG_CONFIG_PATH='$prefix/lib/pkgconfig', then pkg-config --cflags" \
+        "--libs zero-$device"
 }
 
 uninstall_files() {

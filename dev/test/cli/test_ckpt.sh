@@ -112,7 +112,9 @@ models() {
         cmp "$work/a3.bin" "$work/a/model_00000006.bin"
 }
 check "model files: version 3 and 5" models
-exported() { gives 0 "master weights have more bits" export "$work/half" "$work/hf" && ! grep "nothing is lost" "$log"; }
+exported() {
+    gives 0 "its master weights have more bits" export "$work/half" "$work/hf" && ! grep "nothing is lost" "$log"
+}
 check "an export of bf16 says that master weights have more bits" exported
 check "another M is refused" gives 2 "cannot be converted" convert "$work/a" "$work/m" --micro-batches 8
 check "nothing is replaced" gives 2 "exists, and nothing is replaced" convert "$work/a" "$work/b"

@@ -58,8 +58,8 @@ if command -v python3 > /dev/null; then
         for line in 1 '{}' '{"kind":"val"}'; do
             { cat "$work/whole/metrics.jsonl"; echo "$line"; } > "$work/none.jsonl"
             said=$(scripts/plot.py "$work/none.jsonl" -o "$work/none.html" 2>&1)
-            [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == error:*"line $(wc -l < "$work/none.jsonl"):"* ]] ||
-                return 1
+            [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] &&
+                [[ $said == error:*"line $(wc -l < "$work/none.jsonl"):"* ]] || return 1
         done
     }
     check "a line that is no record is named" no_record
