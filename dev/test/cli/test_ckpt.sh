@@ -150,8 +150,8 @@ check "what is damaged is not converted" gives 2 "$work/changed" convert "$work/
 
 check "prune --dry-run deletes nothing" gives 1 "step 2: would be deleted" prune "$work/changed" --keep 1 --dry-run
 keeps_good() {
-    count_is "$work/changed" 13 && gives 1 "step 2: deleted" prune "$work/changed" --keep 1 &&
-        gives 1 "step 4: good" verify "$work/changed" && count_is "$work/changed" 9
+    count_is "$work/changed" 14 && gives 1 "step 2: deleted" prune "$work/changed" --keep 1 &&
+        gives 1 "step 4: good" verify "$work/changed" && count_is "$work/changed" 10
 }
 check "the newest is damaged: the one before is kept" keeps_good
 check "fewer than --keep: nothing is deleted" gives 0 "nothing is deleted" prune "$work/a" --keep 4
