@@ -57,6 +57,8 @@ int zero_agree(zero *z, int e) {
 int zero_mean(zero *z, const double *values, size_t n, double *mean) {
     if (zero_enter(z)) return z->failed;
     const size_t ranks = (size_t)z->ranks, replicas = (size_t)z->replicas;
+    zero_comm_phase(z->config.shard_comm, "mean over the ranks", 0);
+    if (replicas > 1) zero_comm_phase(z->config.replicate_comm, "mean over the ranks", 0);
     double *group = gather(z, z->config.shard_comm, values, n * sizeof *values);
     double *all = group;
     if (group && replicas > 1) all = gather(z, z->config.replicate_comm, group, ranks * n * sizeof *group);

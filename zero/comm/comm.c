@@ -77,6 +77,18 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
             "collective: all ranks must make the same calls in the same order",
             (unsigned long long)mine->number, zero_comm_call_name(mine->kind), (unsigned long long)mine->unit,
             zero_comm_world_rank(c, peer));
+    if (mine->number != theirs->number) {
+        const int ahead = theirs->number > mine->number;
+        return zero_comm_fail(
+            c, ZERO_ERR_COMM,
+            "the ranks disagree: rank %d has made %llu %s calls than this rank (its collective %llu, %s of unit %llu, "
+            "met this rank's collective %llu, %s of unit %llu): all ranks must make the same calls in the same order",
+            zero_comm_world_rank(c, peer),
+            (unsigned long long)(ahead ? theirs->number - mine->number : mine->number - theirs->number),
+            ahead ? "more" : "fewer", (unsigned long long)theirs->number, zero_comm_call_name(theirs->kind),
+            (unsigned long long)theirs->unit, (unsigned long long)mine->number, zero_comm_call_name(mine->kind),
+            (unsigned long long)mine->unit);
+    }
     struct zero_comm_call but_history = *theirs;
     but_history.history = mine->history;
     if (!memcmp(mine, &but_history, sizeof *mine))
@@ -87,15 +99,13 @@ int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer,
                               (unsigned long long)mine->number, zero_comm_world_rank(c, peer));
     return zero_comm_fail(
         c, ZERO_ERR_COMM,
-        "the ranks disagree: this rank's collective %llu is %s of unit %llu (buffer %llu, offset %llu, %llu bytes), "
-        "rank "
-        "%d's, its collective %llu, is %s of unit %llu (buffer %llu, offset %llu, %llu bytes): all ranks must make the "
-        "same calls in the same order",
+        "the ranks disagree: collective %llu is %s of unit %llu (buffer %llu, offset %llu, %llu bytes) on this rank, "
+        "and %s of unit %llu (buffer %llu, offset %llu, %llu bytes) on rank %d: all ranks must make the same calls in "
+        "the same order",
         (unsigned long long)mine->number, zero_comm_call_name(mine->kind), (unsigned long long)mine->unit,
         (unsigned long long)mine->buffer, (unsigned long long)mine->offset, (unsigned long long)mine->bytes,
-        zero_comm_world_rank(c, peer), (unsigned long long)theirs->number, zero_comm_call_name(theirs->kind),
-        (unsigned long long)theirs->unit, (unsigned long long)theirs->buffer, (unsigned long long)theirs->offset,
-        (unsigned long long)theirs->bytes);
+        zero_comm_call_name(theirs->kind), (unsigned long long)theirs->unit, (unsigned long long)theirs->buffer,
+        (unsigned long long)theirs->offset, (unsigned long long)theirs->bytes, zero_comm_world_rank(c, peer));
 }
 
 void zero_comm_say_behind(const zero_comm *c, char *message, size_t bytes, int peer, const struct zero_comm_call *mine,

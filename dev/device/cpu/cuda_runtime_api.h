@@ -27,18 +27,25 @@
 extern "C" {
 #endif
 
-typedef enum [[nodiscard]] cudaError{ // nodiscard: of all functions that return one
-                                      cudaSuccess = 0,
-                                      cudaErrorInvalidValue = 1,
-                                      cudaErrorMemoryAllocation = 2,
-                                      cudaErrorInvalidConfiguration = 9,
-                                      cudaErrorNoDevice = 100,
-                                      cudaErrorInvalidDevice = 101,
-                                      cudaErrorInvalidResourceHandle = 400,
-                                      cudaErrorNotReady = 600,
-                                      cudaErrorLaunchFailure = 719,
-                                      cudaErrorNotSupported = 801,
-                                      cudaErrorUnknown = 999
+// Ignoring a result is a warning, where the compiler has the attribute: clang has it in C++ and C23 only.
+#if defined __cplusplus || __STDC_VERSION__ >= 202000L || (__GNUC__ >= 10 && !defined __clang__)
+#define CUDA_ON_CPU_NODISCARD [[nodiscard]]
+#else
+#define CUDA_ON_CPU_NODISCARD
+#endif
+
+typedef enum CUDA_ON_CPU_NODISCARD cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorNotSupported = 801,
+    cudaErrorUnknown = 999
 } cudaError_t;
 
 enum cudaMemcpyKind {

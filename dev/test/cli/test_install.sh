@@ -39,6 +39,11 @@ installs_quoted() {
 check "it is installed, the prefix has a space" installs_quoted
 check "it is installed again" installs "$prefix"
 check "the example compiles outside, with pkg-config alone" compiles regression.c zero-cpu
+if command -v clang > /dev/null; then
+    CC=clang check "it does so by clang, too" compiles regression.c zero-cpu
+else
+    echo "not run: the example compiled with clang: there is none"
+fi
 same_everywhere() {
     local one two
     one=$(hash_of zero-cpu 1 0)

@@ -267,6 +267,18 @@ static void data_are_not_printed_as_a_record(void) {
     }
 }
 
+// Windows are read in place, so ranks that make different numbers of calls may meet in two calls that look alike.
+static void the_number_of_calls_is_compared(void) {
+    const struct zero_comm_call few = { .number = 294, .kind = ZERO_CALL_SCALARS }, many = { 483, ZERO_CALL_SCALARS };
+    for (int ahead = 0; ahead <= 1; ahead++) {
+        zero_comm c = { .rank = 0, .size = 2 };
+        CHECK(zero_comm_compare(&c, ahead ? &few : &many, 1, ahead ? &many : &few) == ZERO_ERR_COMM);
+        CHECK(strstr(c.error, ahead ? "rank 1 has made 189 more calls than this rank"
+                                    : "rank 1 has made 189 fewer calls than this rank"),
+              "the message is: %s", c.error);
+    }
+}
+
 static void cases_of(const struct way *w) {
     const char *name = w->name;
     CASE("a stalled rank is waited for: scalars: %s", name) a_stalled_rank_is_noticed(w, 0);
@@ -295,5 +307,6 @@ int main(int argc, char **argv) {
     CASE("memory that can be executed is asked for, which some kernels refuse")
         memory_is_never_executable(&ways[SHARED_MEMORY]);
     CASE("another collective's data are printed as a record") data_are_not_printed_as_a_record();
+    CASE("ranks with more calls than others are told of two that look alike") the_number_of_calls_is_compared();
     return finish_world();
 }
