@@ -69,6 +69,11 @@ check "step 1: it builds" builds step1
 for ranks in 1 2 4; do
     check "step 1: llm.c's losses on $ranks ranks" trains step1 $ranks
 done
+refused() {
+    (cd "$work/files" && ! timeout -k 5 120 "${MPIRUN:-mpirun}" -np 3 "$work/step1" > "$work/log" 2>&1) &&
+        grep -q "has to divide the batch" "$work/log"
+}
+check "step 1: 3 ranks, which do not divide the batch, are refused" refused
 
 check "step 2: the edits apply" follow "Step 2: one unit a layer" train_gpt2.c
 check "step 2: the guide's counts of lines are right" counts "[step 2]" "$work/llm.c/train_gpt2.c"
