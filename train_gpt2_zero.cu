@@ -994,7 +994,8 @@ static void train(Run *r) {
         if (r->rank == 0) progress_show(first, taken, r->steps, zero_clock() - second);
     }
     finish_checkpoint(r);
-    if (taken > 0) print0(r, "total average iteration time: %f ms\n", total_ms / (double)(taken > 1 ? taken - 1 : 1));
+    // Of one step it is not a number, as in llm.c.
+    if (taken > 0) print0(r, "total average iteration time: %f ms\n", total_ms / (double)(taken - 1));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

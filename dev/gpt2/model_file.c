@@ -22,10 +22,11 @@
 #include "gpt2/model_file.h"
 #include "gpt2/tensors.h"
 
-#define MAGIC        20240326
-#define VERSION_F32  3
-#define VERSION_BF16 5
-#define CHUNK        32768  // elements that are converted at a time
+#define MAGIC           20240326
+#define OPTIMIZER_MAGIC 20240527  // of llm.c's state files
+#define VERSION_F32     3
+#define VERSION_BF16    5
+#define CHUNK           32768  // elements that are converted at a time
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 
@@ -44,6 +45,11 @@ static int read_header(ModelFile *f, char *err, size_t err_bytes) {
     }
     if (bytes < LLMC_HEADER_BYTES) {
         return FAIL("%s: not a model file: it is shorter than a header: choose another with -e", f->path);
+    }
+    const char *slash = strrchr(f->path, '/');
+    if (header[0] == OPTIMIZER_MAGIC ||
+        (header[0] != MAGIC && strncmp(slash != NULL ? slash + 1 : f->path, "optimizer_", 10) == 0)) {
+        return FAIL("%s: is an optimizer file, not a model file: choose the model of the same step with -e", f->path);
     }
     if (header[0] != MAGIC) {
         return FAIL("%s: not a model file (it begins with %d, not %d): choose another with -e", f->path, header[0],

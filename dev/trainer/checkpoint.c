@@ -70,6 +70,10 @@ void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, con
             path, of_checkpoint->name, optimizer->name);
 }
 
+void check_step(const Run *r, size_t step, const char *path) {
+    if (step > r->steps) die("-x %zu: %s is of step %zu already: use -x %zu or more", r->steps, path, step, step);
+}
+
 // Everything that would make the run another one ends it here.
 static void check_same_run(const Run *r, const Checkpoint *c, const char *path) {
     check_same_model(r, &c->config, path);
@@ -85,11 +89,10 @@ static void check_same_run(const Run *r, const Checkpoint *c, const char *path) 
         die("%s: its run had --seed %llu, which gives another order of the data: use that", path,
             (unsigned long long)c->seed);
     if (c->train.content != r->content[INPUT_TRAIN] || c->train.samples != loader_num_samples(r->train))
-        die("%s: its run had other training data (%zu files, %zu micro-batches): use its -i and -j, or begin a run "
+        die("%s: its run had other training data (%zu file%s, %zu micro-batches): use its -i and -j, or begin a run "
             "from its weights with -e and another -o",
-            path, c->train.files, c->train.samples);
-    if (c->step > r->steps)
-        die("%s: is of step %zu, behind the last one of this run: use -x %zu or more", path, c->step, c->step);
+            path, c->train.files, c->train.files == 1 ? "" : "s", c->train.samples);
+    check_step(r, c->step, path);
 }
 
 // The line of a flag, "-flag " of n bytes, in lines "-flag value\n"; NULL: none.

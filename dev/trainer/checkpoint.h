@@ -19,9 +19,10 @@ void resume_micro_batches(Run *r);
 // main.log and metrics.jsonl from that step on. Collective.
 void set_state(Run *r);
 
-// Die if a checkpoint is not of the run's model, or of its optimizer. path: for the message.
+// Die if a checkpoint is not of the run's model, of its optimizer, or of one of its steps. path: for the message.
 void check_same_model(const Run *r, const GPT2Config *of_checkpoint, const char *path);
 void check_same_optimizer(const Run *r, const zero_optimizer *of_checkpoint, const char *path);
+void check_step(const Run *r, size_t step, const char *path);
 
 #ifdef __cplusplus
 }

@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "data/durable_file.h"
+#include "data/llmc_file.h"
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
 #define ANY_NONCE "[0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f][0-9a-f]"
@@ -262,6 +263,12 @@ uint64_t directory_open(const char *dir, enum directory_use use, double timeout_
     if (mkdir(dir, 0777) != 0 && errno != EEXIST) {
         snprintf(err, err_bytes, "-o %s: cannot be made: %s: %s", dir, strerror(errno),
                  errno == ENOENT ? "make the directory above it first" : "choose another output directory");
+        return 0;
+    }
+    struct stat st;
+    if (stat(dir, &st) == 0 && !S_ISDIR(st.st_mode)) {
+        snprintf(err, err_bytes, "-o %s: is %s: choose another name for the output directory", dir,
+                 S_ISREG(st.st_mode) ? "a file" : llmc_kind_of_file(st.st_mode));
         return 0;
     }
     if (take_lock(dir, timeout_s, err, err_bytes) != 0) return 0;

@@ -156,6 +156,7 @@ static void print_sample_header(const Run *r) {
     print_row(r, "model", "%s", o->model);
     print_row(r, "num_parameters", "%zu", zero_get_layout(r->z)->numel);
     print_row(r, "sample", "%lld tokens after %zu of a prompt", (long long)o->sample_tokens, r->prompt_tokens);
+    if (r->prompt_tokens > r->T) print_row(r, "", "of which the model sees the last %zu", r->T);
     if (o->top_k > 0)
         print_row(r, "", "temperature %g, of the %lld most likely tokens", o->temperature, (long long)o->top_k);
     else

@@ -58,8 +58,7 @@ int resume_llmc(Run *r, size_t step, char *err) {
     if (complete) {
         check_same_model(r, &s->c.config, s->model.path);
         check_same_optimizer(r, s->c.optimizer, s->model.path);
-        if (step > r->steps)
-            die("%s: is of step %zu, behind the last one of this run: use -x %zu or more", s->model.path, step, step);
+        check_step(r, step, s->model.path);
         load(r, s);
         report(r, s);
     }

@@ -24,7 +24,7 @@ static void end_at_once(int signal) {
     if (atomic_load(&ending)) _exit(EXIT_FAILURE);
     const int rank = environment_rank();  // before MPI_Init only the launcher knows
     fprintf(stderr, "rank %d was ended by %s, in %s, step %zu\n", rank >= 0 ? rank : r->rank,
-            signal == SIGTERM ? "SIGTERM" : "a signal", r->phase != NULL ? r->phase : "start-up", r->phase_step);
+            signal == SIGTERM ? "SIGTERM" : "SIGINT", r->phase != NULL ? r->phase : "start-up", r->phase_step);
     _exit(EXIT_FAILURE);
 }
 
@@ -104,7 +104,9 @@ void die(const char *format, ...) {
     if (others && missing[0] != '\0' && strstr(message, " has not come within") == NULL)
         append(message, sizeof message, "; asked who is left: %s", missing);
     if (others) launch_name_hosts(message, sizeof message);
-    if (r->phase != NULL) append(message, sizeof message, "; this was in %s, step %zu", r->phase, r->phase_step);
+    // Before the first step a fault is in what the user gave, unless it is another rank's.
+    if (r->phase != NULL && (others || r->phase_step > 0))
+        append(message, sizeof message, "; this was in %s, step %zu", r->phase, r->phase_step);
     append(message, sizeof message, "%s", records);
     make_printable(message);
     // One write, on a line of its own: a sample leaves lines open.

@@ -4,7 +4,7 @@
 //     options.c    command line -> Options            setup.c      device, model, data, transport -> Run
 //     launch.c     who this rank is                   checkpoint.c weights and state: from a seed or a file
 //     run.c        errors, agreement between ranks    checkpoint_write.c ... and to files, in the background
-//     signals.c    SIGUSR1, SIGTERM                   directory.c  the output directory: its lock, what may be there
+//     signals.c    SIGUSR1, SIGTERM, SIGINT           directory.c  the output directory: its lock, what may be there
 //     reports.c    header, tables, plan, profile      resume_llmc.c  from a directory of llm.c's
 //     metrics.c    the numbers of each step           progress.c   the time that is left, on a terminal
 //

@@ -121,28 +121,39 @@ static void read_config(Run *r) {
     if (gpt2_config_check(&r->config, err, sizeof err) != 0) die("-e %s: %s", model, err);
 }
 
+// Sets a flag that is not given, and adds it to the list.
+static void choose(Options *o, const char *flag, const char *value, char list[256]) {
+    const size_t length = strlen(list);
+    if (options_given(o, flag)) return;
+    options_set_default(o, flag, value);
+    snprintf(list + length, 256 - length, " -%s %s", flag, value);
+}
+
 // Settings that suit the built-in model: a minute or two on two cores. The total batch is that of 8 ranks, so that 1,
 // 2, 4 and 8 ranks compute the same bits.
 static void set_builtin_defaults(Run *r) {
     Options *o = &r->options;
-    const size_t total = 8 * r->config.max_seq_len;
-    set_number(o, "b", 1);
-    set_number(o, "t", r->config.max_seq_len);
-    const size_t once = (size_t)o->batch_size * (size_t)o->seq_len * (size_t)r->ranks;
-    if (o->micro_batches <= 0 && total % once == 0) set_number(o, "d", total);
-    options_set_default(o, "l", "3e-3");
-    options_set_default(o, "q", "0.05");
-    set_number(o, "u", 50);
-    set_number(o, "x", 1000);
-    set_number(o, "v", 250);
-    set_number(o, "s", 1000000);
-    set_number(o, "g", 256);
-    const size_t length = strlen(r->choice);
-    snprintf(r->choice + length, sizeof r->choice - length,
-             "; with settings that suit it: -b %lld -t %lld -d %lld -l %g -q %g -u %zu -x %lld -v %lld -g %lld",
-             (long long)o->batch_size, (long long)o->seq_len, (long long)o->total_batch_tokens, o->schedule.lr,
-             o->schedule.final_fraction, o->schedule.warmup, (long long)o->max_steps, (long long)o->val_every,
-             (long long)o->sample_tokens);
+    const size_t total = 8 * r->config.max_seq_len, length = strlen(r->choice);
+    char list[256] = "", longest[32], tokens[32], alone[96] = "";
+    snprintf(longest, sizeof longest, "%zu", r->config.max_seq_len);
+    snprintf(tokens, sizeof tokens, "%zu", total);
+    choose(o, "b", "1", list);
+    choose(o, "t", longest, list);
+    const size_t unit = (size_t)o->batch_size * (size_t)o->seq_len;
+    if (o->micro_batches <= 0 && total % (unit * (size_t)r->ranks) == 0)
+        choose(o, "d", tokens, list);
+    else if (o->micro_batches <= 0 && !options_given(o, "d") && total % unit == 0)
+        snprintf(alone, sizeof alone, "; %zu micro-batches cannot be shared by %d ranks: %d are used", total / unit,
+                 r->ranks, r->ranks);
+    choose(o, "l", "0.003", list);
+    choose(o, "q", "0.05", list);
+    choose(o, "u", "50", list);
+    choose(o, "x", "1000", list);
+    choose(o, "v", "250", list);
+    choose(o, "s", "1000000", list);
+    choose(o, "g", "256", list);
+    snprintf(r->choice + length, sizeof r->choice - length, "%s%s%s",
+             list[0] != '\0' ? "; with settings that suit it:" : "", list, alone);
 }
 
 void choose_model_and_data(Run *r) {

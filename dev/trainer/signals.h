@@ -1,4 +1,5 @@
-// Signals that ask the run to stop: SIGUSR1, and SIGTERM (Slurm sends either before the time limit). See signals.c.
+// Signals that ask the run to stop: SIGUSR1, SIGTERM (Slurm sends either before the time limit), and SIGINT.
+// See signals.c.
 #ifndef TRAINER_SIGNALS_H
 #define TRAINER_SIGNALS_H
 

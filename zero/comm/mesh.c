@@ -8,14 +8,13 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     memset(m, 0, sizeof *m);
     if (tensor < 1 || pipe < 1 || shard < 0 || ranks < 1 || rank < 0 || rank >= ranks) {
         snprintf(err, err_bytes,
-                 "zero_mesh_create: tensor %d, pipe %d, shard %d, rank %d of %d: tensor and pipe must be at least 1, "
-                 "shard at least 0, and rank one of the ranks",
+                 "tensor %d, pipe %d, shard %d, rank %d of %d: tensor and pipe must be at least 1, shard at "
+                 "least 0, and rank one of the ranks",
                  tensor, pipe, shard, rank, ranks);
         return ZERO_ERR_ARG;
     }
     if ((size_t)ranks % ((size_t)tensor * (size_t)pipe)) {
-        snprintf(err, err_bytes,
-                 "zero_mesh_create: tensor %d x pipe %d does not divide the %d ranks: choose sizes whose product does",
+        snprintf(err, err_bytes, "tensor %d x pipe %d does not divide the %d ranks: choose sizes whose product does",
                  tensor, pipe, ranks);
         return ZERO_ERR_ARG;
     }
@@ -28,8 +27,8 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
     m->shard = shard ? shard : m->data;
     if (m->data % m->shard) {
         snprintf(err, err_bytes,
-                 "zero_mesh_create: a shard group (shard) of %d does not divide the %d data-parallel ranks: choose a "
-                 "size that does, or 0 for one group",
+                 "a shard group (shard) of %d does not divide the %d data-parallel ranks: choose a size that does, or "
+                 "0 for one group",
                  shard, m->data);
         return ZERO_ERR_ARG;
     }
@@ -41,11 +40,10 @@ int zero_mesh_create(zero_mesh *m, int rank, int ranks, int tensor, int pipe, in
 
 int zero_mesh_require_data_only(const zero_mesh *m, char *err, size_t err_bytes) {
     if (m->tensor == 1 && m->pipe == 1) return ZERO_OK;
-    snprintf(
-        err, err_bytes,
-        "zero_mesh: tensor %d, pipe %d: this model shards over data-parallel ranks only, both must be 1; the hooks "
-        "in zero/comm/mesh.h are for models with tensor or pipeline parallelism of their own",
-        m->tensor, m->pipe);
+    snprintf(err, err_bytes,
+             "tensor %d, pipe %d: this model shards over data-parallel ranks only, both must be 1; the hooks in "
+             "zero/comm/mesh.h are for models with tensor or pipeline parallelism of their own",
+             m->tensor, m->pipe);
     return ZERO_ERR_ARG;
 }
 

@@ -73,6 +73,8 @@ head -c 100 "$model" > "$work/stub_model.bin"
 cat "$model" "$work/short.txt" > "$work/long_model.bin"
 patched "$model" "$work/model_magic.bin" 0 7
 patched "$model" "$work/model_version.bin" 4 1
+cp "$train" "$work/optimizer_1.bin"
+patched "$model" "$work/state_1.bin" 0 20240527
 patched "$model" "$work/model_channels.bin" 24 -16
 patched "$model" "$work/model_heads.bin" 20 3
 # a shard of words that small does not have (token 0x2020), and one that is large, and takes no space
@@ -128,7 +130,7 @@ mistake 2 "-y 2" -y 2
 mistake 2 "-h 2" -h 2
 mistake 2 "error: --tp 2: this trainer" --tp 2
 mistake 2 "error: --pp 3: this trainer" --pp 3
-mistake 2 "error: --shard-group 3: zero_mesh_create" --shard-group 3
+mistake 2 "error: --shard-group 3: a shard group" --shard-group 3
 mistake 2 "--nccl-register 1" --nccl-register 1
 mistake 1 "-pi tcp: each process has to be told" -pi tcp       # without MPI each rank reports its own mistake
 mistake 1 "-Q: unknown" -Q 1 -pi fs
@@ -161,6 +163,8 @@ mistake 2 "cut_model.bin" -e "$work/cut_model.bin"
 mistake 2 "stub_model.bin" -e "$work/stub_model.bin"
 mistake 2 "long_model.bin" -e "$work/long_model.bin"
 mistake 2 "model_magic.bin" -e "$work/model_magic.bin"
+mistake 1 "is an optimizer file" -e "$work/optimizer_1.bin"
+mistake 1 "is an optimizer file" -e "$work/state_1.bin"
 mistake 2 "model_version.bin" -e "$work/model_version.bin"
 mistake 1 "model_channels.bin" -e "$work/model_channels.bin"
 mistake 2 "model_heads.bin" -e "$work/model_heads.bin"
@@ -181,7 +185,7 @@ mistake 2 "words.bin" -i "$work/words.bin"
 # Memory and disk
 mistake 2 "-b 16777216" -i "$work/large.bin" -b 16777216
 mistake 2 "smaller model" -e custom:l1000,h1024,c131072,v256,t32
-mistake 2 "text.txt" -o "$text"
+mistake 2 "text.txt: is a file" -o "$text"
 mistake 2 "text.txt" -o "$text/out"
 mistake 2 "/proc/nope" -o /proc/nope
 mistake 2 "directory above" -o "$work/no/such"
@@ -263,6 +267,14 @@ all_flags() {
     done
 }
 wanted "--help has every flag, once" all_flags
+
+chosen() {      # WORDS ARGUMENTS...: the plan says what was chosen, and not what was given
+    job 1 --plan "${@:2}" > "$log" && has 1 "^chosen, since not given: -e .*; $1\$"
+}
+check "what is chosen for the built-in model" chosen \
+    "with settings that suit it: -t 128 -l 0.003 -q 0.05 -u 50 -s 1000000 -g 256" -b 3 -x 2 -v 0
+check "ranks that cannot share the micro-batches of a step" chosen \
+    "with settings .*; 8 micro-batches cannot be shared by 3 ranks: 3 are used" --ranks 3
 
 ran 3 "3 ranks, nothing but training" "${good[@]}" -o "$work/silent"
 wanted "-v 0: no validation, -s 0: no sample" has 0 'val loss|generating'

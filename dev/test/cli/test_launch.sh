@@ -198,4 +198,35 @@ suspended_job() {
 for transport in mpi nccl; do
     at_once "a job that is suspended and continued, $transport" suspended_job $transport
 done
+# Ctrl-C, on a run without mpirun: it ended without a word, and all its steps were lost. (A shell ignores SIGINT in
+# what it starts in the background.)
+interrupted() {
+    local process
+    env --default-signal=INT "${run[@]}" -x 1000000000 -o "$mine/out" > "$mine/log" 2>&1 < /dev/null &
+    process=$!
+    wait_for '^step '
+    kill -INT $process
+    wait $process && grep 'ends after step' "$mine/log" && ls "$mine"/out/DONE_*
+}
+twice() {   # a sample has no steps at which it could end
+    local process
+    env --default-signal=INT "$trainer" --generate 1 -e "${good[1]}" --tokenizer bytes -g 16000000 > "$mine/log" 2>&1 \
+        < /dev/null &
+    process=$!
+    wait_for '^generating'
+    kill -INT $process
+    wait_for '^SIGINT: .* a second one'
+    kill -INT $process
+    ! wait $process && grep 'rank 0 was ended by SIGINT, in sampling' "$mine/log"
+}
+# wait_for REGEX: until the log has such a line
+wait_for() {
+    for _ in {1..400}; do
+        grep -qE -- "$1" "$mine/log" && return
+        sleep 0.05
+    done
+    tail -n 5 "$mine/log"
+}
+at_once "Ctrl-C: the run saves and ends" interrupted
+at_once "a second Ctrl-C ends it at once" twice
 summary

@@ -40,6 +40,7 @@ check "-x -1: a step that ends in the next epoch" prints 1 '^step +1/1 ' 1 -d 17
 
 check "-n without -o" prints 1 '^-n 2: no checkpoints are written, for there is no -o' 1 -x 2 -n 2
 check "-nk without -n" prints 1 '^-nk: no checkpoints are written' 1 -x 1 -nk 2 -o nk
+check "the average time of one step is not a number" prints 1 '^total average iteration time: -?nan ms$' 1 -x 1
 check "-lg on a CPU" prints 1 '^-lg 1: there is no GPU' 1 -x 1 -lg 1
 check "-s -1: no sample" prints 0 generating 1 -x 2 -s -1
 check "-g 0: an empty sample" prints 1 '^generating:$' 2 -x 1 -s 1 -g 0

@@ -200,6 +200,11 @@ hot() {
 check "a high temperature gives other tokens, the same on any ranks" hot
 few() { job 1 --generate 1 -e $model --prompt ba -g 200 --temperature 50 --top-k 3 && [ "$(kinds)" -le 10 ]; }
 check "--top-k limits the tokens" few
+long_prompt() {
+    job 1 --generate 1 -e $model --prompt abababababababababab -g 2 &&
+        grep -qE '^\| +\| of which the model sees the last 16 ' "$log"
+}
+check "a prompt longer than the context: what the model sees of it is said" long_prompt
 in_training() { job 2 "${learn[@]}" -x 1 -s 1 -g 2 --prompt abba && sample | grep -q ^abba; }
 check "a sample in a training begins with the prompt" in_training
 summary
