@@ -93,8 +93,10 @@ check "other micro-batches are refused" refused "use --micro-batches 24" 2 -y 1 
 check "another seed is refused" refused "--seed 42" 2 -y 1 -o "$work/whole" --seed 43
 check "another model is refused" refused "2 layers" 2 -y 1 -o "$work/whole" -e custom:l1,h2,c32,v256,t32
 check "other data are refused" refused "other training data" 2 -y 1 -o "$work/whole" -i dev/data/text/default.txt
-check "a run that is shorter than the checkpoint is refused" refused "-x 11: $work/whole" 2 -y 1 -o "$work/whole" -x 11
-check "... by what to do, and not by where in the run it was" eval 'has "use -x 12 or more" && ! has "this was in"'
+shorter() {     # by the flag, and not by where in the run it was
+    refused "-x 11: $work/whole" 2 -y 1 -o "$work/whole" -x 11 && has "use -x 12 or more" && ! has "this was in"
+}
+check "a run that is shorter than the checkpoint is refused" shorter
 check "another optimizer is refused" refused "the state of AdamW, and this run uses Lion" 2 -y 1 -o "$work/whole" \
     --optimizer lion
 check "ranks that M cannot be shared by are refused" refused "continue on one of 1, 2, 3, 4, 6, 8, 12, 24 ranks" 5 \
