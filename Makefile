@@ -19,6 +19,7 @@
 
 NP        ?= 8
 PRECISION ?=
+override PRECISION := $(patsubst fp32,FP32,$(patsubst bf16,BF16,$(PRECISION)))
 MARCH     ?= native
 MPIRUN    ?= mpirun
 SETUP     ?= scripts/setup.sh

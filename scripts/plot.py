@@ -142,6 +142,7 @@ class Series(NamedTuple):
     color: str
     style: str = ""  # attributes of the line
     dots: bool = False
+    line: bool = True
 
 
 def thin(points: List[Point], most: int = 1500) -> List[Point]:
@@ -196,8 +197,9 @@ def line_chart(series: Sequence[Series], x_title: str, y_title: str, height: int
     out.append(text(0, 0, y_title, extra=f'transform="translate(14 {(top + bottom) / 2:.0f}) rotate(-90)"'))
     for s in drawn:
         points = thin(s.points)
-        path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in points)
-        out.append(f'<path class="line" stroke="{s.color}" {s.style} d="M{path}"/>')
+        if s.line:
+            path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in points)
+            out.append(f'<path class="line" stroke="{s.color}" {s.style} d="M{path}"/>')
         if s.dots:
             out += [f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3.5" fill="{s.color}"><title>{x:g}: {y:.6g}</title>'
                     '</circle>' for x, y in points]
@@ -264,8 +266,13 @@ def summary(runs: List[Run]) -> str:
 def losses(runs: List[Run]) -> str:
     series = [Series(r.series("loss"), r.color, 'stroke-opacity="0.22"') for r in runs]
     series += [Series(smooth(r.series("loss")), r.color, 'stroke-width="2"') for r in runs]
-    series += [Series(r.values["val"], r.color, 'stroke-dasharray="3 3" stroke-opacity="0.6"', True) for r in runs]
-    out = legend([(r.name, r.color, 1) for r in runs])
+    series += [Series(r.values["val"], r.color, dots=True, line=False) for r in runs]
+    equal: Dict[str, List[str]] = {}  # names of the runs with these losses
+    for r in runs:
+        equal.setdefault(json.dumps(r.series("loss")), []).append(r.name)
+    out = legend([(r.name, r.color, 1) for r in runs] +
+                 [(f'{", ".join(names[:-1])} and {names[-1]} are equal', "none", 1)
+                  for losses_of, names in equal.items() if len(names) > 1 and losses_of != "[]"])
     out += line_chart(series, "steps", "loss", 380)
     out += ("<p>Pale: each step. Solid: mean of the last fiftieth of the steps. Dots: validation.</p>")
     for field, title in [("norm", "gradient norm, log"), ("lr", "learning rate")]:
@@ -346,7 +353,8 @@ def memory(runs: List[Run]) -> str:
                     got = r.measured_memory()
                     stacks.append((f"{r.name} (stage {stage}), measured",
                                    [Part(n, got.get(n, 0), color[n]) for n in names]))
-        out += f"<h3>{html.escape(key)}</h3>" + legend([(n, color[n], 1) for n in names]) + bars(stacks, size)
+        out += f"<h3>{html.escape(key)}</h3>" + legend(
+            [(n, color[n], 1) for n in names] + [("pale: by formula", "#666666", 0.5)]) + bars(stacks, size)
     return (out + "".join(report_table(r, "memory") for r in runs) +
             "<p>By formula: on rank 0. Equal: on each rank, what is measured is what its formula says.</p>")
 
@@ -367,8 +375,8 @@ def report_table(r: Run, which: str) -> str:
 
 
 def scaling(runs: List[Run]) -> str:
-    points = sorted((r.start["ranks"], r.start["tokens_per_step"] / r.mean("step_seconds"), r) for r in runs
-                    if r.timed() and r.mean("step_seconds") > 0)
+    points = sorted(((r.start["ranks"], r.start["tokens_per_step"] / r.mean("step_seconds"), r) for r in runs
+                     if r.timed() and r.mean("step_seconds") > 0), key=lambda p: p[:2])
     ranks = sorted({n for n, _, _ in points})
     if len(ranks) < 2:
         return (f"<p>Runs on several numbers of ranks are drawn here, in tokens/s. These are all on {ranks[0]}.</p>"
@@ -415,12 +423,18 @@ def main() -> int:
                         "metrics.jsonl")
     parser.add_argument("-o", metavar="FILE", dest="output", help="default: report.html in the first DIR")
     arguments = parser.parse_args()
+    output = None
     try:
         runs = load(arguments.directories)
         output = arguments.output or os.path.join(os.path.dirname(runs[0].path), "report.html")
         with open(output, "w", encoding="utf-8") as f:
             f.write(page(runs))
-    except (OSError, ValueError) as e:
+    except OSError as e:
+        said = f"{output}: cannot be written" if output else f"{e.filename}: cannot be read"
+        remedy = "choose another file with -o" if output else "give the output directory of a run (its -o)"
+        print(f"error: {said}: {e.strerror}: {remedy}", file=sys.stderr)
+        return 1
+    except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     print(f"report: {output}")

@@ -59,17 +59,26 @@ static int show(const char *dir, size_t step, int verify) {
     return bad;
 }
 
-static int show_all(const char *dir, int verify) {
+// step SIZE_MAX: of all.
+static int show_steps(const char *dir, size_t step, int verify) {
     char err[ERR_BYTES] = "";
     size_t *steps;
-    int bad = 0;
+    int bad = 0, shown = 0;
     const int n = checkpoint_steps(dir, &steps, err, sizeof err);
     if (n < 0) return trouble(err);
-    for (int i = 0; i < n; i++) bad += show(dir, steps[i], verify);
+    for (int i = 0; i < n; i++) {
+        if (step != SIZE_MAX && step != steps[i]) continue;
+        bad += show(dir, steps[i], verify);
+        shown++;
+    }
+    size_t length = (size_t)snprintf(err, sizeof err, "%s: there is no step %zu; there are ", dir, step);
+    for (int i = n - 1; i >= 0 && length < sizeof err; i--)
+        length += (size_t)snprintf(err + length, sizeof err - length, "%zu%s", steps[i], i > 0 ? ", " : "");
     free(steps);
-    if (n > 0) return verify && bad > 0 ? EXIT_DIFFERENT : EXIT_SUCCESS;
-    snprintf(err, sizeof err, "%s: %s: give the -o of a run", dir,
-             access(dir, F_OK) == 0 ? "has no checkpoints" : "there is no such directory");
+    if (shown > 0) return verify && bad > 0 ? EXIT_DIFFERENT : EXIT_SUCCESS;
+    if (n == 0)
+        snprintf(err, sizeof err, "%s: %s: give the -o of a run", dir,
+                 access(dir, F_OK) == 0 ? "has no checkpoints" : "there is no such directory");
     return trouble(err);
 }
 
@@ -175,14 +184,18 @@ int main(int argc, char **argv) {
     const char *command = argc > 1 ? argv[1] : "";
     signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error with a message
     if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0) return usage(NULL);
-    if (strcmp(command, "list") == 0 && argc == 3) return show_all(argv[2], 0);
-    if (strcmp(command, "verify") == 0 && argc == 3) return show_all(argv[2], 1);
+    if (strcmp(command, "list") == 0 && argc == 3) return show_steps(argv[2], SIZE_MAX, 0);
+    if (strcmp(command, "verify") == 0 && argc == 3) return show_steps(argv[2], SIZE_MAX, 1);
     if (strcmp(command, "verify") == 0 && argc == 4 && number(argv[3]) >= 0)
-        return show(argv[2], (size_t)number(argv[3]), 1);
+        return show_steps(argv[2], (size_t)number(argv[3]), 1);
     if (strcmp(command, "compare") == 0 && argc == 4) return compare(argv[2], argv[3]);
     if (strcmp(command, "convert") == 0 && argc >= 4) return parse_convert(argc, argv);
     if ((strcmp(command, "export") == 0 || strcmp(command, "import") == 0) && argc >= 4)
         return parse_exchange(argc, argv);
     if (strcmp(command, "prune") == 0 && argc >= 3) return parse_prune(argc, argv);
-    return usage("which command?");
+    char words[64], err[ERR_BYTES];
+    snprintf(words, sizeof words, "ckpt %.50s ", command);
+    snprintf(err, sizeof err, "%.100s: %s", command,
+             strstr(USAGE, words) != NULL ? "not with these arguments" : "there is no such command");
+    return usage(command[0] == '\0' ? "which command?" : err);
 }

@@ -166,6 +166,12 @@ int tokenizer_open(Tokenizer **tokenizer, const char *path, char err[512]) {
         const int fd = llmc_open(path, err, 512);
         FILE *f = fd != -1 ? fdopen(fd, "rb") : NULL;
         int rc = f ? load(t, f, path, err) : -1;
+        if (access(path, F_OK) != 0) {
+            rc = FAIL(
+                "%.200s: cannot be opened: %s: llm.c's dev/download_starter_pack.sh downloads gpt2_tokenizer.bin; "
+                "the tokenizer called bytes needs no file",
+                path, strerror(errno));
+        }
         if (f) {
             fclose(f);
         }

@@ -9,7 +9,8 @@
 //
 // Rows apply in order, so a later one for the same flag wins. A key with the value null is as good as absent, and
 // DeepSpeed's "auto" means that the file leaves the setting to the flags. What is in no row is named; so is a whole
-// object or list of which nothing is in a row, but nothing in an object that says "enabled": false.
+// object or list of which nothing is in a row, but nothing in an object that says "enabled": false. What is in no row
+// but looks like a mistyped one is an error.
 #include "trainer/config_keys.h"
 
 #include <math.h>
@@ -105,7 +106,7 @@ static int set(Mapping *m, const char *flag, const char *key, const ConfigValue 
     ConfigSetting *s = &out->settings[out->n];
     *s = (ConfigSetting){ .flag = flag, .key = key, .line = v != NULL ? v->line : 0, .implied = v == NULL };
     if (snprintf(s->value, sizeof s->value, "%s", value) >= (int)sizeof s->value)
-        return FAIL("%s: %s: a text of more than %zu characters", m->c->name, key, sizeof s->value - 1);
+        return FAIL("%s: %s: a string of more than %zu characters", m->c->name, key, sizeof s->value - 1);
     out->n++;
     return 0;
 }
@@ -227,6 +228,7 @@ static const Key DEEPSPEED[] = {
     { ZERO_OPT "offload_optimizer.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
     { ZERO_OPT "offload_param.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
     { ZERO_OPT "cpu_offload", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
+    { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
     { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
     { "optimizer.type", CONFIG_TEXT, READ, .read = deepspeed_optimizer },
     { PARAMS "lr", CONFIG_NUMBER, SET, "l", "0.001" },
@@ -420,8 +422,8 @@ static int read_size(Mapping *m, const Key *k, const ConfigValue *v) {
 
 static int apply(Mapping *m, const Key *k) {
     static const char *const KINDS[] = {
-        [CONFIG_NULL] = "null",   [CONFIG_BOOL] = "true or false", [CONFIG_NUMBER] = "a number",
-        [CONFIG_TEXT] = "a text", [CONFIG_LIST] = "a list",        [CONFIG_OBJECT] = "a list of keys and values"
+        [CONFIG_NULL] = "null",     [CONFIG_BOOL] = "true or false", [CONFIG_NUMBER] = "a number",
+        [CONFIG_TEXT] = "a string", [CONFIG_LIST] = "a list",        [CONFIG_OBJECT] = "a list of keys and values"
     };
     const ConfigValue *v = get(m, k->path);
     if (!applies(m, k) || is_auto(m, k->path)) return 0;
@@ -461,8 +463,46 @@ static int is_disabled(const Mapping *m, const ConfigValue *object) {
     return object->kind == CONFIG_OBJECT && is_text(m, path, "false");
 }
 
-// Lists what is not honoured, in the file's order.
-static void list_unused(Mapping *m) {
+// How many characters have to be put in, left out or replaced to make one of the other; words of 64 or more: 64.
+static size_t edits(const char *a, size_t a_length, const char *b, size_t b_length) {
+    size_t row[64];  // of the first i of a and the first k of b
+    if (a_length >= 64 || b_length >= 64) return 64;
+    for (size_t k = 0; k <= b_length; k++) row[k] = k;
+    for (size_t i = 1; i <= a_length; i++) {
+        size_t diagonal = row[0]++;
+        for (size_t k = 1; k <= b_length; k++) {
+            const size_t replaced = diagonal + (a[i - 1] != b[k - 1]);
+            diagonal = row[k];
+            if (row[k - 1] < row[k]) row[k] = row[k - 1];
+            row[k]++;
+            if (replaced < row[k]) row[k] = replaced;
+        }
+    }
+    return row[b_length];
+}
+
+// An error if a key that is in no row is almost one that is, in the same object. Not if half of a short name differs.
+static int check_spelling(Mapping *m, const ConfigValue *v) {
+    const char *dot = strrchr(v->path, '.'), *name = dot != NULL ? dot + 1 : v->path;
+    const size_t parent = (size_t)(name - v->path), length = strlen(name);
+    const char *nearest = NULL;
+    size_t nearest_length = 0, fewest = 3;
+    for (size_t i = 0; i < m->num_keys; i++) {
+        if (strncmp(m->keys[i].path, v->path, parent) != 0) continue;
+        const char *known = m->keys[i].path + parent;
+        const size_t known_length = strcspn(known, ".[");
+        const size_t n = edits(name, length, known, known_length);
+        if (n == 0) return 0;
+        if (n >= fewest || 2 * n >= known_length) continue;
+        nearest = known;
+        nearest_length = known_length;
+        fewest = n;
+    }
+    return nearest == NULL ? 0 : fail_at(m, v, ": did you mean %.*s?", (int)nearest_length, nearest);
+}
+
+// Lists what is not honoured, in the file's order. Returns 0, or -1 and a message.
+static int list_unused(Mapping *m) {
     char *list = m->out->unused;
     size_t length = 0, more = 0;
     const ConfigValue *skipped = NULL;  // the object that is left out with all that is in it
@@ -474,6 +514,7 @@ static void list_unused(Mapping *m) {
         if (is_disabled(m, v)) skipped = v;
         if (is_honoured(m, v) || is_disabled(m, v) || is_empty || (is_container && has_rows(m, v))) continue;
         if (get(m, v->path) == NULL) continue;  // not given
+        if (check_spelling(m, v) != 0) return -1;
         if (is_container) skipped = v;
         const size_t n = strlen(v->path);
         if (more > 0 || length + n + 40 > sizeof m->out->unused)
@@ -483,6 +524,7 @@ static void list_unused(Mapping *m) {
                                        v->path);
     }
     if (more > 0) snprintf(list + length, sizeof m->out->unused - length, " and %zu more", more);
+    return 0;
 }
 
 int config_understand(const ConfigFile *c, ConfigMeaning *out, char *err, size_t err_bytes) {
@@ -494,6 +536,5 @@ int config_understand(const ConfigFile *c, ConfigMeaning *out, char *err, size_t
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < m.num_keys; i++)
         if (apply(&m, &m.keys[i]) != 0) return -1;
-    list_unused(&m);
-    return 0;
+    return list_unused(&m);
 }

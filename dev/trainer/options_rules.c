@@ -85,7 +85,7 @@ static int check_generate(Options *o, char *err, size_t err_bytes) {
         if (options_on_command_line(o, OTHERS[i])) snprintf(given + n, sizeof given - n, " -%s", OTHERS[i]);
     }
     if (given[0] != '\0') return FAIL("--generate 1: trains, validates and writes nothing: leave out%s", given);
-    if (o->model == NULL) return FAIL("--generate 1: which model? add -e, as -e DIR/model_00001000.bin");
+    if (o->model == NULL) return FAIL("--generate 1: needs a model: add -e, as -e DIR/model_00001000.bin");
     o->output_dir = NULL;  // a configuration file may have one
     o->max_steps = o->val_every = 0;
     o->sample_every = 1;

@@ -146,8 +146,10 @@ static void set_builtin_defaults(Run *r) {
         snprintf(alone, sizeof alone, "; %zu micro-batches cannot be shared by %d ranks: %d are used", total / unit,
                  r->ranks, r->ranks);
     choose(o, "l", "0.003", list);
-    choose(o, "q", "0.05", list);
-    choose(o, "u", "50", list);
+    if (o->config == NULL) {  // a configuration file without a schedule means a constant rate
+        choose(o, "q", "0.05", list);
+        choose(o, "u", "50", list);
+    }
     choose(o, "x", "1000", list);
     choose(o, "v", "250", list);
     choose(o, "s", "1000000", list);
@@ -231,7 +233,9 @@ static void encode_prompt(Run *r) {
     char err[512];
     Bpe *bpe = NULL;
     if (r->tokenizer == NULL)
-        die("--prompt: there is no tokenizer: put llm.c's %s here, or name it with --tokenizer", TOKENIZER);
+        die("--prompt: there is no tokenizer: put %s here, which llm.c's "
+            "dev/download_starter_pack.sh downloads, or name one with --tokenizer",
+            TOKENIZER);
     r->prompt = allocate(strlen(text) * sizeof *r->prompt);
     if (bpe_open(&bpe, r->tokenizer, err) != 0) die("--prompt: %s", err);
     r->prompt_tokens = bpe_encode(bpe, text, strlen(text), r->prompt);
@@ -289,6 +293,17 @@ static void count_steps(Run *r) {
     }
 }
 
+// DeepSpeed's WarmupDecayLR goes on with its lowest rate if the run is longer than total_num_steps.
+static void report_end_of_decay(const Run *r) {
+    const Schedule *s = &r->options.schedule;
+    if (s->kind != SCHEDULE_WARMUP_DECAY_LR || s->decay_to < 0) return;
+    const size_t end = s->warmup > (size_t)s->decay_to ? s->warmup : (size_t)s->decay_to;
+    if (r->steps > end + 1)
+        print0(r,
+               "--decay-to %lld (total_num_steps): the run has %zu steps: from step %zu on the learning rate is %g\n",
+               (long long)s->decay_to, r->steps, end + 2, s->warmup_from);
+}
+
 void open_data(Run *r) {
     Options *o = &r->options;
     char err[512];
@@ -306,6 +321,7 @@ void open_data(Run *r) {
         r->val = NULL;
     }
     count_steps(r);
+    report_end_of_decay(r);
     if (o->hellaswag) open_hellaswag(r);
 
     report_skipped(r, o->overfit ? "-j" : "-i", r->train);
@@ -457,9 +473,9 @@ void check_memory(const Run *r) {
     if (plan_memory(&in, &bytes, err, sizeof err) == 0 && (double)bytes * ranks > (double)available &&
         !r->options.force) {
         snprintf(err, sizeof err,
-                 "-z %d -b %zu -t %zu: %d rank%s with one memory need%s %.2f GB (--plan explains it), but %.2f GB are "
+                 "-z %d -b %zu -t %zu: %d rank%s need%s %.2f GB (--plan explains it), but %.2f GB are "
                  "available: use a smaller model, -b or -t, a higher stage, or more machines; --force 1 tries it",
-                 r->options.settings.stage, r->B, r->T, ranks, ranks > 1 ? "s" : "", ranks > 1 ? "" : "s",
+                 r->options.settings.stage, r->B, r->T, ranks, ranks > 1 ? "s that share it" : "", ranks > 1 ? "" : "s",
                  (double)bytes * ranks / 1e9, (double)available / 1e9);
     }
     free((void *)in.tensors);

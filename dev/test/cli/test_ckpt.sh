@@ -40,10 +40,11 @@ check "a good directory is listed" gives 0 "step 4: complete" list "$work/a"
 check "... with all its checkpoints" test "$(grep -c "4 micro-batches of 2 x 32; fp32, AdamW" "$log")" = 3
 check "all are verified" gives 0 "step 2: good" verify "$work/half"
 check "one is verified" gives 0 "step 6: good" verify "$work/a" 6
-check "there is no such step" gives 1 "checkpoint_00000005.txt: is missing" verify "$work/a" 5
+check "there is no such step" gives 2 "there is no step 5; there are 2, 4, 6" verify "$work/a" 5
 check "there is no checkpoint" gives 2 "has no checkpoints" verify dev/docs
 check "there is no such directory" gives 2 "$work/none: No such file" compare "$work/none" "$work/a"
-check "no such command" gives 2 "which command?" verity "$work/a"
+check "no such command" gives 2 "verity: there is no such command" verity "$work/a"
+check "a command with a word too many" gives 2 "list: not with these arguments" list "$work/a" 2
 
 # ---- compare ---------------------------------------------------------------------------------------------------------
 

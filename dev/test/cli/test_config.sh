@@ -156,6 +156,25 @@ at_once "--print-config on two ranks" prints 2 "^micro-batches +4 +.*stage2.json
 at_once "--print-config has the ranks of the file" prints 1 "^micro-batches +4 +.*nanotron.yaml:[0-9]+: tokens.b" \
     "$work/nanotron.yaml"
 
+# The rate of each step, beside DeepSpeed's: constant without a scheduler, 0 after total_num_steps.
+rates() { grep -oE "lr [0-9.e+-]+" "$mine/log" | cut -c 4- | xargs; }
+printf '{"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}\n' > "$work/constant.json"
+printf '{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 3}}}\n' > \
+    "$work/short.json"
+constant() {
+    timeout -k 5 100 "$fp32" -x 3 -v 0 -s 0 --config "$work/constant.json" > "$mine/log" 2>&1 < /dev/null
+    cat "$mine/log"
+    [ "$(rates)" = "1.00e-03 1.00e-03 1.00e-03" ] && ! grep -q -- "-q 0.05" "$mine/log"
+}
+at_once "no scheduler: a constant rate, with the built-in model, too" constant
+ends() {
+    run "$fp32" --config "$work/short.json" || return 1
+    cat "$mine/log"
+    [ "$(rates)" = "0.00e+00 0.00e+00 1.00e-03 1.00e-03 0.00e+00 0.00e+00" ] &&
+        [ "$(grep -c "the run has 6 steps: from step 5 on the learning rate is 0$" "$mine/log")" = 1 ]
+}
+at_once "a run longer than total_num_steps is told so" ends
+
 # The state of a run that was interrupted, with its settings in a file all along.
 resumes() {
     local whole

@@ -52,6 +52,12 @@ if command -v python3 > /dev/null; then
         resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"
     }
     check "the report of a run that is not finished" unfinished
+    equal_runs() {
+        whole && cp -r "$work/whole" "$work/again" && scripts/plot.py "$work"/{whole,again} -o "$work/equal.html" &&
+            [ "$(grep -o 'whole and again are equal' "$work/equal.html" | wc -l)" = 1 ] &&
+            ! grep -q 'are equal' "$work/half.html"
+    }
+    check "runs with the same losses are said to be equal" equal_runs
     no_record() {
         local line said
         whole || return 1
@@ -76,7 +82,7 @@ if command -v python3 > /dev/null; then
         local said
         mkdir "$work/none"
         said=$(scripts/plot.py "$work/none" 2>&1)
-        [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == error:*none/metrics.jsonl* ]]
+        [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == "error: $work/none/metrics.jsonl: cannot be read: No such file or directory: give "* ]]
     }
     check "a directory without a run" no_run
 else
