@@ -82,7 +82,8 @@ if command -v python3 > /dev/null; then
         local said
         mkdir "$work/none"
         said=$(scripts/plot.py "$work/none" 2>&1)
-        [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] && [[ $said == "error: $work/none/metrics.jsonl: cannot be read: No such file or directory: give "* ]]
+        [ $? = 1 ] && [ "$(wc -l <<< "$said")" = 1 ] &&
+            [[ $said == "error: $work/none/metrics.jsonl: cannot be read: No such file or directory: give "* ]]
     }
     check "a directory without a run" no_run
 else

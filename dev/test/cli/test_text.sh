@@ -168,7 +168,7 @@ check "stopped at a shard and started again: the same files" continues_after_fai
 
 no_tokenizer() { ! "$tokenize" abab.txt x.bin y.bin abab.txt 2> "$log" && grep -q "is not a tokenizer file" "$log"; }
 check "a file that is no tokenizer is refused" no_tokenizer
-check "where a tokenizer comes from" says "nope.bin: cannot be opened: No such file or directory: llm.c's dev/download_st" \
+check "where a tokenizer comes from" says "nope.bin: cannot be opened: No such file or directory: llm.c's dev/" \
     nope.bin x.bin y.bin abab.txt
 
 gpt2=(-e custom:l1,h2,c16,v50257,t16 -i abab.txt -b 1 -t 16 -x 1 -v 0 -s 0)
