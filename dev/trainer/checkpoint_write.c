@@ -282,7 +282,6 @@ static void publish(struct CheckpointWriter *w) {
     for (int f = CHECKPOINT_MANIFEST; f <= CHECKPOINT_DONE && w->err[0] == '\0'; f++)
         durable_write_text(w->temporary[f], w->path[f], f == CHECKPOINT_MANIFEST ? text : "", w->err, sizeof w->err);
     free(text);
-    if (w->err[0] == '\0') delete_old_checkpoints(w);
 }
 
 // A disk is full: tells how many checkpoints it has to hold.
@@ -307,6 +306,7 @@ static void *work(void *ctx) {
     if (w->phase == PUBLISH && w->r->rank == 0) publish(w);
     explain_room(w);
     w->written_s += zero_clock() - begin;
+    if (w->phase == PUBLISH && w->r->rank == 0 && w->err[0] == '\0') delete_old_checkpoints(w);
     atomic_store(&publishing, 0);
     atomic_store(&w->busy, 0);
     return NULL;
