@@ -21,6 +21,8 @@ extern "C" {
 int durable_create(const char *temporary, size_t bytes, int *fd, char *err, size_t err_bytes);
 // Opens what another rank has created, for reading and writing.
 int durable_open(const char *temporary, int *fd, char *err, size_t err_bytes);
+// path: the file's name now; large pieces are written by a descriptor of their own. Several threads may write by one
+// fd.
 int durable_write(int fd, const char *path, const void *from, size_t bytes, size_t offset, char *err, size_t err_bytes);
 int durable_close(int fd, const char *temporary, char *err, size_t err_bytes);
 int durable_publish(const char *temporary, const char *path, char *err, size_t err_bytes);
