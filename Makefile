@@ -114,6 +114,8 @@ endif
 
 MPI_CFLAGS = $$(mpicc --showme:compile)
 MPI_LIBS   = $$(mpicc --showme:link)
+# Optional: without it zero/offload/ has threads only.
+URING_LIBS = $$(echo '\#include <liburing.h>' | $(COMPILE_C) $(EXTRA) -E -x c - > /dev/null 2>&1 && echo -luring)
 DEFINES    = -I. -Idev -D_GNU_SOURCE $(if $(filter BF16,$(PRECISION)),-DPRECISION_BF16) \
              $(if $(filter 0,$(NCCL)),-DZERO_WITHOUT_NCCL) $(if $(CUDNN),-DUSE_CUDNN)
 WARNINGS   = -Wall -Wextra -Wno-missing-field-initializers $(if $(filter-out 0,$(WERROR)),-Werror)
@@ -140,7 +142,7 @@ ifneq ($(DEVICE),cuda)
     LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's functions are looked up in the program itself
 endif
 LINK  = $(CXX) $(filter -f%,$(FLAGS)) -fopenmp $(LDFLAGS)
-LIBS += -Wl,--as-needed -lxxhash -lcjson -lyaml $(MPI_LIBS) -ldl -lm
+LIBS += -Wl,--as-needed -lxxhash -lcjson -lyaml $(URING_LIBS) $(MPI_LIBS) -ldl -lm
 
 # The module and the baseline that it is compared with promise bits: a * b + c is two roundings, in this order. EXTRA,
 # CFLAGS, CXXFLAGS and NVCCFLAGS are the user's; LAST comes after them and cannot be changed from outside.
@@ -179,7 +181,8 @@ PYTORCH  := dev/test/ranks/optimizer_steps dev/test/unit/gpt2_logits
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_*.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(PYTORCH) $(BENCHES) $(EXAMPLES) $(TOOLS)
-ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/comm/*.c zero/comm/*/*.c)
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/offload/*.c zero/comm/*.c \
+                zero/comm/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
                 dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))

@@ -84,7 +84,8 @@ write_files() {
         cflags="$cflags -I$CUDA_INCLUDE"
         pc zero-cuda "$what" "" "$cflags $mpi_cflags" "-L\${libdir} $run_path -lzero-cuda $runtime $mpi_libs"
     fi
-    runtime="$runtime -lxxhash $mpi_libs -lstdc++ -lgomp -lpthread -ldl -lrt -lm"
+    uring=$(echo '#include <liburing.h>' | gcc -E - > /dev/null 2>&1 && echo -luring)
+    runtime="$runtime -lxxhash $uring $mpi_libs -lstdc++ -lgomp -lpthread -ldl -lrt -lm"
     pc "zero-$device-static" "$what, static" "" "$cflags $mpi_cflags" \
         "-L\${libdir} $run_path -l:libzero-$device.a $runtime"
     cat > "$new/installed_for.h" << END

@@ -7,8 +7,8 @@
 #
 # A library counts as there if a program compiles and links with it, not if its package is installed: one that was built
 # by hand is as good. Without a compiler, MPI, xxHash, cJSON and libyaml nothing can be built, so that is an error. What
-# only a benchmark, the default text and a run's report need is tried once (build/setup-tried); if it fails, one line
-# says what is missing.
+# only a benchmark, the default text, a run's report and io_uring need is tried once (build/setup-tried); if it fails,
+# one line says what is missing.
 # CUDA is not installed: where there is an nvcc it is used, and without one everything runs on the CPU.
 #
 # Prints one line for each set of packages. apt's own output goes to build/setup.log; if apt fails, its end is printed.
@@ -50,7 +50,8 @@ have_needed() {
 }
 
 have_all() {
-    have_needed && can_build cblas.h -lopenblas && have python3 && { have bible || [ -e dev/data/text/default.txt ]; }
+    have_needed && can_build cblas.h -lopenblas && can_build liburing.h -luring && have fio && have python3 &&
+        { have bible || [ -e dev/data/text/default.txt ]; }
 }
 
 # In a checkout of llm.c (scripts/install_into.sh) nothing is installed, only named.
@@ -96,6 +97,8 @@ fi
 if can_install && { have_needed || install $NEEDED; }; then
     # One by one: a package that is not available must not keep the others out.
     can_build cblas.h -lopenblas || install libopenblas-openmp-dev
+    can_build liburing.h -luring || install liburing-dev
+    have fio || install fio
     have bible || install bible-kjv
     have python3 || install python3
 fi
@@ -120,6 +123,8 @@ if ! have_needed; then
 fi
 
 can_build cblas.h -lopenblas || echo "setup: no OpenBLAS (cblas.h, -lopenblas): bench_matmul cannot be built" >&2
+can_build liburing.h -luring || echo "setup: no liburing (liburing.h, -luring): --offload nvme:DIR uses threads" >&2
+have fio || echo "setup: no program 'fio': bench_offload.sh compares with nothing" >&2
 have bible || echo "setup: no program 'bible' (package bible-kjv): the default text will be other prose" >&2
 have python3 || echo "setup: no python3: scripts/plot.py cannot draw a run's report" >&2
 mkdir -p build

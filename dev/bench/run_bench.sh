@@ -8,7 +8,8 @@
 # 3. the reduction against a copy and against MPI; its kernel against STREAM's copy
 # 4. a step in each stage on 8 ranks
 # 5. a step on 1 to 8 ranks, those that are no power of two beside the mean of the nearest powers of two
-# 6. GPT-2 124M on one rank with 2 threads, in tokens/s
+# 6. a checkpoint against dd; optimizer states on the disk against fio
+# 7. GPT-2 124M on one rank with 2 threads, in tokens/s
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/cpu-fp32}
@@ -73,6 +74,9 @@ ROUNDS=$rounds dev/bench/bench_step.sh "$build/train_gpt2_zero"
 
 echo; echo "== a checkpoint of GPT-2 124M, FP32"
 ROUNDS=$rounds NP=$ranks bash dev/bench/bench_checkpoint.sh "$build/train_gpt2_zero" "$build"
+
+echo; echo "== optimizer states on the disk"
+ROUNDS=$rounds bash dev/bench/bench_offload.sh "$build" "$build"
 
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256

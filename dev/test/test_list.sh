@@ -14,6 +14,7 @@ build emulated-tsan BF16 build/emulated-tsan-bf16/test_attention
 run 0 120 "harness" $fp32/test_harness
 run 0 60 "layout" $fp32/test_layout
 run 0 60 "pools of unit buffers" $fp32/test_pool
+run 0 60 "records on a disk" $fp32/test_swap
 run 0 60 "random numbers" $fp32/test_random
 run 0 60 "data" $fp32/test_data
 run 0 60 "files" $fp32/test_files

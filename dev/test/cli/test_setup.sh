@@ -22,20 +22,23 @@ case " $* " in *" ${UNAVAILABLE-none} "*) echo "E: Unable to locate package $UNA
 case $* in
 *build-essential*) add="make gcc g++ mpicc mpirun" ;;
 *openblas*) add=openblas ;;
+*liburing*) add=uring ;;
+*fio*) add=fio ;;
 *bible*) add=bible ;;
 *python3*) add=python3 ;;
 *clang*) add=clang-format-14 ;;
 esac
 for p in ${add-}; do ln -s ../"$p" "$ROOT/bin/$p"; done'
-    for tool in make g++ mpicc mpirun bible openblas python3 clang-format-14; do
+    for tool in make g++ mpicc mpirun bible openblas uring fio python3 clang-format-14; do
         printf '#!/bin/sh\n' > "$root/$tool"
     done
-    printf '#!/bin/sh\ncat > "$ROOT/source"\ncase $* in *openblas*) [ -e "$ROOT/bin/openblas" ] ;; esac\n' > "$root/gcc"
+    printf '#!/bin/sh\ncat > "$ROOT/source"\nfor l in openblas uring; do
+    case $* in *-l$l*) [ -e "$ROOT/bin/$l" ] || exit 1 ;; esac; done\n' > "$root/gcc"
     chmod +x "$root"/*
     for tool in "$@"; do ln -s ../"$tool" "$root/bin/$tool"; done
 }
 program() { printf '#!/bin/sh\n%s\n' "$2" > "$root/bin/$1" && chmod +x "$root/bin/$1"; }
-everything=(make gcc g++ mpicc mpirun openblas bible python3)
+everything=(make gcc g++ mpicc mpirun openblas uring fio bible python3)
 
 # setup NAME STATUS CALLS OUTPUT [VARIABLE=VALUE...] [clang-format-14]: it exits with STATUS after so many CALLS of
 # apt-get, and prints OUTPUT (as grep -E knows it, with a "/" between lines), which is at most 30 lines
@@ -56,7 +59,7 @@ setup() {
 line='setup: installing [^/]* \(log: build.setup.log\)'
 
 machine
-setup "a fresh machine: a line for each set of packages" 0 5 "$line/$line/$line/$line"
+setup "a fresh machine: a line for each set of packages" 0 7 "$line/$line/$line/$line/$line/$line"
 setup "it has everything then: nothing is printed, apt is not asked" 0 0 ""
 report "apt's output is in the log" "$(grep -q "Get:300 " "$root/repo/build/setup.log" || echo "it is not")"
 
@@ -65,15 +68,18 @@ machine
 setup "what is needed cannot be installed: the log's end, and what is missing" 1 2 \
     "$line/setup: apt-get install failed; .*package openmpi-bin/.*$missing" \
     UNAVAILABLE=openmpi-bin
-machine make gcc g++ mpicc mpirun bible python3
+machine make gcc g++ mpicc mpirun bible python3 uring fio
 setup "what is not needed cannot be installed: what cannot be built" 0 2 \
     "$line/setup: apt-get install failed; .*/setup: no OpenBLAS[^/]*bench_matmul cannot be built" \
     UNAVAILABLE=libopenblas-openmp-dev
 setup "it is not tried again" 0 0 "" UNAVAILABLE=libopenblas-openmp-dev
-machine make gcc g++ mpicc mpirun bible openblas
+machine make gcc g++ mpicc mpirun bible python3 openblas fio
+setup "no liburing: it is installed, and if that fails, threads take its place" 0 2 \
+    "$line/setup: apt-get install failed; .*/setup: no liburing[^/]*uses threads" UNAVAILABLE=liburing-dev
+machine make gcc g++ mpicc mpirun bible openblas uring fio
 setup "no python3: it is installed, and if that fails, there are no reports" 0 2 \
     "$line/setup: apt-get install failed; .*/setup: no python3: scripts/plot.py [^/]*" UNAVAILABLE=python3
-machine make gcc g++ mpicc mpirun openblas python3
+machine make gcc g++ mpicc mpirun openblas uring fio python3
 setup "the package lists cannot be updated: it installs all the same" 0 2 \
     "setup: apt-get update failed; .*continuing with[^/]*/$line" UNAVAILABLE=update
 machine
@@ -83,7 +89,7 @@ machine
 program id 'echo 1000'
 setup "not root" 1 0 "setup: installing needs root: .*/setup: this is missing:/.*xxHash.*cJSON.*libyaml[^/]*"
 program sudo 'exec "$@"'
-setup "not root, but there is sudo" 0 5 "$line/$line/$line/$line"
+setup "not root, but there is sudo" 0 7 "$line/$line/$line/$line/$line/$line"
 machine "${everything[@]}"
 setup "clang-format is installed when asked for" 0 2 "$line" clang-format-14
 setup "it is there then" 0 0 "" clang-format-14
