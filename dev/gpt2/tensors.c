@@ -33,15 +33,21 @@ static void layer_kinds(const GPT2Config *c, TensorKind kinds[GPT2_LAYER_TENSORS
     memcpy(kinds, k, sizeof k);
 }
 
+static size_t layer_numel(const GPT2Config *c) {
+    TensorKind layer[GPT2_LAYER_TENSORS];
+    size_t numel = 0;
+    layer_kinds(c, layer);
+    for (size_t k = 0; k < GPT2_LAYER_TENSORS; k++) numel += layer[k].numel;
+    return numel;
+}
+
 size_t gpt2_num_tensors(const GPT2Config *c) { return GPT2_EMBEDDING_TENSORS + GPT2_LAYER_TENSORS * c->num_layers; }
 
 size_t gpt2_num_parameters(const GPT2Config *c) {
-    TensorKind embedding[GPT2_EMBEDDING_TENSORS], layer[GPT2_LAYER_TENSORS];
+    TensorKind embedding[GPT2_EMBEDDING_TENSORS];
     embedding_kinds(c, embedding);
-    layer_kinds(c, layer);
-    size_t numel = 0;
+    size_t numel = c->num_layers * layer_numel(c);
     for (size_t k = 0; k < GPT2_EMBEDDING_TENSORS; k++) numel += embedding[k].numel;
-    for (size_t k = 0; k < GPT2_LAYER_TENSORS; k++) numel += c->num_layers * layer[k].numel;
     return numel;
 }
 
@@ -73,6 +79,19 @@ size_t gpt2_unit_order(const GPT2Config *c, size_t *order) {
     }
     if (order != NULL) order[0] = order[1 + L] = order[2 + L] = 0;  // unit 0: encoder, head; head
     return 3 + 2 * L;
+}
+
+void gpt2_order_flops(const GPT2Config *c, size_t T, double *flops) {
+    const size_t L = c->num_layers, embedding = gpt2_num_parameters(c) - L * layer_numel(c);
+    const double of_layer = 2.0 *
+                            (double)(layer_numel(c) + c->channels * T);  // forward; the backward has twice as many
+    for (size_t i = 0; i < L; i++) {
+        flops[1 + i] = of_layer;
+        flops[3 + L + i] = 2 * of_layer;
+    }
+    flops[0] = 0;
+    flops[1 + L] = 2.0 * (double)embedding;
+    flops[2 + L] = 4.0 * (double)embedding;
 }
 
 double gpt2_training_flops(const GPT2Config *c, size_t T, size_t tokens) {

@@ -39,6 +39,10 @@ size_t gpt2_unit_order(const GPT2Config *c, size_t *order);
 // llm.c counts them for its MFU.
 double gpt2_training_flops(const GPT2Config *c, size_t T, size_t tokens);
 
+// The same for one token and each unit of the order: twice as many in the backward as in the forward, and none in the
+// encoder.
+void gpt2_order_flops(const GPT2Config *c, size_t T, double *flops);
+
 #ifdef __cplusplus
 }
 #endif

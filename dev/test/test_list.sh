@@ -26,6 +26,7 @@ run 0 60 "byte-pair encoding" $fp32/test_bpe
 run 0 60 "checkpoints of llm.c" $fp32/test_llmc_state
 run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
+run 0 60 "simulator of a step" $fp32/test_step_simulator
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
 run 0 60 "profile" $fp32/test_profile
 run 0 120 "matmul" $fp32/test_matmul

@@ -248,8 +248,7 @@ static void plan_field(FILE *out, const Run *r) {
         fprintf(out, ",\"plan\":%s", text);
         free(text);
     }
-    free((void *)in.tensors);
-    free((void *)in.order);
+    free_description(&in);
 }
 
 void metrics_run(Run *r, char *err, size_t err_bytes) {

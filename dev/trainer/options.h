@@ -56,9 +56,10 @@ typedef struct {
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
     int64_t plan, plan_ranks, plan_ranks_per_host;
-    double device_memory, link_gbs, peak_tflops, efficiency;  // GB, GB/s, TFLOP/s: decimal
-    int help;                                                 // --help was given
-    const char *config;                                       // --config
+    double device_memory, link_gbs, net_gbs, memory_gbs, peak_tflops;  // GB, GB/s, TFLOP/s: decimal
+    double link_latency, net_latency, efficiency;                      // microseconds; a fraction
+    int help;                                                          // --help was given
+    const char *config;                                                // --config
     int64_t print_config;
     uint64_t config_hash;      // of the file's bytes
     ConfigBatch batch;         // what the file says about it
@@ -69,7 +70,7 @@ typedef struct {
 } Options;
 
 enum { OPTION_INIT_MPI, OPTION_INIT_TCP, OPTION_INIT_FS };
-enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON };
+enum { OPTION_PLAN_OFF, OPTION_PLAN_TEXT, OPTION_PLAN_JSON, OPTION_PLAN_SCALING };
 
 // Returns 0; 1 if --help was asked for (print options_help); -1 and a message in err. The texts in o are those of argv:
 // keep it.

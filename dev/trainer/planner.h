@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "trainer/step_simulator.h"
 #include "zero/comm/transport_registry.h"
 #include "zero/cost.h"
 
@@ -27,7 +28,8 @@ typedef struct {
     zero_settings settings;  // stage is not used: a plan has all
     int recompute;
     size_t activation_bytes;
-    double flops_per_token;  // forward and backward
+    double flops_per_token;     // forward and backward
+    const double *order_flops;  // the same by unit of the order; NULL: in equal parts
     size_t B, T;
     size_t total_tokens;           // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;  // ranks_per_host 0: all on one host
@@ -35,7 +37,7 @@ typedef struct {
     zero_comm_config comm_config;
     size_t snapshot_per_parameter;  // bytes that a snapshot for checkpoints holds of a parameter; 0: there is none
     double device_bytes;            // memory of a rank
-    double link_bytes_per_second;   // that a rank can receive
+    StepCluster cluster;            // links and memory; the rest is filled in from here
     double peak_flops, efficiency;  // of a rank; the fraction of it that is reached (MFU)
 } PlanInput;
 
@@ -49,12 +51,23 @@ typedef struct {
     int one_level;       // see plan_one_level
     // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;
-    double compute_s, wire_s;         // of a step
+    StepTimes times;
     size_t smallest_power, smallest;  // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
 } PlanStage;
 
+// A way to run: a stage, in groups of so many ranks.
+typedef struct {
+    size_t shard_group;
+    uint64_t memory;
+    int fits;
+    StepTimes times;
+} PlanChoice;
+
 typedef struct {
     PlanStage stage[PLAN_STAGES];
+    PlanChoice fastest[PLAN_STAGES];    // of those that fit, if one does
+    PlanChoice one_group[PLAN_STAGES];  // of all ranks
+    int recommended;                    // stage; -1: none fits
     size_t numel, numel_padded, micro_steps;
     int lowest_stage;  // that fits on the ranks of the input; -1: none
     int best_stage;    // the lowest of those that fit on the fewest ranks; -1: none
@@ -85,6 +98,12 @@ zero_row plan_snapshot(const zero_layout *l, size_t bytes_per_parameter);
 
 // Returns 0, or -1 and a message in err.
 int plan_make(Plan *p, const PlanInput *in, char *err, size_t err_bytes);
+
+// Only p->fastest, p->one_group, p->recommended and p->micro_steps. As plan_make, but much faster.
+int plan_fastest(Plan *p, const PlanInput *in, char *err, size_t err_bytes);
+
+// The recommended plan on in->ranks and on fewer ranks. Returns 0, or -1 and a message.
+int plan_print_scaling(FILE *out, const PlanInput *in, char *err, size_t err_bytes);
 
 void plan_print(FILE *out, const Plan *p, const PlanInput *in);
 void plan_print_json(FILE *out, const Plan *p, const PlanInput *in);

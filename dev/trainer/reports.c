@@ -367,16 +367,29 @@ void describe_run(const Run *r, PlanInput *in) {
                                   : o->checkpoint_every == 0 ? sizeof(float)
                                                              : checkpoint_bytes_per_parameter(&o->settings),
         .device_bytes = o->device_memory * 1e9,
-        .link_bytes_per_second = o->link_gbs * 1e9,
+        .cluster = { .link_bytes_per_second = o->link_gbs * 1e9,
+                     .net_bytes_per_second = o->net_gbs * 1e9,
+                     .link_latency = o->link_latency * 1e-6,
+                     .net_latency = o->net_latency * 1e-6,
+                     .memory = o->memory_gbs * 1e9 },
         .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,
         .efficiency = o->efficiency,
     };
     zero_tensor *tensors = allocate(in->num_tensors * sizeof *tensors);
     size_t *order = allocate(in->order_length * sizeof *order);
+    double *flops = allocate(in->order_length * sizeof *flops);
     gpt2_tensors(&r->config, tensors);
     gpt2_unit_order(&r->config, order);
+    gpt2_order_flops(&r->config, r->T, flops);
     in->tensors = tensors;
     in->order = order;
+    in->order_flops = flops;
+}
+
+void free_description(PlanInput *in) {
+    free((void *)in->tensors);
+    free((void *)in->order);
+    free((void *)in->order_flops);
 }
 
 void print_plan(const Run *r) {
@@ -384,6 +397,11 @@ void print_plan(const Run *r) {
     PlanInput in;
     char err[ERR_BYTES];
     describe_run(r, &in);
+    if (o->plan == OPTION_PLAN_SCALING) {
+        if (plan_print_scaling(stdout, &in, err, sizeof err) != 0) die("--plan scaling: %s", err);
+        free_description(&in);
+        return;
+    }
     Plan plan;
     if (plan_make(&plan, &in, err, sizeof err) != 0) die("--plan: %s", err);
     if (o->plan == OPTION_PLAN_JSON) {
@@ -401,6 +419,5 @@ void print_plan(const Run *r) {
         if (r->kernels.attention != NULL)
             printf("of the activations, scratch of cuDNN's attention: %zu bytes\n", r->kernels.attention_scratch);
     }
-    free((void *)in.tensors);
-    free((void *)in.order);
+    free_description(&in);
 }

@@ -21,8 +21,9 @@ void print_reports(const Run *r);
 // --profile: the time of each kind of work on rank 0, beside its floor.
 void print_profile(const Run *r);
 
-// Describes this run to the planner. Free in->tensors and in->order.
+// Describes this run to the planner.
 void describe_run(const Run *r, PlanInput *in);
+void free_description(PlanInput *in);
 
 // --plan: what this run would need. Allocates nothing of a model; r->ranks may be any number.
 void print_plan(const Run *r);

@@ -417,8 +417,7 @@ static void choose_groups(Run *r) {
         r->groups_asked_for = in.settings.shard_group;
         r->options.settings.shard_group = 0;
     }
-    free((void *)in.tensors);
-    free((void *)in.order);
+    free_description(&in);
 }
 
 void create_transport(Run *r) {
@@ -478,8 +477,7 @@ void check_memory(const Run *r) {
                  r->options.settings.stage, r->B, r->T, ranks, ranks > 1 ? "s that share it" : "", ranks > 1 ? "" : "s",
                  (double)bytes * ranks / 1e9, (double)available / 1e9);
     }
-    free((void *)in.tensors);
-    free((void *)in.order);
+    free_description(&in);
     agree(r, err);
 }
 

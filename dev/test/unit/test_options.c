@@ -183,6 +183,12 @@ static const struct {
     { "--plan --precision fp16", "fp32|bf16" },
     { "--plan --device-memory 0", "out of range" },
     { "--plan --mfu 1.5", "--mfu 1.5" },
+    { "--plan --net-gbs 0", "--net-gbs 0: out of range" },
+    { "--plan --net-gbs fast", "--net-gbs fast" },
+    { "--plan --net-latency -1", "--net-latency -1: out of range" },
+    { "--plan --link-latency inf", "--link-latency inf" },
+    { "--plan --memory-gbs 0", "--memory-gbs 0: out of range" },
+    { "--net-gbs 50", "--net-gbs: is about a plan" },
     { "--plan --inject-delays 7", "without delays" },
 };
 
@@ -249,6 +255,8 @@ static void test_a_plan_needs_no_word(void) {
     CHECK_EQ(o.plan, OPTION_PLAN_OFF);
     CHECK_EQ(parse(&o, &CPU_FP32, "--plan"), 0);
     CHECK_EQ(o.plan, OPTION_PLAN_TEXT);
+    CHECK_EQ(parse(&o, &CPU_FP32, "--plan scaling"), 0);
+    CHECK_EQ(o.plan, OPTION_PLAN_SCALING);
     CHECK_EQ(o.settings.dtype, ZERO_F32);
     CHECK_EQ(parse(&o, &CPU_BF16, "--plan -b 2"), 0);
     CHECK_EQ(o.plan, OPTION_PLAN_TEXT);

@@ -164,6 +164,10 @@ static void test_the_step_line_is_llmcs(void) {
     CHECK(strstr(line, "| n/a MFU |") != NULL);
     const GPT2Config d12 = { 1024, 50257, 50304, 12, 12, 768 };
     near(gpt2_training_flops(&d12, 512, 7), (6.0 * 124475904 + 6.0 * 12 * 768 * 512) * 7);
+    double order[3 + 2 * 12], sum = 0;
+    gpt2_order_flops(&d12, 512, order);
+    for (size_t i = 0; i < gpt2_unit_order(&d12, NULL); i++) sum += order[i];
+    near(sum, 6.0 * 124475904 + 6.0 * 12 * 768 * 512);
 }
 
 static void test_the_progress_line_counts_from_the_start_of_this_run(void) {

@@ -36,7 +36,7 @@ static PlanInput model(size_t units, size_t numel, size_t ranks) {
         .T = 1,
         .ranks = ranks,
         .device_bytes = 80e9,
-        .link_bytes_per_second = 450e9,
+        .cluster = { .link_bytes_per_second = 450e9, .net_bytes_per_second = 400e9, .memory = 1e30 },
         .peak_flops = 989e12,
         .efficiency = 0.4,
         .flops_per_token = 6.0 * (double)(units * numel),
@@ -246,12 +246,50 @@ static void test_time_is_work_by_rate(void) {
     CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
     CHECK_EQ(p.micro_steps, 3);
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        check_printed(p.stage[stage].compute_s, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
+        check_printed(p.stage[stage].times.compute, "%.9g", "2.32962588e-06");  // 600 x 6 x 256000 / (989e12 x 0.4)
     }
     // a rank receives 3/4 of everything: gradients thrice, in stage 1 then parameters; from each rank 184 bytes for the
     // norm, 3 losses, whether it was asked to stop, and how long it computed
     CHECK_EQ(p.stage[1].wire_total, 192000 * 2 * 3 + 192000 * 2 + 3 * (184 + 40));
     CHECK_EQ(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (184 + 40));
+}
+
+// Of the fastest ways to run, the one that is recommended: groups of a host where the network is slow, one group where it
+// costs nothing, and what fits.
+static void test_the_recommended_plan_suits_the_cluster(void) {
+    PlanInput in = model(50, 140000000, 64);
+    Plan p, q;
+    in.transport = zero_transport_find("nccl");
+    in.ranks_per_host = 8;
+    in.B = 1024;
+    in.cluster.net_bytes_per_second = 5e9;
+    CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
+    REQUIRE(p.recommended > 0, "none");
+    const PlanChoice *slow = &p.fastest[p.recommended], *one = &p.one_group[p.recommended];
+    CHECK_EQ(slow->shard_group, 8);
+    CHECK(slow->times.step < 0.5 * one->times.step && slow->times.between_hosts < one->times.between_hosts);
+    CHECK_EQ(one->memory, p.stage[p.recommended].memory_total);
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        CHECK(!p.fastest[stage].fits || (double)p.fastest[stage].memory <= in.device_bytes);
+        CHECK(!p.fastest[stage].fits || p.fastest[stage].times.step * 1.03 > slow->times.step);
+    }
+    CHECK(!p.fastest[0].fits);  // 112 GB
+    in.device_bytes = 20e9;     // less than stage 2 needs in groups of 8
+    CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.recommended, 3);
+    CHECK((double)q.fastest[3].memory <= 20e9);
+    in.device_bytes = 1e9;
+    CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.recommended, -1);
+    in.device_bytes = 80e9;
+    in.cluster.net_bytes_per_second = in.cluster.link_bytes_per_second = 1e18;
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.recommended, 1);
+    CHECK_EQ(q.fastest[1].shard_group, 64);
+    in.ranks_per_host = 0;  // one host has no groups
+    in.cluster.link_bytes_per_second = 1;
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.fastest[q.recommended].shard_group, 64);
 }
 
 // 96 layers of GPT-3 on 65536 ranks, with the search for the smallest number: the time is printed, machines differ.
@@ -307,6 +345,7 @@ int main(int argc, char **argv) {
     RUN(test_groups_that_cost_more_wire_are_not_formed);
     RUN(test_tokens_that_cannot_be_divided_are_refused);
     RUN(test_time_is_work_by_rate);
+    RUN(test_the_recommended_plan_suits_the_cluster);
     RUN(test_175b_on_65536_ranks);
     RUN(test_many_layers_and_micro_steps_cost_no_time);
     return test_finish();

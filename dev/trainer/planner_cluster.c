@@ -1,0 +1,80 @@
+// Time: how long a step takes in each stage, and which stage and shard group are the fastest on this cluster.
+//
+// A step is simulated (step_simulator.h). Candidates for the fastest are one shard group of all ranks, and, if there are
+// several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages. Out of these come, for
+// each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it the largest group, that
+// takes no more than ALIKE times the least: a simulation is not more exact than that, and a lower stage has fewer moving
+// parts.
+#include <stdlib.h>
+
+#include "trainer/planner_internal.h"
+#include "trainer/profiler.h"
+
+static const double ALIKE = 1.02;
+
+int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout *l, StepTimes *times) {
+    double *flops = malloc((in->order_length + 1) * sizeof *flops);
+    StepInput step = { .cluster = in->cluster,
+                       .cost = cost,
+                       .layout = l,
+                       .order_flops = flops,
+                       .update_bytes = profile_update_bytes(&cost->settings) };
+    if (flops == NULL) return -1;
+    for (size_t i = 0; i < in->order_length; i++) {
+        const double of_token = in->order_flops != NULL ? in->order_flops[i]
+                                                        : in->flops_per_token / (double)in->order_length;
+        flops[i] = (double)(in->B * in->T) * of_token;
+    }
+    step.cluster.ranks_per_host = in->ranks_per_host;
+    step.cluster.flops = in->peak_flops * in->efficiency;
+    step.cluster.streams = zero_transport_needs_device(in->transport);
+    const int e = step_simulate(&step, times);
+    free(flops);
+    return e;
+}
+
+// Ranks of the next smaller group to try; 0: there are no more.
+static size_t smaller_group(const PlanInput *in, size_t group) {
+    const size_t N = in->ranks, h = in->ranks_per_host;
+    if (h == 0 || h >= N) return 0;
+    size_t next = h;
+    while (next * 2 < group) next *= 2;
+    while (next >= group || N % next != 0) {
+        if (next % 2 != 0 || next < 4) return 0;
+        next /= 2;
+    }
+    return next;
+}
+
+// Simulates this stage in groups of `group` ranks. Returns 1; 0 if such groups are not formed; -1: out of memory.
+static int try_group(const PlanInput *in, Layouts *l, int stage, size_t group, PlanChoice *out) {
+    const char *why;
+    PlanInput with = *in;
+    with.settings.shard_group = group;
+    if (plan_group_size(l, &with, stage, in->ranks, &why) != group) return 0;
+    const zero_cost cost = plan_cost(&with, stage, in->ranks, group);
+    out->shard_group = group;
+    out->memory = plan_bytes(&with, &cost, &l->shards);
+    out->fits = plan_bytes_fit(&with, &cost, out->memory);
+    return plan_simulate(&with, &cost, &l->shards, &out->times) == 0 ? 1 : -1;
+}
+
+int plan_choose(Plan *p, const PlanInput *in, Layouts *l) {
+    double least = 0;
+    p->recommended = -1;
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        PlanChoice *best = &p->fastest[stage];
+        for (size_t group = in->ranks; group > 0; group = stage > 0 ? smaller_group(in, group) : 0) {
+            PlanChoice one;
+            const int tried = try_group(in, l, stage, group, &one);
+            if (tried < 0) return -1;
+            if (tried == 0) continue;
+            if (group == in->ranks) p->one_group[stage] = one;
+            if (one.fits && (!best->fits || one.times.step * ALIKE < best->times.step)) *best = one;
+        }
+        if (best->fits && (least == 0 || best->times.step < least)) least = best->times.step;
+    }
+    for (int stage = PLAN_STAGES - 1; stage >= 0; stage--)
+        if (p->fastest[stage].fits && p->fastest[stage].times.step <= least * ALIKE) p->recommended = stage;
+    return 0;
+}
