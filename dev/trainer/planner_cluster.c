@@ -1,10 +1,10 @@
 // Time: how long a step takes in each stage, and which stage and shard group are the fastest on this cluster.
 //
-// A step is simulated (step_simulator.h). Candidates for the fastest are one shard group of all ranks, and, if there are
-// several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages. Out of these come, for
-// each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it the largest group, that
-// takes no more than ALIKE times the least: a simulation is not more exact than that, and a lower stage has fewer moving
-// parts.
+// A step is simulated (step_simulator.h). Candidates for the fastest are one shard group of all ranks, and, if there
+// are several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages. Out of these come,
+// for each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it the largest group,
+// that takes no more than ALIKE times the least: a simulation is not more exact than that, and a lower stage has fewer
+// moving parts.
 #include <stdlib.h>
 
 #include "trainer/planner_internal.h"

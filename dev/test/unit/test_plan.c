@@ -254,8 +254,8 @@ static void test_time_is_work_by_rate(void) {
     CHECK_EQ(p.stage[0].wire_total, 192000 * 2 * 3 + 192000 * 4 + 3 * (184 + 40));
 }
 
-// Of the fastest ways to run, the one that is recommended: groups of a host where the network is slow, one group where it
-// costs nothing, and what fits.
+// Of the fastest ways to run, the one that is recommended: groups of a host where the network is slow, one group where
+// it costs nothing, and what fits.
 static void test_the_recommended_plan_suits_the_cluster(void) {
     PlanInput in = model(50, 140000000, 64);
     Plan p, q;

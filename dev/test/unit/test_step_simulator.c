@@ -19,8 +19,8 @@ static zero_layout layout;
 static zero_cost cost;
 static StepInput input;
 
-// A model of GPT-2's shape: unit 0 is tied, and used first, in the middle twice. A use takes `use` seconds; a link and a
-// network have a byte a second, without latency.
+// A model of GPT-2's shape: unit 0 is tied, and used first, in the middle twice. A use takes `use` seconds; a link and
+// a network have a byte a second, without latency.
 static void describe(size_t units, size_t numel, size_t ranks, size_t group, size_t host, int nccl, double use) {
     const char *why;
     size_t n = 0;
