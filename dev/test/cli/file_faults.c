@@ -6,7 +6,7 @@
 //                 eio              it fails with EIO
 //                 full             it and all later ones that need room fail with ENOSPC
 //                 short            it reads or writes half of what it should
-//                 slow             it takes four seconds
+//                 slow             it takes FILE_SLOW seconds
 //                 kill             the process is killed before it, or in the middle, if it writes
 //     FAULT_SELF=RANK              of this process, where Open MPI does not say it
 //     FILE_TRACE=PATH              PATH.RANK gets a line for each call: "open /run/model_00000004.bin"
@@ -91,7 +91,7 @@ static const char *next_fault(const char *call, const char *path, int needs_room
     if (fault == NULL || sscanf(fault, "%d %15s %d", &victim, kind, &wanted) != 3) return "";
     if (victim != -1 && victim != self()) return "";
     if (strcmp(kind, "full") == 0) return now >= wanted && needs_room ? kind : "";
-    if (now == wanted && strcmp(kind, "slow") == 0) sleep(4);
+    if (now == wanted && strcmp(kind, "slow") == 0) sleep((unsigned)atoi(getenv("FILE_SLOW")));
     if (now == wanted && strcmp(kind, "kill") == 0 && strcmp(call, "pwrite") != 0) raise(SIGKILL);
     return now == wanted ? kind : "";
 }

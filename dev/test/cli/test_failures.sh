@@ -14,9 +14,7 @@ trainer=$(realpath "$1")
 much=$2
 NP=4
 . scripts/env.sh
-timeout=3
-flags=(-e custom:l2,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 32 -d 128 -x 6 -v 2 -m 4 -s 3 -g 8 -n 2
-    --timeout $timeout)
+flags=(-e custom:l2,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 32 -d 128 -x 6 -v 2 -m 4 -s 3 -g 8 -n 2)
 host=$(hostname)
 
 # job DIRECTORY WAY FLAGS...: prints the output of all ranks; status of the job, or, without mpirun, the lowest one of
@@ -26,7 +24,7 @@ job() {
     shift 2
     case $way in
     mpi | nccl)
-        timeout -k 1 30 "${MPIRUN:-mpirun}" -np 4 "$trainer" "${flags[@]}" -o "$dir" --transport "$way" "$@"
+        timeout -k 1 $limit "${MPIRUN:-mpirun}" -np 4 "$trainer" "${flags[@]}" -o "$dir" --transport "$way" "$@"
         return
         ;;
     fs) mkdir -p "$dir.meet" && set -- -pi fs -pf "$dir.meet" "$@" ;;
@@ -38,14 +36,14 @@ job() {
     done
     for r in 0 1 2 3; do
         [ $r = "${FAULT%% *}" ] && continue
-        timeout 30 tail -f /dev/null --pid="${pids[r]}"
+        timeout $limit tail -f /dev/null --pid="${pids[r]}"
         kill -9 "${pids[r]}" 2> /dev/null && echo "rank $r did not end"
         wait "${pids[r]}"
         r=$?
         [ $r -ge $status ] || status=$r
     done
     kill -CONT "${pids[${FAULT%% *}]}" 2> /dev/null      # nobody else ends a rank that was stopped; it ends by itself
-    timeout 30 tail -f /dev/null --pid="${pids[${FAULT%% *}]}"
+    timeout $limit tail -f /dev/null --pid="${pids[${FAULT%% *}]}"
     kill -9 "${pids[${FAULT%% *}]}" 2> /dev/null && echo "the stopped rank did not end"
     return $status
 }
@@ -58,7 +56,7 @@ lose() {
     rm -rf "$dir" "$dir.meet"
     FAULT="$3 $4 $5" job "$dir" "$1" -z "$2" > "$log" 2>&1 < /dev/null
     status=$?
-    [ $status != 0 ] && [ $((SECONDS - began)) -lt 30 ] || wrong=", exit status $status"
+    [ $status != 0 ] && [ $((SECONDS - began)) -lt $limit ] || wrong=", exit status $status"
     grep -q "^rank $3: $4 in " "$log" || wrong="$wrong, the fault did not come"
     if [ "$4" = stop ] || [[ $1 == [tf]* ]]; then
         # in MPI's own calls nobody knows which rank is missing
@@ -118,6 +116,10 @@ phases() {
     plan "$@" "the end of the run" "the end of the run|MPI_Finalize"
 }
 
+limit=60    # seconds, of a job
+timeout=$(FAULT="-1 none none" short_timeout 2 job "$work/healthy" fs)
+flags+=(--timeout "$timeout")
+limit=$((27 + timeout))
 case $much in
 few)
     plan mpi 1 2 stop validation

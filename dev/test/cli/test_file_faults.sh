@@ -88,8 +88,8 @@ attempt() {
     cp -r "$2" "$dir"
     [ "$kind" != power ] || keep_synced "$dir"
     [ "$kind" != power ] || export FILE_SYNCED=$dir.synced
-    [ "$kind" != slow ] || local timeout=3
-    FILE_FAULT="$4 ${kind/power/kill} $6" job "$dir" "$3" "$log"
+    [ "$kind" != slow ] || local timeout=$short
+    FILE_SLOW=$((short + 1)) FILE_FAULT="$4 ${kind/power/kill} $6" job "$dir" "$3" "$log"
     status=$?
     timeout=20
     case $kind:$status in
@@ -133,7 +133,7 @@ each_call() {
 # fifth call)
 reading() {
     local name="2 ranks, eio of rank 1, reading model and texts" in=$work/in k n=0
-    local files=(-e "$in/model_00000000.bin" -i "$in/text" -j "$in/val" -v 1 -m 1 -y 0 --timeout 3)
+    local files=(-e "$in/model_00000000.bin" -i "$in/text" -j "$in/val" -v 1 -m 1 -y 0 --timeout "$short")
     selected "$name" || return
     mkdir "$in"
     cp "$text" "$in/text" && cp "$text" "$in/val" && echo more >> "$in/val"
@@ -151,6 +151,8 @@ reading() {
 }
 
 cases=0
+mkdir "$work/healthy"
+short=$(short_timeout 4 job "$work/healthy" 2 "$work/healthy.log")
 reading
 old=$work/old
 mkdir "$old"

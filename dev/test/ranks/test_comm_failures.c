@@ -1,6 +1,7 @@
 // test_comm_failures.c: what every transport does when a rank is late, dead, or calls something else. Run under mpirun,
 // with two ranks or more; `--case NCCL` runs one way.
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -19,6 +20,14 @@ int memfd_create(const char *name, unsigned flags) {
     return -1;
 }
 
+// Instead of the C library's, which only the watchdog of NCCL calls, between noticing a failure and aborting: another
+// thread may run meanwhile.
+static int slow_watchdog;
+int pthread_mutex_timedlock(pthread_mutex_t *mutex, const struct timespec *until) {
+    if (slow_watchdog) usleep(200000);
+    return pthread_mutex_clocklock(mutex, CLOCK_REALTIME, until);
+}
+
 static void memory_is_never_executable(const struct way *w) {
     refuse_executable = 1;
     zero_comm *c = join(w, PATIENT);
@@ -31,7 +40,7 @@ static void memory_is_never_executable(const struct way *w) {
 // The last rank comes late: the others give up in time and name the rank and the phase, and every later call fails with
 // that message.
 static void a_stalled_rank_is_noticed(const struct way *w, int in_stream) {
-    zero_comm *c = join(w, SHORT);
+    zero_comm *c = join(w, short_timeout(w));
     void *p = NULL;
     zero_ticket ticket = 0;
     char name[32];
@@ -67,8 +76,10 @@ static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) 
     zero_comm *c = NULL;
     zero_bootstrap *own = NULL;
     char err[640] = "";
-    const zero_comm_config config = config_of_way(w, SHORT);
-    REQUIRE(meet(&own, MPI_COMM_WORLD, SHORT) == ZERO_OK, "%s", zero_bootstrap_error(own));
+    const double timeout_s = short_timeout(w);
+    const zero_comm_config config = config_of_way(w, timeout_s);
+    REQUIRE(meet(&own, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "%s", zero_bootstrap_error(own));
+    zero_bootstrap_set_timeout(own, timeout_s);
     for (int late = 0; late <= 1; late++) {
         if ((rank == ranks - 1) == late)
             CHECK(zero_comm_create(&c, zero_transport_find(w->transport), own, &config, &memory, err, sizeof err) ==
@@ -83,7 +94,7 @@ static void a_rank_that_does_not_come_to_create_is_noticed(const struct way *w) 
 
 // So have mapping symmetric memory and creating a window, where they are collective.
 static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w, int window) {
-    zero_comm *c = join(w, SHORT);
+    zero_comm *c = join(w, short_timeout(w));
     void *p = NULL;
     zero_window *win = NULL;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -102,10 +113,10 @@ static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w
 }
 
 // A transport is destroyed after a failure while its messages are still under way: they must not be written into memory
-// that was freed. The late rank sends them in the end.
-static void destroying_with_messages_under_way_is_safe(const struct way *w) {
+// that was freed. The late rank sends them when the others are destroying the transport, or when they have done so.
+static void destroying_with_messages_under_way_is_safe(const struct way *w, int after) {
     enum { BYTES = 1 << 20 };  // more than MPI sends before it is received
-    zero_comm *c = join(w, SHORT);
+    zero_comm *c = join(w, short_timeout(w));
     const size_t bytes = BYTES * (size_t)ranks;
     void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, bytes);
     zero_window *window = NULL;
@@ -114,20 +125,23 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w) {
     REQUIRE(zero_window_create(c, &memory, ZERO_MEM_PARAMS, BYTES, &window) == ZERO_OK, "%s", zero_comm_error(c));
     CHECK(zero_window_open(c, window, NULL) == ZERO_OK);
     MPI_Barrier(MPI_COMM_WORLD);
+    slow_watchdog = !after;
     int e = ZERO_OK;
     if (rank < ranks - 1) {
         e = zero_window_gather_begin(c, window, 0, BYTES, out, NULL, &ticket);
         if (!e) e = zero_comm_barrier(c);
         CHECK(e == ZERO_ERR_COMM, "a stalled rank was waited for without end, or not at all");
+        if (!after) MPI_Barrier(MPI_COMM_WORLD);
         zero_window_destroy(c, window);
         zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
         void *again = malloc(bytes);  // where `out` was, perhaps
         memset(again, 1, bytes);
         leave(c);
-        MPI_Barrier(MPI_COMM_WORLD);
+        if (after) MPI_Barrier(MPI_COMM_WORLD);
         MPI_Barrier(MPI_COMM_WORLD);
         for (size_t i = 0; i < bytes; i++) CHECK(((char *)again)[i] == 1, "freed memory was written to");
         free(again);
+        slow_watchdog = 0;
         return;
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -139,6 +153,7 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w) {
     zero_window_destroy(c, window);
     zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
     leave(c);
+    slow_watchdog = 0;
 }
 
 // Memory that is missing: the message has the reason. Here shared memory of more than `limit` bytes is refused, be it
@@ -163,7 +178,7 @@ static void missing_memory_is_explained(const struct way *w, rlim_t limit) {
 
 // The flight recorder has the last collectives, finished or not, and the message.
 static void records_tell_what_a_rank_did(const struct way *w) {
-    zero_comm *c = join(w, SHORT);
+    zero_comm *c = join(w, short_timeout(w));
     char path[64], text[1 << 14] = "", first[32];
     zero_comm_phase(c, "a test", 7);
     for (int i = 0; i < 100; i++) CHECK(zero_comm_barrier(c) == ZERO_OK, "%s", zero_comm_error(c));
@@ -199,7 +214,7 @@ enum difference { OTHER_UNIT, OTHER_OFFSET, OTHER_SIZE, OTHER_CALL, DIFFERENCES 
 static const char *const DIFFERENCE_NAMES[] = { "unit", "place", "size", "collective" };
 
 static void different_calls_are_reported(const struct way *w, enum difference d) {
-    zero_comm *c = join(w, 4 * SHORT);
+    zero_comm *c = join(w, 4 * short_timeout(w));
     void *p = NULL;
     zero_ticket ticket = 0;
     const void *const *chunks;
@@ -230,7 +245,7 @@ static void different_calls_are_reported(const struct way *w, enum difference d)
 // Two units of one size, released in another order by the last rank: where ranks read each other's windows in place
 // nobody meets, so only the history of calls tells.
 static void different_orders_are_reported(const struct way *w) {
-    zero_comm *c = join(w, 4 * SHORT);
+    zero_comm *c = join(w, 4 * short_timeout(w));
     void *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, 64 * (size_t)ranks);
     zero_window *window = NULL;
     REQUIRE(zero_window_create(c, &memory, ZERO_MEM_PARAMS, 128, &window) == ZERO_OK, "%s", zero_comm_error(c));
@@ -285,7 +300,9 @@ static void cases_of(const struct way *w) {
     CASE("a stalled rank is waited for: all-gather: %s", name) a_stalled_rank_is_noticed(w, 1);
     CASE("a rank that does not come to create is waited for: %s", name)
         a_rank_that_does_not_come_to_create_is_noticed(w);
-    CASE("destroying with messages under way: %s", name) destroying_with_messages_under_way_is_safe(w);
+    for (int after = 0; after <= 1; after++)
+        CASE("destroying with messages under way, which come %s: %s", after ? "afterwards" : "meanwhile", name)
+            destroying_with_messages_under_way_is_safe(w, after);
     for (int window = 0; window <= 1 && !strcmp(w->transport, "mpi"); window++)
         CASE("a rank that does not come to %s is waited for: %s", window ? "create a window" : "allocate", name)
             a_rank_that_does_not_come_to_allocate_is_noticed(w, window);

@@ -312,7 +312,7 @@ static void other_calls_are_told(const struct way *way, int stage) {
 
     // One rank samples alone. Where it waits for the others in stage 3, the time-out tells.
     const int waits = way != &ways[SHARED_MEMORY] && stage == 3;
-    c = join(way, waits ? SHORT : PATIENT);
+    c = join(way, waits ? short_timeout(way) : PATIENT);
     z = make_in_groups(c, NULL, stage);
     if (last) CHECK((zero_acquire_params(z, 0) && zero_release_params(z, 0) == ZERO_OK) || waits, "%s", zero_error(z));
     (void)backward_in_order(z, orders[0]);

@@ -3,7 +3,6 @@
 // AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Also: creating
 // engines that differ. Misuse and ranks that make other calls are test_engine_contract.c's. Run under mpirun.
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/clock.h"
@@ -131,8 +130,9 @@ static void the_failure_stays(zero *z) {
 
 static void a_stalled_rank_is_noticed(const struct way *way, int stage, enum stall stall) {
     const int last = rank == ranks - 1;
+    const double timeout_s = short_timeout(way);
     double norm;
-    zero_comm *c = join(way, SHORT);
+    zero_comm *c = join(way, timeout_s);
     zero *z = make(c, stage);
     CHECK(one_step(z, 0, 2, &norm) == ZERO_OK, "step: %s", zero_error(z));
     MPI_Barrier(MPI_COMM_WORLD);
@@ -140,7 +140,7 @@ static void a_stalled_rank_is_noticed(const struct way *way, int stage, enum sta
     step_and_hash(z, stall, last);
     if (!last) {
         const double took = zero_clock() - begin;
-        CHECK(took < SHORT + 20, "it took %.1f s", took);
+        CHECK(took < 3 * timeout_s + 20, "it took %.1f s", took);
         the_failure_stays(z);
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -238,14 +238,15 @@ static void dropped_micro_batches_count_as_memory(const struct way *way, int sta
 
 // Rank 1 does not come; before that its shard group's transport refused something.
 static void the_transport_that_failed_is_reported(void) {
-    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 1, SHORT);
+    const double timeout_s = short_timeout(&ways[SHARED_MEMORY]);
+    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 1, timeout_s);
     zero_config config = config_of(comms.shard, 1);
     config.replicate_comm = comms.replicate;
     zero *z;
     double norm;
     CHECK(zero_create(&z, &config) == ZERO_OK && zero_fill(z, fill, NULL) == ZERO_OK, "%s", zero_error(z));
     CHECK(zero_comm_free(comms.shard, &norm) == ZERO_ERR_ARG && zero_discard(z) == ZERO_OK, "%s", zero_error(z));
-    if (rank == 1) nanosleep(&(struct timespec){ 1, 200000000 }, NULL);
+    if (rank == 1) usleep((unsigned)(3e6 * timeout_s));
     int e = micro_batch(z, (size_t)rank, 0, 0);
     if (!e) e = zero_grad_norm(z, &norm);
     CHECK(rank == 1 || (e == ZERO_ERR_COMM && strstr(zero_error(z), "timeout_s")), "returns %d: %s", e, zero_error(z));
@@ -284,7 +285,7 @@ static void other_meshes_are_told(const struct way *way) {
 // Rank 0 has no replicate group, where the others have one: its shard group is told at once, and tells the other one.
 // Only rank 2, which waits for rank 0 in the replicate group, has to time out.
 static void a_rank_without_a_replicate_group_is_told(void) {
-    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, SHORT);
+    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, short_timeout(&ways[SHARED_MEMORY]));
     zero_config config = config_of(comms.shard, 2);
     config.replicate_comm = rank == 0 ? NULL : comms.replicate;
     zero *z;

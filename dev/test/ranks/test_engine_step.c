@@ -269,14 +269,13 @@ static void cases_of_a_stage(zero_comm *c, int stage, const char *way) {
 static void leak(void) { (void)make(join(&ways[SHARED_MEMORY], PATIENT), 2); }
 
 int main(int argc, char **argv) {
-    static const int some_ways[] = { SHARED_MEMORY, MESSAGES, NCCL };
     start_engines(&argc, argv);
     if (argc > 1 && !strcmp(argv[1], "--leak")) {  // LeakSanitizer has to tell
         CASE("an engine is not destroyed") leak();
         return finish_world();
     }
-    for (size_t w = 0; w < sizeof some_ways / sizeof *some_ways; w++) {
-        const struct way *way = &ways[some_ways[w]];
+    for (int w = 0; w < MAIN_WAYS; w++) {
+        const struct way *way = &ways[main_ways[w]];
         if (!way_runs_here(way)) continue;
         zero_comm *c = join(way, PATIENT);
         for (int stage = 0; stage < STAGES; stage++) cases_of_a_stage(c, stage, way->name);

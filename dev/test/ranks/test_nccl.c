@@ -37,7 +37,7 @@ static void a_missing_library_is_explained(void) {
 // The last rank is late, and an operation of another communicator is queued behind the one that waits for it. NCCL's
 // abort waits for that operation, so the communicators must be aborted together.
 static void a_stall_before_another_communicator_is_noticed(void) {
-    zero_mesh_comms comms = join_groups(&ways[NCCL], ranks / 2, SHORT);
+    zero_mesh_comms comms = join_groups(&ways[NCCL], ranks / 2, short_timeout(&ways[NCCL]));
     void *p[2] = { NULL, NULL };
     zero_ticket ticket;
     zero_comm *const both[] = { comms.replicate, comms.shard };

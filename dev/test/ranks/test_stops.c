@@ -22,14 +22,14 @@ struct end {
 };
 
 // A bootstrap, a transport and an engine of its own.
-static void live(MPI_Comm world, const struct way *w, int stage, struct end *end) {
+static void live(MPI_Comm world, const struct way *w, int stage, double timeout_s, struct end *end) {
     zero_bootstrap *own = NULL;
     zero_comm *c = NULL;
     zero *z = NULL;
-    double norm;
-    const zero_comm_config transport = config_of_way(w, SHORT);
+    double norm, norms[TENSORS];
+    const zero_comm_config transport = config_of_way(w, timeout_s);
     end->message[0] = '\0';
-    end->code = meet(&own, world, SHORT);
+    end->code = meet(&own, world, timeout_s);
     if (end->code)
         snprintf(end->message, sizeof end->message, "%s", zero_bootstrap_error(own));
     else
@@ -40,6 +40,8 @@ static void live(MPI_Comm world, const struct way *w, int stage, struct end *end
         end->code = zero_create(&z, &config);
         if (!end->code) end->code = zero_fill(z, fill, NULL);
         for (size_t s = 0; s < 2 && !end->code; s++) end->code = one_step(z, s, 1, &norm);
+        if (!end->code) end->code = micro_batch(z, (size_t)rank, 2, 0);
+        if (!end->code) end->code = zero_tensor_norms(z, norms);  // more bytes than MPI sends before they are received
         snprintf(end->message, sizeof end->message, "%s", zero_error(z));
     }
     zero_destroy(z);
@@ -72,7 +74,7 @@ static void meet_again(pid_t last) {
 static void everybody_comes_to_an_end(const struct way *w, int moments, pid_t last) {
     struct end end;
     MPI_Comm world;
-    double life = 0;
+    double life = 0, timeout_s = PATIENT;
     int noticed = 0, anybody = 0;
     // Before, two lives without a stop, to know how long one takes. On a busy machine that may be too long: if every
     // stop came too late, they come earlier.
@@ -80,9 +82,10 @@ static void everybody_comes_to_an_end(const struct way *w, int moments, pid_t la
         MPI_Comm_dup(meeting, &world);
         if (rank == ranks - 1 && i >= 0) stop_in(ldexp(life * (i % moments + 0.5) / moments, -(i / moments)));
         const double begin = zero_clock();
-        live(world, w, (i + STAGES) % STAGES, &end);
+        live(world, w, (i + STAGES) % STAGES, timeout_s, &end);
         stop_in(0);
         if (i < 0) life = zero_clock() - begin;
+        if (i == -1) timeout_s = short_timeout(w);
         meet_again(last);
         CHECK(end.code == ZERO_OK || i >= 0, "nobody was stopped: %s", end.message);
         noticed += end.code != ZERO_OK;

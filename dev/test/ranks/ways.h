@@ -13,19 +13,21 @@
 //     }
 #ifndef WAYS_H
 #define WAYS_H
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/transport_registry.h"
 
-static const double PATIENT = 60;  // time-outs in seconds: one that is not meant to pass; one that is
+static const double PATIENT = 60;  // a time-out in seconds that is not meant to pass; short_timeout: one that is
 #ifndef CUDA_ON_CPU
-static const double SHORT = 10;  // it holds for the meeting of the ranks too, for which NCCL may need seconds
+static const double SHORTEST = 10;  // it holds for the meeting of the ranks too, for which NCCL may need seconds
 #elif defined CUDA_ON_CPU_EMULATED
-static const double SHORT = 1;
+static const double SHORTEST = 1;
 #else
-static const double SHORT = 0.4;
+static const double SHORTEST = 0.4;
 #endif
 
 // A limit of the address space takes what AddressSanitizer needs.
@@ -122,6 +124,16 @@ static inline void all_is_given_back(void) {
 static inline void leave(zero_comm *c) {
     zero_comm_destroy(c);
     all_is_given_back();
+}
+
+// A time-out that is meant to pass, but not before healthy ranks have come. On a busy machine that takes longer: as
+// long as ten set-ups take now, of which each waits many times. Collective.
+static inline double short_timeout(const struct way *w) {
+    double took = zero_clock(), slowest = 0;
+    zero_comm_destroy(join(w, PATIENT));
+    took = zero_clock() - took;
+    MPI_Allreduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return fmax(SHORTEST, fmin(10 * slowest, PATIENT));
 }
 
 #endif

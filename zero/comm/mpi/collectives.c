@@ -13,6 +13,7 @@
 // Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies
 // the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "zero/clock.h"
 #include "zero/comm/mpi/mpi_internal.h"
@@ -235,7 +236,8 @@ int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t str
     return e;
 }
 
-// Up to SCALAR_BYTES of each rank's scalars, to all + r * stride.
+// Up to SCALAR_BYTES of each rank's scalars, to all + r * stride. Messages arrive in memory of our own: the caller may
+// free all after a failure, when some are still under way.
 static int gather_scalars(comm_mpi *m, const struct zero_comm_call *call, const char *mine, char *all, size_t stride) {
     zero_comm *c = &m->base;
     const size_t slot = m->scalar_count++ & 1;  // two slots: a peer may still read the last one
@@ -243,14 +245,24 @@ static int gather_scalars(comm_mpi *m, const struct zero_comm_call *call, const 
     int e = zero_mpi_wait_readers(m, m->scalar_ticket[slot]);
     if (e) return e;
     char *out = zero_mpi_control(m, c->rank)->scalars[slot];
+    char *arrived = m->num_remote ? malloc((size_t)c->size * call->bytes + 1) : NULL;
+    if (m->num_remote && !arrived) return zero_comm_fail(c, ZERO_ERR_MEMORY, "out of host memory");
     memcpy(out, mine, call->bytes);
     e = begin(m, call, NULL, ZERO_WIRE_SCALARS, NULL, &ticket);
-    if (!e && m->num_remote) e = exchange_messages(m, call, out, 0, all, stride, call->bytes);
+    if (!e && m->num_remote) e = exchange_messages(m, call, out, 0, arrived, call->bytes, call->bytes);
     for (int r = 0; r < c->size && !e; r++) {
-        if (r == c->rank || !m->on_host[r]) continue;
-        e = wait_ready(m, r, ticket);
-        if (!e) memcpy(all + (size_t)r * stride, zero_mpi_control(m, r)->scalars[slot], call->bytes);
+        if (r == c->rank) continue;
+        const char *from = arrived + (size_t)r * call->bytes;
+        if (m->on_host[r]) {
+            e = wait_ready(m, r, ticket);
+            from = zero_mpi_control(m, r)->scalars[slot];
+        }
+        if (!e) memcpy(all + (size_t)r * stride, from, call->bytes);
     }
+    if (c->in_flight)
+        zero_keep(arrived);
+    else
+        free(arrived);
     if (!e) finished(m, ticket);
     m->scalar_ticket[slot] = ticket;
     return e;

@@ -47,6 +47,27 @@ static int post(comm_mpi *m, struct messages *msgs, int peer, int is_send, int t
     return ZERO_OK;
 }
 
+// After a failure: nothing may be received any more into memory that its owner is about to free.
+static void give_up(comm_mpi *m, struct messages *msgs) {
+    int left = 0;
+    for (int i = 0; i < msgs->count; i++)
+        if (msgs->requests[i] != MPI_REQUEST_NULL && !msgs->is_send[i]) (void)MPI_Cancel(&msgs->requests[i]);
+    for (int tries = 0; tries < 200; tries++) {
+        left = 0;
+        for (int i = 0; i < msgs->count; i++) {
+            int done = 1;
+            if (msgs->requests[i] != MPI_REQUEST_NULL &&
+                MPI_Test(&msgs->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+                done = 0;
+            left += !done;
+        }
+        if (!left) break;
+        nanosleep(&(struct timespec){ 0, 200 * 1000 }, NULL);
+    }
+    if (left) m->base.in_flight = msgs->lost = 1;
+    msgs->count = 0;
+}
+
 int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_call *call, char *send, size_t send_stride,
                   char *receive, size_t receive_stride, size_t bytes) {
     if (!msgs->theirs) msgs->theirs = calloc((size_t)m->base.size, sizeof *msgs->theirs);
@@ -61,6 +82,7 @@ int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_cal
             e = post(m, msgs, r, is_send, ZERO_MPI_RECORD, is_send ? &msgs->mine : &msgs->theirs[r], sizeof *call);
             if (!e) e = post(m, msgs, r, is_send, ZERO_MPI_CHUNKS, at, bytes);
         }
+    if (e) give_up(m, msgs);
     return e;
 }
 
@@ -99,27 +121,6 @@ static int time_out(comm_mpi *m, struct messages *msgs) {
         return zero_comm_fail(&m->base, ZERO_ERR_COMM, "%s", message);
     }
     return e;
-}
-
-// After a failure: nothing may be received any more into memory that its owner is about to free.
-static void give_up(comm_mpi *m, struct messages *msgs) {
-    int left = 0;
-    for (int i = 0; i < msgs->count; i++)
-        if (msgs->requests[i] != MPI_REQUEST_NULL && !msgs->is_send[i]) (void)MPI_Cancel(&msgs->requests[i]);
-    for (int tries = 0; tries < 200; tries++) {
-        left = 0;
-        for (int i = 0; i < msgs->count; i++) {
-            int done = 1;
-            if (msgs->requests[i] != MPI_REQUEST_NULL &&
-                MPI_Test(&msgs->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-                done = 0;
-            left += !done;
-        }
-        if (!left) break;
-        nanosleep(&(struct timespec){ 0, 200 * 1000 }, NULL);
-    }
-    if (left) m->base.in_flight = msgs->lost = 1;
-    msgs->count = 0;
 }
 
 static int wait_messages(comm_mpi *m, struct messages *msgs) {

@@ -295,20 +295,12 @@ static int split(zero_comm *base, int color, int rank, int size, zero_comm **out
     return e;
 }
 
-// After a failure NCCL may still be about to write into m (ncclCommSplit): the watchdog's abort ends that.
-static void wait_until_aborted(struct nccl_context *x) {
-    if (!x->watched || !x->failed) return;
-    pthread_mutex_lock(&x->lock);
-    while (!x->aborted) pthread_cond_wait(&x->gone, &x->lock);
-    pthread_mutex_unlock(&x->lock);
-}
-
 static void destroy(zero_comm *c) {
     comm_nccl *m = zero_nccl_self(c);
     struct nccl_context *x = m->context;
     if (x && x->stream) (void)cudaStreamSynchronize(x->stream);  // ends: if need be the watchdog sees to it
     if (x) {
-        wait_until_aborted(x);
+        zero_nccl_wait_until_aborted(x);
         zero_comm_free_all(c);
         zero_nccl_free_tables(m);
     }
@@ -318,7 +310,7 @@ static void destroy(zero_comm *c) {
             if (x->comms[i] == m->comm) x->comms[i--] = x->comms[--x->num_comms];
         (void)zero_nccl_leave(m, NULL, x->lib.CommDestroy(m->comm));
     }
-    if (x) wait_until_aborted(x);
+    if (x) zero_nccl_wait_until_aborted(x);
     zero_shm_unmap(&m->shown);
     release_context(x);
     free(c->world_rank);

@@ -64,6 +64,7 @@ char *zero_nccl_alloc_device(comm_nccl *m, zero_accounting *mem, enum zero_memor
 // more: the memory is lost.
 int zero_nccl_free_device(comm_nccl *m, zero_accounting *mem, enum zero_memory_category category, char *ptr,
                           size_t bytes, void *handle) {
+    zero_nccl_wait_until_aborted(m->context);
     if (!owns_memory(m)) {
         zero_accounting_free(mem, category, ptr, bytes);
         return ZERO_OK;

@@ -126,6 +126,9 @@ int zero_nccl_load(struct nccl_library *lib, const char *name, char *err, size_t
 // watchdog.c
 int zero_nccl_start_watchdog(struct nccl_context *x);  // ZERO_OK, or ZERO_ERR_COMM: no thread can be started
 void zero_nccl_stop_watchdog(struct nccl_context *x);
+// After a failure: until NCCL's threads and kernels use no memory any more, of the caller's or ours. They may, for a
+// while after a call has returned the failure: the watchdog's abort ends that.
+void zero_nccl_wait_until_aborted(struct nccl_context *x);
 int zero_nccl_device_check(comm_nccl *m, cudaError_t e);
 int zero_nccl_healthy(comm_nccl *m);  // ZERO_OK; or ZERO_ERR_COMM, with the message of the context's failure
 // Around calls of NCCL: enter; r = calls; leave, which waits until comm is no longer in progress. what is for messages.

@@ -257,6 +257,15 @@ static void abort_all(struct nccl_context *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
+// The stream ends since NCCL's kernels leave it; waiting for it also lets them (a CPU runs them in such a wait).
+void zero_nccl_wait_until_aborted(struct nccl_context *x) {
+    if (!x->watched || !x->failed) return;
+    (void)cudaStreamSynchronize(x->stream);
+    pthread_mutex_lock(&x->lock);
+    while (!x->aborted) pthread_cond_wait(&x->gone, &x->lock);
+    pthread_mutex_unlock(&x->lock);
+}
+
 static void *watch(void *arg) {
     struct nccl_context *x = arg;
     (void)cudaSetDevice(x->device);
