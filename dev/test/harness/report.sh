@@ -32,8 +32,8 @@ selected() {
     [[ $1 == *"$case_word"* ]]
 }
 
-# short_timeout FACTOR COMMAND...: runs it, a healthy run, and prints a time-out in seconds that is meant to pass, but not
-# before healthy ranks have come: 3, or on a busy machine FACTOR times what the run takes
+# short_timeout FACTOR COMMAND...: runs it, a healthy run, and prints a time-out in seconds that is meant to pass, but
+# not before healthy ranks have come: 3, or on a busy machine FACTOR times what the run takes
 short_timeout() {
     local began=${EPOCHREALTIME//[.,]/} ms
     "${@:2}" > "$work/.healthy" 2>&1 || cat "$work/.healthy" >&2
