@@ -614,6 +614,7 @@ static void create_engine(Run *r) {
     c.shard_comm = r->shard_comm;
     c.replicate_comm = r->replica_comm;
     c.accounting = &r->memory;
+    c.micro_batches = r->G;
     c.stream = r->stream;
     if (r->options.profile > 0 && r->rank == 0) {
         c.timing = time_engine;
@@ -651,11 +652,15 @@ static void read_batch(const Run *r, Loader *loader, size_t j) {
     if (loader_batch(loader, j, r->inputs, r->targets, err) != 0) die("%s", err);
 }
 
-// The mean of losses that the ranks computed in `rounds` rounds: the loss of micro-batch j = g * N + r is all[r *
-// rounds + g]; rounds may be larger. Adds in the order of j, so that the number of ranks does not matter.
-static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t count) {
+// The mean of losses that the ranks computed in `rounds` rounds, each of them in_a_row micro-batches j in a row: with 1
+// the loss of j = g * N + r is all[r * rounds + g]. rounds may be larger. Adds in the order of j, so that the number of
+// ranks does not matter.
+static double mean_loss(const double *all, size_t ranks, size_t rounds, size_t in_a_row, size_t count) {
     double sum = 0;
-    for (size_t j = 0; j < count; j++) sum += all[j % ranks * rounds + j / ranks];
+    for (size_t j = 0; j < count; j++) {
+        const size_t block = j / in_a_row;
+        sum += all[block % ranks * rounds + block / ranks * in_a_row + j % in_a_row];
+    }
     return sum / (double)count;
 }
 
@@ -674,7 +679,7 @@ static double validate(Run *r) {
         mine[g] = gpt2_loss(r->model);
     }
     gather(r, mine, rounds * sizeof *mine, all);
-    const double loss = mean_loss(all, ranks, rounds, count);
+    const double loss = mean_loss(all, ranks, rounds, 1, count);
     free(mine);
     free(all);
     return loss;
@@ -817,13 +822,16 @@ static int skip_update(const Run *r, const StepLine *s) {
     return 0;
 }
 
+// How many micro-batches in a row a rank takes.
+static size_t in_a_row(const Run *r) { return r->options.settings.order == ZERO_ORDER_RANK ? r->G : 1; }
+
 // Computes the gradients of G micro-batches, and queues the copies of their losses to the host.
 static void forward_backward(Run *r, size_t step) {
-    const size_t first = r->options.overfit ? 0 : step * r->M;
+    const size_t first = r->options.overfit ? 0 : step * r->M, rank = (size_t)r->rank;
     must(r, zero_begin_step(r->z), "beginning of a step");
     for (size_t g = 0; g < r->G; g++) {
         metrics_enter(r->metrics, METRICS_DATA);
-        read_batch(r, r->train, first + g * (size_t)r->ranks + (size_t)r->rank);
+        read_batch(r, r->train, first + (in_a_row(r) > 1 ? rank * r->G + g : g * (size_t)r->ranks + rank));
         metrics_enter(r->metrics, METRICS_FORWARD);
         gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 1);
         metrics_enter(r->metrics, METRICS_BACKWARD);
@@ -850,7 +858,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     metrics_enter(r->metrics, METRICS_UPDATE);
     s.step = step;
     s.steps = r->steps;
-    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, told, r->M);
+    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, told, in_a_row(r), r->M);
     s.lr = schedule_lr(schedule, step);
     s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
     s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
@@ -1112,6 +1120,7 @@ int main(int argc, char **argv) {
     if (!dry) resume_micro_batches(r);
     if (options_check_batch(o, (size_t)r->ranks, r->config.max_seq_len, &r->G, err, sizeof err) != 0) die("%s", err);
     r->M = r->G * (size_t)r->ranks;
+    if (!dry) choose_order(r);
     r->kernels = describe_kernels(r);
     if (dry) {
         if (r->rank == 0 && o->print_config) {

@@ -12,7 +12,7 @@ extern "C" {
 
 enum zero_memory_category {
     ZERO_MEM_PARAMS,        // parameters in settings.dtype
-    ZERO_MEM_GRADS,         // gradients of one micro-batch, resident (stages 0, 1)
+    ZERO_MEM_GRADS,         // gradients of one micro-batch, resident (stages 0, 1); ZERO_ORDER_RANK: own sums, fp32
     ZERO_MEM_GRAD_SHARDS,   // fp32 partial sums over micro-batches, this rank's shard
     ZERO_MEM_MASTER,        // fp32 master weights, or their low halves (bf16 parameters)
     ZERO_MEM_STATE,         // the optimizer's first state, fp32 (AdamW: m)

@@ -63,8 +63,10 @@ int zero_mean(zero *z, const double *values, size_t n, double *mean) {
     double *all = group;
     if (group && replicas > 1) all = gather(z, z->config.replicate_comm, group, ranks * n * sizeof *group);
     *mean = 0;
-    for (size_t j = 0; all && j < n * ranks * replicas; j++)
-        *mean += all[j % (ranks * replicas) * n + j / (ranks * replicas)] / (double)(n * ranks * replicas);
+    for (size_t j = 0; all && j < n * ranks * replicas; j++) {
+        const size_t at = rank_order(z) ? j : j % (ranks * replicas) * n + j / (ranks * replicas);
+        *mean += all[at] / (double)(n * ranks * replicas);
+    }
     if (all != group) free(all);
     free(group);
     return z->failed;
@@ -91,6 +93,7 @@ int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group) {
 struct card {
     zero_settings settings;
     int replicas;
+    uint64_t micro_batches;
     uint64_t num_tensors, tensors, order;  // hashes of the lists
 };
 
@@ -105,12 +108,14 @@ static const struct {
     FIELD("settings.master", settings.master),
     FIELD("settings.optimizer", settings.optimizer),
     FIELD("settings.reduction", settings.reduction),
+    FIELD("settings.order", settings.order),
     FIELD("settings.prefetch", settings.prefetch),
     FIELD("settings.shard_group", settings.shard_group),
     FIELD("settings.ema_decay", settings.ema_decay),
     FIELD("settings.seed", settings.seed),
     FIELD("settings.delay_seed", settings.delay_seed),
     FIELD("the size of replicate_comm", replicas),
+    FIELD("micro_batches", micro_batches),
     FIELD("num_tensors", num_tensors),
     FIELD("the hash of tensors", tensors),
     FIELD("the hash of order", order),
@@ -154,7 +159,10 @@ static int compare(zero *z, zero_comm *comm, const struct card *mine) {
 // shard group learns before it waits in the replicate group.
 int zero_agree_on_config(zero *z, int e) {
     const zero_config *c = &z->config;
-    struct card mine = { .settings = c->settings, .replicas = z->replicas, .num_tensors = c->num_tensors };
+    struct card mine = { .settings = c->settings,
+                         .replicas = z->replicas,
+                         .micro_batches = c->micro_batches,
+                         .num_tensors = c->num_tensors };
     for (size_t t = 0; t < c->num_tensors; t++) {
         const uint64_t tensor[] = { c->tensors[t].numel,          c->tensors[t].unit,
                                     c->tensors[t].logical,        (uint64_t)c->tensors[t].decay,

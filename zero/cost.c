@@ -12,9 +12,13 @@
 // updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums
 // of gradients instead (0). With R shard groups the sums of a shard are divided among the R ranks that hold it: each
 // receives the others' group sums of its part in each micro-batch, and the others' parts once a step.
+//
+// With ZERO_ORDER_RANK a rank keeps fp32 sums of all gradients (own_sums.c), and takes buffers for those of a
+// micro-batch from a pool; what is said of each micro-batch happens once a step, with `count` fp32 sums.
 #include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
 #include "zero/param_cache.h"
@@ -37,7 +41,7 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-// Stages 2, 3: the row of the pools of unit buffers, and of `more` bytes. Those of gradients are symmetric.
+// The row of the pools of unit buffers, and of `more` bytes. Those of gradients are symmetric.
 static void add_pools(struct table *t, const zero_layout *l, const zero_comm_shape *comm, size_t param_depth,
                       size_t elem, size_t more, const char *formula_of_more) {
     const size_t depths[] = { ZERO_GRAD_POOL_DEPTH, param_depth };
@@ -86,6 +90,27 @@ zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype) {
     return (zero_group_sums){ .leaves = leaves, .count = S / leaves, .dtype = leaves > 1 ? ZERO_F32 : dtype };
 }
 
+zero_group_sums zero_cost_own_sums(const zero_settings *s, size_t G) {
+    if (s->order == ZERO_ORDER_STEP || !G) return (zero_group_sums){ .leaves = 1, .count = 1, .dtype = s->dtype };
+    return zero_cost_group_sums(G, ZERO_F32);
+}
+
+size_t zero_cost_own_slots(size_t G) {
+    const zero_group_sums own = zero_cost_group_sums(G, ZERO_F32);
+    return own.count + (own.leaves > 1 ? (size_t)__builtin_ctzll(own.leaves) - 1 : 0);
+}
+
+size_t zero_cost_own_pointers(const zero_group_sums *own, size_t ranks, size_t units) {
+    return (units * (1 + own->count) + ranks * own->count) * sizeof(void *);
+}
+
+int zero_cost_rank_order_pays(enum zero_dtype dtype, size_t ranks, size_t G) {
+    return ranks > 1 && zero_cost_group_sums(G, ZERO_F32).count * sizeof(float) < G * zero_dtype_bytes(dtype);
+}
+
+// What all ranks pass on at a time, and how often in a step.
+static size_t reductions(const zero_cost *p, size_t G) { return p->settings.order == ZERO_ORDER_RANK && G ? 1 : G; }
+
 static size_t trained(const zero_layout *l) { return l->trained_offset[l->num_units]; }
 static const char *psi_trained(const zero_layout *l) { return trained(l) < l->numel_padded ? "Psi_t" : "Psi"; }
 
@@ -94,13 +119,17 @@ static void add_partial_sums(struct table *t, const zero_cost *p, const zero_lay
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY;
     const size_t G = p->max_micro_batches, unit = zero_cost_partial_sums(1, G),
                  replicas = p->replicas > 1 ? p->replicas : 1;
-    const size_t leaves = library ? 1 : l->ranks * replicas;
-    const size_t sums = !library ? zero_cost_partial_sums(leaves, G) : G ? zero_cost_partial_sums(1, G - 1) + 1 : 0;
+    const size_t leaves = library ? 1 : l->ranks * replicas * zero_cost_own_sums(&p->settings, G).count;
+    const size_t sums = !library ? zero_cost_partial_sums(leaves, reductions(p, G))
+                        : G      ? zero_cost_partial_sums(1, G - 1) + 1
+                                 : 0;
     const size_t one = zero_layout_replica_offset(l, l->num_units, replicas) * sizeof(float);
     const char *all = replicas > 1 ? "N R" : "N";
     char psi[24];
     snprintf(psi, sizeof psi, replicas > 1 ? "4 %s/(N R)" : "4 %s/N", psi_trained(l));
-    if (library)
+    if (p->settings.order == ZERO_ORDER_RANK)
+        add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu: ones of %zu", psi, sums, leaves);
+    else if (library)
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2 G) + 1", psi, sums);
     else if (leaves & (leaves - 1))
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu: ones of g %s (of 2^k: %zu)", psi, sums, all, unit);
@@ -108,66 +137,111 @@ static void add_partial_sums(struct table *t, const zero_cost *p, const zero_lay
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2(G + 1))", psi, sums);
 }
 
+// The gradients of a micro-batch, or the sums of a rank's own.
+static void add_gradients(struct table *t, const zero_cost *p, const zero_layout *l) {
+    const zero_comm_shape *comm = &p->shard_transport;
+    const size_t G = p->max_micro_batches, psi_t = trained(l), b = zero_dtype_bytes(p->settings.dtype);
+    if (p->settings.order == ZERO_ORDER_RANK)
+        add(t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, zero_cost_own_slots(G) * psi_t * sizeof(float)),
+            "4 %s x %zu: sums of own micro-batches", psi_trained(l), zero_cost_own_slots(G));
+    else if (p->settings.stage >= 2)
+        add(t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
+    else
+        add(t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi_t * b), "%zu %s", b, psi_trained(l));
+}
+
+// Bytes of an element that each rank passes on at a time, and each group.
+static size_t sent_by_rank(const zero_cost *p) {
+    const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
+    return own.count * zero_dtype_bytes(own.dtype);
+}
+
+static zero_group_sums sent_by_group(const zero_cost *p, const zero_layout *l) {
+    const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
+    return zero_cost_group_sums(l->ranks * own.count, own.dtype);
+}
+
+static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_layout *l) {
+    const int stage = p->settings.stage, rank_order = p->settings.order == ZERO_ORDER_RANK;
+    const size_t largest = zero_layout_largest_trained_unit(l);
+    const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
+    const size_t gathered = stage == 0 && l->ranks > 1 ? sizeof(float) : 0;  // bytes of an element of the largest unit
+    const size_t packed = rank_order && zero_cost_own_sums(&p->settings, p->max_micro_batches).count > 1
+                              ? sent_by_rank(p)
+                              : 0;
+    size_t bytes = 0;
+    char more[80] = "";
+    if (gathered) bytes += zero_comm_alloc_bytes(&p->shard_transport, largest * gathered);
+    if (packed) bytes += zero_comm_alloc_bytes(&p->shard_transport, largest * packed);
+    if (gathered + packed) snprintf(more, sizeof more, " + %zu x largest unit", gathered + packed);
+    if (p->replicas > 1) {
+        const zero_group_sums group = sent_by_group(p, l);
+        const size_t numel = zero_layout_replica_buffer(l, p->replicas),
+                     sums = group.count * zero_dtype_bytes(group.dtype);
+        bytes += zero_comm_alloc_bytes(&p->replicate_transport, numel * sizeof(float)) +
+                 zero_comm_alloc_bytes(&p->replicate_transport, numel * sums);
+        snprintf(more + strlen(more), sizeof more - strlen(more), " + %zu x largest shard", sizeof(float) + sums);
+    }
+    if (stage >= 2 || rank_order)
+        add_pools(t, l, &p->shard_transport, param_depth, zero_dtype_bytes(p->settings.dtype), bytes, more);
+    else if (gathered)
+        add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "%s", more + strlen(" + "));
+    else
+        add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "0%s", more);
+}
+
+// The engine's tables, and scratch of the transports.
+static void add_transport(struct table *t, const zero_cost *p, const zero_layout *l) {
+    const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
+    const size_t b = zero_dtype_bytes(p->settings.dtype), largest = zero_layout_largest_unit(l),
+                 largest_trained = zero_layout_largest_trained_unit(l);
+    size_t bytes = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + l->num_tensors * sizeof(zero_tensor_args);
+    for (size_t r = 0; r < l->num_runs; r++)
+        bytes += (l->run_first[r + 1] - l->run_first[r]) *
+                 zero_optimizer_chunks(l, stage, p->rank, l->run_first[r], NULL) * sizeof(zero_optimizer_chunk);
+    if (p->settings.order == ZERO_ORDER_RANK) {
+        const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
+        bytes += zero_cost_own_pointers(&own, l->ranks, l->num_units);
+    }
+    const size_t gathered = stage == 3   ? 0
+                            : stage == 0 ? (l->ranks > 1 ? largest_trained * sizeof(float) : 0)
+                                         : largest * b;
+    bytes += zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * sent_by_rank(p), gathered,
+                                     library ? largest_trained : 0);
+    if (stage == 3)
+        bytes += zero_window_scratch_bytes(&p->shard_transport, l->numel_padded / l->ranks * b, largest * b);
+    if (p->replicas > 1) {
+        const zero_group_sums group = sent_by_group(p, l);
+        const size_t numel = zero_layout_replica_buffer(l, p->replicas);
+        bytes += zero_comm_scratch_bytes(&p->replicate_transport, numel * group.count * zero_dtype_bytes(group.dtype),
+                                         numel * sizeof(float), 0) +
+                 p->replicas * group.count * sizeof(void *);
+    }
+    add(t, MEMORY(ZERO_MEM_TRANSPORT), bytes, "optimizer chunks, norm, transport's own");
+}
+
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
-    const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
+    const int stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), psi = l->numel_padded, shard = psi / l->ranks;
-    const size_t largest = zero_layout_largest_unit(l), largest_trained = zero_layout_largest_trained_unit(l),
-                 master = zero_master_bytes(p->settings.dtype, p->settings.master);
-    const size_t state = (stage == 0 ? psi : shard) * sizeof(float), psi_t = trained(l);
+    const size_t master = zero_master_bytes(p->settings.dtype, p->settings.master);
+    const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
     const char *over = stage == 0 ? "" : "/N";
-    const zero_comm_shape *comm = &p->shard_transport;
     const zero_optimizer *optimizer = zero_optimizer_get(p->settings.optimizer);
-    add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(comm, (stage == 3 ? shard : psi) * b), "%zu Psi%s", b,
-        stage == 3 ? "/N" : "");
-    if (stage >= 2)
-        add(&t, MEMORY(ZERO_MEM_GRADS), 0, "0: pooled, see unit buffers");
-    else
-        add(&t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, psi_t * b), "%zu %s", b, psi_trained(l));
+    add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(&p->shard_transport, (stage == 3 ? shard : psi) * b),
+        "%zu Psi%s", b, stage == 3 ? "/N" : "");
+    add_gradients(&t, p, l);
     add_partial_sums(&t, p, l);
     if (master)
         add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
     else
         add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->settings.dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
     for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
-        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], psi_t / (stage == 0 ? 1 : l->ranks) * sizeof(float),
-            "4 %s%s", psi_trained(l), over);
+        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i],
+            trained(l) / (stage == 0 ? 1 : l->ranks) * sizeof(float), "4 %s%s", psi_trained(l), over);
     if (p->settings.ema_decay > 0) add(&t, MEMORY(ZERO_MEM_EMA), state, "4 Psi%s", over);
-
-    const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
-    const size_t gathered_sums = stage == 0 && l->ranks > 1 ? largest_trained * sizeof(float) : 0;
-    const size_t replica = p->replicas > 1 ? zero_layout_replica_buffer(l, p->replicas) : 0;
-    const zero_group_sums group = zero_cost_group_sums(l->ranks, p->settings.dtype);
-    const size_t group_bytes = replica * group.count * zero_dtype_bytes(group.dtype);
-    const size_t sums_buffer = stage == 0 && l->ranks > 1 ? zero_comm_alloc_bytes(comm, gathered_sums) : 0;
-    const size_t replica_buffers = p->replicas > 1
-                                       ? zero_comm_alloc_bytes(&p->replicate_transport, replica * sizeof(float)) +
-                                             zero_comm_alloc_bytes(&p->replicate_transport, group_bytes)
-                                       : 0;
-    char with_replicas[40] = "";
-    if (p->replicas > 1)
-        snprintf(with_replicas, sizeof with_replicas, " + %zu x largest shard",
-                 sizeof(float) + group.count * zero_dtype_bytes(group.dtype));
-    if (stage >= 2)
-        add_pools(&t, l, comm, param_depth, b, replica_buffers, with_replicas);
-    else
-        add(&t, MEMORY(ZERO_MEM_UNIT_BUFFERS), sums_buffer + replica_buffers, "%s%s",
-            gathered_sums ? "4 x largest unit" : "0", with_replicas);
-
-    size_t tables = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + l->num_tensors * sizeof(zero_tensor_args);
-    for (size_t r = 0; r < l->num_runs; r++)
-        tables += (l->run_first[r + 1] - l->run_first[r]) *
-                  zero_optimizer_chunks(l, stage, p->rank, l->run_first[r], NULL) * sizeof(zero_optimizer_chunk);
-    size_t transport = zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * b,
-                                               stage == 3   ? 0
-                                               : stage == 0 ? gathered_sums
-                                                            : largest * b,
-                                               library ? largest_trained : 0);
-    if (stage == 3) transport += zero_window_scratch_bytes(&p->shard_transport, shard * b, largest * b);
-    if (p->replicas > 1)
-        transport += zero_comm_scratch_bytes(&p->replicate_transport, group_bytes, replica * sizeof(float), 0) +
-                     p->replicas * group.count * sizeof(void *);
-    add(&t, MEMORY(ZERO_MEM_TRANSPORT), tables + transport, "optimizer chunks, norm, transport's own");
+    add_unit_buffers(&t, p, l);
+    add_transport(&t, p, l);
     return t.n;
 }
 
@@ -193,21 +267,24 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
     const zero_settings *s = &p->settings;
     const size_t others = l->ranks - 1, of_others = trained(l) / l->ranks * others, G = p->micro_batches;
     const char *psi = psi_trained(l);
+    const zero_group_sums own = zero_cost_own_sums(s, G);
     const size_t b = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->shard_transport, s->dtype)
-                                                         : zero_dtype_bytes(s->dtype);
+                                                         : own.count * zero_dtype_bytes(own.dtype);
+    const size_t times = reductions(p, G);  // that a gradient is reduced
+    const char *g = s->order == ZERO_ORDER_RANK ? "" : " G";
     if (s->stage == 0)
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (G * b + sizeof(float)), "(%zu G + 4) %s (N-1)/N, G = %zu", b,
-            psi, G);
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (times * b + sizeof(float)),
+            "(%zu%s + 4) %s (N-1)/N, G = %zu", b, g, psi, G);
     else
-        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * G * b, "%zu G %s (N-1)/N, G = %zu", b, psi, G);
+        add(&t, ZERO_WIRE_GRADS, "gradients", of_others * times * b, "%zu%s %s (N-1)/N, G = %zu", b, g, psi, G);
     add_params(&t, p, l);
     const size_t norm = ZERO_NORM_WORDS * sizeof(uint64_t);
     if (p->replicas > 1) {
-        const zero_group_sums group = zero_cost_group_sums(l->ranks, s->dtype);
+        const zero_group_sums group = zero_cost_group_sums(l->ranks * own.count, own.dtype);
         const size_t each = group.count * zero_dtype_bytes(group.dtype), others_R = p->replicas - 1;
         const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas);
-        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", others_R * (chunks * (G * each + sizeof(float)) + norm),
-            "(%zu G + 4) %s/N (R-1)/R, R = %zu; norm", each, psi, p->replicas);
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", others_R * (chunks * (times * each + sizeof(float)) + norm),
+            "(%zu%s + 4) %s/N (R-1)/R, R = %zu; norm", each, g, psi, p->replicas);
     } else {
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     }

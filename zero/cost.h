@@ -49,11 +49,27 @@ typedef struct zero_group_sums {
 } zero_group_sums;
 zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype);
 
+// What a rank passes on of a unit at a time. ZERO_ORDER_STEP: the gradients of a micro-batch, G times in a step.
+// ZERO_ORDER_RANK: the sums of its G micro-batches, once, as a shard group of G ranks would; in fp32.
+zero_group_sums zero_cost_own_sums(const zero_settings *s, size_t G);
+
+// ZERO_ORDER_RANK: the fp32 sums of all gradients that a rank keeps. Of `leaves` micro-batches each, all but one are
+// complete, and the last one is a binary counter: count - 1 + log2(leaves), but at least count.
+size_t zero_cost_own_slots(size_t G);
+
+// Bytes of their tables of pointers.
+size_t zero_cost_own_pointers(const zero_group_sums *own, size_t ranks, size_t units);
+
+// Whether a rank receives fewer bytes with ZERO_ORDER_RANK than with ZERO_ORDER_STEP: G is even, in bf16 a multiple of
+// 4, and there are other ranks.
+int zero_cost_rank_order_pays(enum zero_dtype dtype, size_t ranks, size_t G);
+
 // Whether shard groups cost more wire than one shard group of all ranks: no fewer bytes from other groups in a step,
 // and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With groups of S
 // ranks, parameters of b bytes and F gathers of them, a rank receives from each other group, for an element of Psi/N,
 //     G count bytes(dtype) + 4 bytes      with groups (zero_group_sums), and without
 //     S b (G + F)
+// (ZERO_ORDER_STEP).
 // So groups do not pay if they have 1 or 2 ranks, in bf16, in stages 1 and 2.
 int zero_cost_one_level(const zero_cost *groups, const zero_layout *groups_layout, const zero_cost *one,
                         const zero_layout *one_layout);

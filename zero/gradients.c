@@ -29,6 +29,10 @@
 // ranks: one if S is a power of two, else S / 2^k of 2^k leaves, 2^k the largest that divides S. An all-to-all over the
 // replicate group gives each rank all groups' sums of its part of the shard, which it pushes. The optimizer all-gathers
 // the parts once a step. So groups of any size leave the tree as it is.
+//
+// All this is ZERO_ORDER_STEP. With ZERO_ORDER_RANK a rank's leaves are neighbours. It adds them first (own_sums.c), so
+// what is sent and pushed, once a step, are z->own.count sums of z->own.leaves leaves from each rank, in place of one
+// leaf.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
@@ -44,7 +48,7 @@ static int create_buffers(zero *z, int e) {
     z->pending = calloc(l->num_units, sizeof *z->pending);
     if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH))
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    if (z->config.settings.stage >= 2) {
+    if (pooled_grads(z)) {
         for (size_t i = 0; i < z->pool.num_buffers && !e; i++) {
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
             b->numel = z->pool.buffers[i].numel;
@@ -63,9 +67,12 @@ static int create_buffers(zero *z, int e) {
     return e;
 }
 
+static int ensure_partial_sum(zero *z, int s);
+static size_t leaves_per_reduction(const zero *z);
+
 static int create_group_sums(zero *z, int e) {
     const size_t replicas = (size_t)z->replicas;
-    z->group = zero_cost_group_sums((size_t)z->ranks, z->config.settings.dtype);
+    z->group = zero_cost_group_sums((size_t)z->ranks * z->own.count, z->own.dtype);
     e = zero_alloc_symmetric(z, e, z->config.replicate_comm, ZERO_MEM_UNIT_BUFFERS,
                              zero_layout_replica_buffer(&z->layout, replicas) * z->group.count *
                                  zero_dtype_bytes(z->group.dtype),
@@ -77,8 +84,10 @@ static int create_group_sums(zero *z, int e) {
 int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
-    e = create_buffers(z, e);
+    e = zero_own_sums_create(z, create_buffers(z, e));
     if (z->replicas > 1) e = create_group_sums(z, e);
+    for (int s = 0; rank_order(z) && s < zero_partial_sums_live(leaves_per_reduction(z)) && !e; s++)
+        e = ensure_partial_sum(z, s);
     if (!sums_comm(z)) return e;
     const size_t numel = whole_state(z) ? zero_layout_largest_trained_unit(&z->layout)
                                         : zero_layout_replica_buffer(&z->layout, (size_t)z->replicas);
@@ -89,8 +98,9 @@ void zero_grads_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
     if (sums_comm(z)) zero_comm_free(sums_comm(z), z->gathered_sums);
     zero_comm_free(z->config.shard_comm, z->grads);
-    for (size_t i = 0; i < z->num_buffers && z->config.settings.stage >= 2; i++)
+    for (size_t i = 0; i < z->num_buffers && pooled_grads(z); i++)
         zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
+    zero_own_sums_destroy(z);
     if (z->replicas > 1) {
         zero_comm_free(z->config.replicate_comm, z->group_sums);
         zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->group_pointers,
@@ -110,6 +120,7 @@ static int buffers_reusable(zero *z) {
     int e = zero_follow(z, stream, z->reduce_stream);
     for (size_t i = 0; i < z->num_buffers && !e; i++)
         e = zero_comm_check(z, zero_comm_reusable(comm, z->buffers[i].ticket, stream));
+    if (!e) e = zero_own_sums_reusable(z);
     if (!e && z->replicas > 1)
         e = zero_comm_check(z, zero_comm_reusable(z->config.replicate_comm, z->group_ticket, stream));
     if (!e && sums_comm(z)) e = zero_comm_check(z, zero_comm_reusable(sums_comm(z), z->gathered_sums_ticket, stream));
@@ -123,10 +134,13 @@ int zero_grads_release(zero *z) {
     z->grads = NULL;
     z->gathered_sums = NULL;
     z->group_sums = z->group_pointers = NULL;
-    z->group_ticket = z->gathered_sums_ticket = 0;
+    z->group_ticket = z->gathered_sums_ticket = z->packed_ticket = 0;
     z->num_buffers = z->pending_first = z->max_micro_batches = 0;
     memset(z->partial_sums, 0, sizeof z->partial_sums);
-    for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].buffer = NULL;
+    for (size_t u = 0; u < z->layout.num_units; u++) {
+        z->units[u].buffer = NULL;
+        z->units[u].sent = 0;
+    }
     return ZERO_OK;
 }
 
@@ -152,11 +166,16 @@ static zero_partial_sums all_partial_sums(const zero *z, size_t offset) {
     return partial_sums(z, 0, count, offset);
 }
 
-// What a micro-step adds to the counter: a leaf from each rank; from each of several groups some subtrees of equal
-// size. The library's reduction has only the sum over ranks to push.
-static size_t leaves_per_micro_step(const zero *z) {
+// What a reduction adds to the counter: a leaf from each rank, or from each rank or group some subtrees of equal size.
+// The library's reduction has only the sum over ranks to push.
+static size_t leaves_per_reduction(const zero *z) {
     if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return 1;
-    return z->replicas > 1 ? (size_t)z->replicas * z->group.count : (size_t)z->ranks;
+    return z->replicas > 1 ? (size_t)z->replicas * z->group.count : (size_t)z->ranks * z->own.count;
+}
+
+// Reductions in so many micro-batches.
+static size_t reductions(const zero *z, size_t micro_batches) {
+    return rank_order(z) ? micro_batches / z->config.micro_batches : micro_batches;
 }
 
 // Where a group's chunk reaches beyond the end of a shard: zero, for the norm.
@@ -192,7 +211,12 @@ int zero_grads_merge(zero *z) {
     if (!z->micro_batches)
         return zero_fail(z, ZERO_ERR_ARG, "no finished micro-batch to step on: call zero_finish_backward first");
     if (z->merged) return ZERO_OK;
-    const int waiting = zero_partial_sums_live(z->micro_batches * leaves_per_micro_step(z));
+    if (rank_order(z) && z->micro_batches != z->config.micro_batches)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "a step after %zu micro-batches, but micro_batches is %zu: with settings.order "
+                         "ZERO_ORDER_RANK all steps have as many",
+                         z->micro_batches, z->config.micro_batches);
+    const int waiting = zero_partial_sums_live(reductions(z, z->micro_batches) * leaves_per_reduction(z));
     int e = zero_follow(z, z->config.stream, z->reduce_stream);
     z->merged = 1;
     if (waiting > 1 && !e)
@@ -219,8 +243,9 @@ static int exchange_group_sums(zero *z, size_t u, const void *const **chunks) {
     int e = zero_comm_check(z, zero_comm_reusable(comm, z->group_ticket, stream));
     if (!e)
         e = zero_device_check(z,
-                              zero_kernel_group_sums(z->group_sums, *chunks, z->ranks, (int)z->group.leaves,
-                                                     z->config.settings.dtype, shard_numel(z, u), part, stream),
+                              zero_kernel_group_sums(z->group_sums, *chunks, z->ranks * (int)z->own.count,
+                                                     (int)z->group.leaves, z->own.dtype, shard_numel(z, u), part,
+                                                     stream),
                               "ordered sum");
     if (!e)
         e = zero_comm_check(
@@ -251,32 +276,50 @@ static int accumulate_by_library(zero *z, size_t u) {
                              "ordered sum");
 }
 
+// The last all-to-all of a unit: of its buffer, or of this rank's sums.
+static zero_ticket *ticket_of(zero *z, size_t u) {
+    return rank_order(z) ? &z->units[u].sent : &z->units[u].buffer->ticket;
+}
+
 // Finishes the all-to-all and pushes its chunks onto the partial sums.
 static int accumulate_in_order(zero *z, size_t u) {
     const cudaStream_t stream = z->reduce_stream;
     zero_comm *comm = z->config.shard_comm;
-    const zero_ticket ticket = z->units[u].buffer->ticket;
-    const size_t count = leaves_per_micro_step(z), leaves = z->units[u].micro_batches * count;
+    const zero_ticket ticket = *ticket_of(z, u);
+    const size_t count = leaves_per_reduction(z), leaves = reductions(z, z->units[u].micro_batches) * count;
     const int live = zero_partial_sums_live(leaves + count);
     const void *const *chunks = NULL;
     int e = ZERO_OK;
     for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
     if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, ticket, stream, &chunks));
+    if (z->own.count > 1 && !e) e = zero_own_sums_sent(z, u, &chunks);
     if (z->replicas > 1 && !e) e = exchange_group_sums(z, u, &chunks);
     if (!e)
         e = zero_device_check(z,
                               zero_kernel_push(all_partial_sums(z, sum_offset(z, u)), leaves, chunks, (int)count,
-                                               z->replicas > 1 ? z->group.dtype : z->config.settings.dtype,
-                                               sum_numel(z, u), stream),
+                                               z->replicas > 1 ? z->group.dtype : z->own.dtype, sum_numel(z, u),
+                                               stream),
                               "ordered sum");
     if (z->replicas > 1 && !e)
         e = zero_comm_check(z, zero_comm_all_to_all_done(z->config.replicate_comm, z->group_ticket, stream));
     return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
 }
 
+static void give_back_buffer(zero *z, struct unit *unit) {
+    if (unit->buffer) unit->buffer->busy = 0;
+    if (pooled_grads(z)) unit->buffer = NULL;
+}
+
+// -> FREE
+static void end_micro_batch(zero *z, struct unit *unit) {
+    unit->micro_batches++;
+    if (unit->micro_batches > z->max_micro_batches) z->max_micro_batches = unit->micro_batches;
+    unit->state = UNIT_FREE;
+    give_back_buffer(z, unit);
+}
+
 // REDUCING -> FREE: accumulates the unit's gradients and gives its buffer back.
 static int reduce(zero *z, size_t u) {
-    struct unit *unit = &z->units[u];
     const int library = z->config.settings.reduction == ZERO_REDUCE_LIBRARY;
     zero_nvtx_push("reduce", u);
     zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
@@ -284,13 +327,8 @@ static int reduce(zero *z, size_t u) {
     const int e = (library ? accumulate_by_library : accumulate_in_order)(z, u);
     zero_time_end(z, "reduce", z->reduce_stream);
     zero_nvtx_pop();
-    if (e) return e;
-    unit->micro_batches++;
-    if (unit->micro_batches > z->max_micro_batches) z->max_micro_batches = unit->micro_batches;
-    unit->state = UNIT_FREE;
-    unit->buffer->busy = 0;
-    if (z->config.settings.stage >= 2) unit->buffer = NULL;
-    return ZERO_OK;
+    if (!e) end_micro_batch(z, &z->units[u]);
+    return e;
 }
 
 static int reduce_oldest(zero *z) {
@@ -312,7 +350,7 @@ static struct grad_buffer *free_buffer(zero *z, size_t u) {
     return best;
 }
 
-// Stages 2, 3: gives the unit a buffer of the pool. If units that are being reduced hold them all, waits for the
+// Gives the unit a buffer of the pool. If units that are being reduced hold them all, waits for the
 // oldest.
 static int take_buffer(zero *z, size_t u) {
     int e = ZERO_OK;
@@ -341,6 +379,11 @@ static int check_micro_batch(zero *z, size_t u, size_t micro_batch) {
     if (micro_batch > next)
         return zero_fail(z, ZERO_ERR_ARG, "the gradients of unit %zu are acquired for micro-batch %zu before %zu", u,
                          micro_batch, next);
+    if (rank_order(z) && micro_batch >= z->config.micro_batches)
+        return zero_fail(
+            z, ZERO_ERR_ARG,
+            "the gradients of unit %zu are acquired for micro-batch %zu, but a step has %zu (micro_batches)", u,
+            micro_batch, z->config.micro_batches);
     return ZERO_OK;
 }
 
@@ -357,7 +400,7 @@ static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
                          ZERO_GRAD_POOL_DEPTH);
     int e = ZERO_OK;
     while (!e && unit->state == UNIT_REDUCING) e = reduce_oldest(z);  // of its last micro-batch
-    if (!e && z->config.settings.stage >= 2) e = take_buffer(z, u);
+    if (!e && pooled_grads(z)) e = take_buffer(z, u);
     if (e) return e;
     struct grad_buffer *b = unit->buffer;
     zero_comm_phase(z->config.shard_comm, "acquire of a gradient buffer", u);
@@ -378,16 +421,36 @@ void *zero_acquire_grads(zero *z, size_t unit, size_t micro_batch) {
     return acquire_grads(z, unit, micro_batch) == ZERO_OK ? z->units[unit].buffer->ptr : NULL;
 }
 
+// Rank order: adds the unit's micro-batch to this rank's sums and gives its buffer back. *last: those are complete, and
+// no others are on their way if they share a buffer.
+static int add_to_own_sums(zero *z, size_t u, int *last) {
+    struct unit *unit = &z->units[u];
+    int e = ZERO_OK;
+    *last = unit->micro_batches + 1 == z->config.micro_batches;
+    while (*last && z->packed && z->pending_count && !e) e = reduce_oldest(z);
+    if (!e) e = zero_own_sums_add(z, u);
+    if (e) return e;
+    if (*last)
+        give_back_buffer(z, unit);
+    else
+        end_micro_batch(z, unit);
+    return ZERO_OK;
+}
+
 static int begin_reduction(zero *z, size_t u) {
     if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
-    struct grad_buffer *b = z->units[u].buffer;
+    int last = 1;
+    int e = rank_order(z) ? add_to_own_sums(z, u, &last) : ZERO_OK;
+    if (e || !last) return e;
+    void *buffer = !rank_order(z) ? z->units[u].buffer->ptr : z->packed ? z->packed : zero_own_sum(z, u, 0);
+    const size_t chunk_bytes = shard_numel(z, u) * z->own.count * zero_dtype_bytes(z->own.dtype);
     zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
     zero_time_begin(z, "all-to-all", z->reduce_stream);
-    const int e = zero_comm_check(z,
-                                  zero_comm_all_to_all_begin(z->config.shard_comm, b->ptr, shard_numel(z, u) * z->elem,
-                                                             z->config.stream, &b->ticket));
+    e = zero_comm_check(
+        z, zero_comm_all_to_all_begin(z->config.shard_comm, buffer, chunk_bytes, z->config.stream, ticket_of(z, u)));
     zero_time_end(z, "all-to-all", z->reduce_stream);
     if (e) return e;
+    if (z->packed) z->packed_ticket = z->units[u].sent;
     if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // only queued: the host does not wait
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
@@ -467,8 +530,7 @@ int zero_grads_abandon(zero *z) {
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (z->units[u].state == UNIT_FREE) continue;
         z->units[u].state = UNIT_FREE;
-        z->units[u].buffer->busy = 0;
-        if (z->config.settings.stage >= 2) z->units[u].buffer = NULL;
+        give_back_buffer(z, &z->units[u]);
     }
     return e ? e : zero_follow(z, z->config.stream, z->reduce_stream);
 }
@@ -477,6 +539,7 @@ int zero_grads_reset(zero *z) {
     int e = ZERO_OK;
     for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS && !e; s++)
         e = zero_poison(z, z->partial_sums[s], sum_total(z) * sizeof(float));
+    if (!e) e = zero_own_sums_poison(z);
     for (size_t u = 0; u < z->layout.num_units; u++) z->units[u].micro_batches = 0;
     z->last_micro_batches = z->micro_batches;
     z->micro_batches = 0;

@@ -42,6 +42,7 @@ struct unit {
     struct grad_buffer *buffer;
     size_t micro_batches;                       // reduced since the last step
     size_t users;                               // acquires of its parameters that were not released
+    zero_ticket sent;                           // rank order: the last all-to-all of this rank's sums
     zero_ticket params_ticket;                  // the last all-gather that reads this rank's parameters
     int gathering;                              // it is not finished
     float *moments[ZERO_MAX_OPTIMIZER_STATES];  // the optimizer's states; NULL in a frozen unit
@@ -77,10 +78,15 @@ struct zero {
     double total_weight;                           // of them, over all ranks; 0: each weighs 1
     int has_norm;                                  // step.norm is theirs
     size_t max_micro_batches, last_micro_batches;  // of any step; of the last step
+    zero_group_sums own;                           // what this rank passes on at a time: a micro-batch, or its sums
     zero_group_sums group;                         // several shard groups: what each passes on
     void *group_sums;                              // symmetric in the replicate group: this group's, for one unit
     const void **group_pointers;                   // device: to all groups' sums of this rank's chunk
     zero_ticket group_ticket;                      // the last all-to-all of group_sums
+    float *own_sums;                               // own_sums.c: of this rank's micro-batches, all units
+    void *packed;                                  // the sums of a unit, if there are several
+    zero_ticket packed_ticket;                     // the last all-to-all of packed
+    const void **own_pointers;                     // device: tables
     float *gathered_sums;                          // stage 0: a unit's sums, of all ranks; several groups: a shard's
     zero_ticket gathered_sums_ticket;
     uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];  // received: when the step began; in the last
@@ -180,6 +186,21 @@ int zero_grads_reset(zero *z);            // no micro-batches; ends the step's c
 int zero_grads_abandon(zero *z);          // finishes what is pending; no unit holds a buffer
 void zero_wire_start(zero *z);            // counts the step's wire bytes from here on
 
+// ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK -----------------------------------------------
+
+int zero_own_sums_create(zero *z, int e);  // e: what has failed on this rank so far
+void zero_own_sums_destroy(zero *z);
+int zero_own_sums_reusable(zero *z);  // waits until no rank reads them
+int zero_own_sums_poison(zero *z);
+float *zero_own_sum(const zero *z, size_t u, size_t slot);
+
+// Adds the micro-batch in a unit's buffer. After the last one the sums are in z->packed, or, if there is only one, in
+// slot 0.
+int zero_own_sums_add(zero *z, size_t u);
+
+// *chunks, one from each rank, becomes a pointer to each sum in them, in the order of leaves.
+int zero_own_sums_sent(zero *z, size_t u, const void *const **chunks);
+
 // ---- parameters.c ---------------------------------------------------------------------------------------------------
 
 int zero_params_create(zero *z);
@@ -242,6 +263,9 @@ static inline size_t shard_total(const zero *z) { return z->layout.numel_padded 
 static inline double zero_total_weight(const zero *z) {
     return z->total_weight > 0 ? z->total_weight : (double)(z->micro_batches * (size_t)z->ranks * (size_t)z->replicas);
 }
+static inline int rank_order(const zero *z) { return z->config.settings.order == ZERO_ORDER_RANK; }
+// Whether units take their gradient buffers from a pool.
+static inline int pooled_grads(const zero *z) { return z->config.settings.stage >= 2 || rank_order(z); }
 static inline int unit_frozen(const zero *z, size_t u) { return z->layout.unit_frozen[u]; }
 static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
 

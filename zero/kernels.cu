@@ -39,6 +39,7 @@ template <class T, int LO, int N> DEV fvec tree(const void *const *chunks, size_
 // counter carries. The stack is in shared memory: for a local array a GPU would reserve device memory for every thread
 // that it can run.
 enum { SUM_LEVELS = 14, SUM_MAX_CHUNKS = 8 * ((1 << SUM_LEVELS) - 1) };
+static_assert((int)SUM_MAX_CHUNKS == (int)ZERO_MAX_CHUNKS, "the stack has room for them");
 constexpr int SUM_ANY_THREADS = block_threads(64);
 
 template <class T> DEV fvec tree_any(const void *const *chunks, int n, size_t i) {

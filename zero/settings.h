@@ -13,6 +13,7 @@ typedef struct zero_settings {
     enum zero_master master;  // bf16 parameters: what is kept beside them
     enum zero_optimizer_kind optimizer;
     enum zero_reduction reduction;  // how gradients are summed over ranks
+    enum zero_order order;          // which micro-batches a rank takes
     int prefetch;                   // stage 3: number of units to all-gather ahead of use: 0, 1 or 2
     size_t shard_group;             // ranks of a shard group (MiCS, HSDP); 0: all ranks form one
     double ema_decay;               // not 0: an exponential moving average of the weights is kept (zero_use_ema):

@@ -295,7 +295,7 @@ static zero_cost cost_of(const zero *z) {
         .shard_transport = zero_comm_get_shape(c->shard_comm),
         .replicas = (size_t)z->replicas,
         .replicate_transport = z->replicas > 1 ? zero_comm_get_shape(c->replicate_comm) : (zero_comm_shape){ 0 },
-        .max_micro_batches = z->max_micro_batches,
+        .max_micro_batches = rank_order(z) ? c->micro_batches : z->max_micro_batches,
         .micro_batches = z->last_micro_batches,
     };
 }

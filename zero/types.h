@@ -23,6 +23,13 @@ enum zero_reduction {
     ZERO_REDUCE_LIBRARY     // the transport library's own reduce-scatter, for speed comparisons: not reproducible
 };
 
+// Which of the M = N G micro-batches of a step rank r of N takes in micro-step g. The bits are the same.
+enum zero_order {
+    ZERO_ORDER_STEP = 0,  // g N + r: each micro-batch is reduced when it is done
+    ZERO_ORDER_RANK       // r G + g: a rank adds its own first, and there is one reduction a step. Stages 0 and 1
+                          // (own_sums.c)
+};
+
 // What is kept beside bf16 parameters (master_weights.h). fp32 parameters are their own master weights, with
 // ZERO_MASTER_FP32.
 enum zero_master {

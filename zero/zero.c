@@ -6,6 +6,7 @@
 //                        stage 0         1        2                     3
 //     parameters         all             all      all                   shard, in a window; pool of unit buffers
 //     gradients          all             all      pool of unit buffers  pool of unit buffers
+//     own sums           all             all      -                     -       with ZERO_ORDER_RANK: gradients are in a pool
 //     partial sums       shard           shard    shard                 shard
 //     optimizer state    all             shard    shard                 shard
 //     average of weights all             shard    shard                 shard
@@ -113,6 +114,31 @@ int zero_poison(zero *z, void *p, size_t bytes) {
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
+static int check_order(zero *z) {
+    const zero_settings *s = &z->config.settings;
+    if (s->order != ZERO_ORDER_RANK)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.order is %d: use ZERO_ORDER_STEP or ZERO_ORDER_RANK",
+                         (int)s->order);
+    if (s->stage >= 2)
+        return zero_fail(
+            z, ZERO_ERR_ARG,
+            "settings.order ZERO_ORDER_RANK: each rank keeps sums of all gradients, which stage %d shards: "
+            "use settings.stage 0 or 1, or ZERO_ORDER_STEP",
+            s->stage);
+    if (s->reduction != ZERO_REDUCE_EXACT)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "settings.order ZERO_ORDER_RANK works with settings.reduction ZERO_REDUCE_EXACT only");
+    if (!z->config.micro_batches)
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "settings.order ZERO_ORDER_RANK needs micro_batches, those of each rank in a step");
+    if (z->own.count > ZERO_MAX_CHUNKS / ((size_t)z->ranks * (size_t)z->replicas))
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "micro_batches is %zu: with settings.order ZERO_ORDER_RANK each rank would pass on %zu sums, "
+                         "which is too many: use a power of two",
+                         z->config.micro_batches, z->own.count);
+    return ZERO_OK;
+}
+
 static int check_config(zero *z) {
     const zero_settings *s = &z->config.settings;
     if (s->stage < 0 || s->stage > 3)
@@ -134,6 +160,7 @@ static int check_config(zero *z) {
     if (s->reduction != ZERO_REDUCE_EXACT && s->reduction != ZERO_REDUCE_LIBRARY)
         return zero_fail(z, ZERO_ERR_ARG, "settings.reduction is %d: use ZERO_REDUCE_EXACT or ZERO_REDUCE_LIBRARY",
                          (int)s->reduction);
+    if (s->order != ZERO_ORDER_STEP && check_order(z)) return z->failed;
     if (!(s->ema_decay >= 0 && s->ema_decay < 1))
         return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is %g: use a number from 0, and below 1", s->ema_decay);
     if (s->master < ZERO_MASTER_FP32 || s->master > ZERO_MASTER_NONE)
@@ -231,6 +258,7 @@ int zero_create(zero **out, const zero_config *config) {
     z->ranks = zero_comm_size(config->shard_comm);
     z->replicas = config->replicate_comm ? zero_comm_size(config->replicate_comm) : 1;
     z->elem = zero_dtype_bytes(config->settings.dtype);
+    z->own = zero_cost_own_sums(&config->settings, config->micro_batches);
     zero_comm_phase(config->shard_comm, "creation of the engine", 0);
     zero_comm_set_delay_seed(config->shard_comm, config->settings.delay_seed);
     if (config->replicate_comm) zero_comm_set_delay_seed(config->replicate_comm, config->settings.delay_seed);

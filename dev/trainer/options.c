@@ -120,6 +120,8 @@ static const Flag FLAGS[] = {
       .help = "stage 3: units of parameters to all-gather ahead of use" },
     { "shard-group", "shard-group", KEEPS, INTEGER, AT(settings.shard_group), "RANKS", "0", 0, 1 << 20,
       .help = "ranks that shard among them; other groups hold the same; 0: all ranks are one group" },
+    { "micro-batch-order", "micro-batch-order", KEEPS, CHOICE, AT(settings.order), "step|rank", "step", 0, 0,
+      .help = "-z 0, 1: rank: a rank takes G micro-batches in a row and sends their fp32 sum once, not each of them" },
     { "r", "recompute", KEEPS, INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
     { "head-rows", "head-rows", DECIDES, INTEGER, AT(head_rows), "ROWS", "0", 0, 1 << 30,

@@ -92,6 +92,18 @@ static int check_generate(Options *o, char *err, size_t err_bytes) {
     return 0;
 }
 
+// A plan has all stages, and shows the others step by step.
+static int check_order(const Options *o, char *err, size_t err_bytes) {
+    if (o->settings.order != ZERO_ORDER_RANK) return 0;
+    if (o->settings.reduction != ZERO_REDUCE_EXACT)
+        return FAIL("--micro-batch-order rank: does not work with --reduce library: leave one of them out");
+    if (o->settings.stage >= 2 && o->plan == OPTION_PLAN_OFF && !o->print_config)
+        return FAIL("--micro-batch-order rank: each rank keeps sums of all gradients, which stage %d shards: use -z 1, "
+                    "or --micro-batch-order step",
+                    o->settings.stage);
+    return 0;
+}
+
 int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (build->cpu && options_given(o, "f") && o->tf32) {
         return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
@@ -119,6 +131,9 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     }
     if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
         return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
+    }
+    if (check_order(o, err, err_bytes) != 0) {
+        return -1;
     }
     if (o->tp > 1 || o->pp > 1) {
         return FAIL("--%s %lld: this trainer splits neither tensors nor layers over ranks: leave the flag out",

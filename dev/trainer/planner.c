@@ -85,6 +85,7 @@ zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) 
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
     zero_settings settings = in->settings;
     settings.stage = stage;
+    if (stage >= 2 || !zero_cost_rank_order_pays(settings.dtype, ranks, micro_steps)) settings.order = ZERO_ORDER_STEP;
     return (zero_cost){
         .settings = settings,
         .order = in->order,
@@ -225,7 +226,9 @@ static size_t states_of(const PlanInput *in) { return zero_optimizer_get(in->set
 static int make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t group, PlanStage *s) {
     const zero_layout *l = &layouts->shards;
     const zero_cost plan = plan_cost(in, stage, in->ranks, group);
+    const size_t elem = zero_dtype_bytes(in->settings.dtype);
     s->shard_group = group;
+    s->order = plan.settings.order;
     s->one_level = is_one_level(in, group);
     s->memory_rows = memory_rows(in, &plan, l, s->memory, &s->memory_total);
     s->snapshot = plan_snapshot(l, in->snapshot_per_parameter);
@@ -242,11 +245,14 @@ static int make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t g
             s->states += s->memory[i].expected;
         }
         if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {
-            s->sums = s->memory[i].expected;
+            s->sums += s->memory[i].expected;
+        }
+        if (s->memory[i].kind == ZERO_MEM_GRADS && s->order == ZERO_ORDER_RANK) {
+            s->sums += s->memory[i].expected - l->trained_offset[l->num_units] * elem;  // the paper has gradients
         }
     }
     if (stage >= 2) {  // of the sums, the paper has a gradient shard, in the parameters' precision
-        s->sums -= l->trained_offset[l->num_units] / l->ranks * zero_dtype_bytes(in->settings.dtype);
+        s->sums -= l->trained_offset[l->num_units] / l->ranks * elem;
     }
     const size_t full_master = zero_master_bytes(in->settings.dtype, ZERO_MASTER_FP32);
     s->smaller_master = l->numel_padded / (stage >= 1 ? l->ranks : 1) *

@@ -49,6 +49,7 @@ typedef struct {
     int fits;            // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
     size_t shard_group;  // ranks of one
     int one_level;       // see plan_one_level
+    enum zero_order order;
     // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;
     StepTimes times;

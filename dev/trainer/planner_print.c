@@ -213,6 +213,10 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
         ACROSS(stage) {
             if (p->stage[stage].one_level) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
         }
+    for
+        ACROSS(stage) {
+            if (p->stage[stage].order == ZERO_ORDER_RANK) fprintf(out, " (stage %d: micro-batch order rank)", stage);
+        }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
@@ -310,6 +314,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             const PlanStage *s = &p->stage[stage];
             fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
                     s->fits ? "true" : "false");
+            fprintf(out, ", \"micro_batch_order\": \"%s\"", s->order == ZERO_ORDER_RANK ? "rank" : "step");
             json_ranks(out, "shard_group", s->shard_group);
             json_ranks(out, "smallest_ranks", s->smallest);
             json_ranks(out, "smallest_power_of_two", s->smallest_power);

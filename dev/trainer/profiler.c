@@ -63,23 +63,41 @@ size_t profile_update_bytes(const zero_settings *s) {
     return s->master == ZERO_MASTER_SPLIT ? all + 2 * (2 + 2) : all + 2 * 4 + 2;
 }
 
-// The ordered sums of a step (zero/gradients.c). Each micro-step reads the N chunks of a shard, reads the partial sums
+// Partial sums that are read and written when so many leaves are pushed, so many times.
+static double sums_moved(uint64_t pushed, size_t times) {
+    double sums = 0;
+    for (uint64_t i = 0; i < times; i++) {
+        const uint64_t before = i * pushed, after = before + pushed;
+        sums += zero_partial_sums_live(before) + zero_partial_sums_live(after) -
+                2 * zero_partial_sums_kept(before, after);
+    }
+    return sums;
+}
+
+// How often gradients are reduced in a step.
+static size_t reductions(const ProfileRun *r) { return r->settings.order == ZERO_ORDER_RANK ? 1 : r->G; }
+
+// The ordered sums of a step (zero/gradients.c). Each reduction reads the N chunks of a shard, reads the partial sums
 // that it changes, and writes those that are new. Several shard groups write and read their sums on the way.
 static double reduce_bytes(const ProfileRun *r) {
-    const double chunks = (double)r->numel * (double)zero_dtype_bytes(r->settings.dtype);  // of all N
+    const zero_group_sums own = zero_cost_own_sums(&r->settings, r->G);
+    const double times = (double)reductions(r), shard = (double)r->numel / (double)r->ranks;
+    const double chunks = (double)r->numel * (double)(own.count * zero_dtype_bytes(own.dtype));  // of all N
     const size_t R = r->replicas > 1 ? r->replicas : 1;
-    const zero_group_sums group = zero_cost_group_sums(r->ranks, r->settings.dtype);
-    const uint64_t pushed = R > 1 ? R * group.count : r->ranks;
-    const double shard = (double)r->numel / (double)r->ranks;
-    double bytes = (double)r->G * chunks;
-    if (R > 1) bytes += (double)r->G * 2 * shard * (double)(group.count * zero_dtype_bytes(group.dtype));
-    for (uint64_t g = 0; g < r->G; g++) {
-        const uint64_t before = g * pushed, after = before + pushed;
-        bytes += 4 * shard / (double)R *
-                 (zero_partial_sums_live(before) + zero_partial_sums_live(after) -
-                  2 * zero_partial_sums_kept(before, after));
-    }
-    return bytes;
+    const zero_group_sums group = zero_cost_group_sums(r->ranks * own.count, own.dtype);
+    const uint64_t pushed = R > 1 ? R * group.count : r->ranks * own.count;
+    double bytes = times * chunks;
+    if (R > 1) bytes += times * 2 * shard * (double)(group.count * zero_dtype_bytes(group.dtype));
+    return bytes + 4 * shard / (double)R * sums_moved(pushed, reductions(r));
+}
+
+// The sums of a rank's own micro-batches (zero/own_sums.c): each block of them is a counter of its own. Several sums
+// are copied before they are sent.
+static double accumulate_bytes(const ProfileRun *r) {
+    const zero_group_sums own = zero_cost_own_sums(&r->settings, r->G);
+    const double gradients = (double)(r->G * zero_dtype_bytes(r->settings.dtype));
+    const double copies = own.count > 1 ? 2 * (double)own.count : 0;
+    return (double)r->numel * (gradients + 4 * (double)own.count * sums_moved(1, own.leaves) + 4 * copies);
 }
 
 // The engine (zero/). The gradients of a micro-batch are zeroed, sent by all-to-all, and added in fp32. Then follow the
@@ -92,9 +110,10 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     const size_t units = L + 1;
     const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
     add(rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
-    w = add(rows, library ? "reduce" : "all-to-all", G * units, 0);
+    if (r->settings.order == ZERO_ORDER_RANK) add(rows, "accumulate", G * units, 0)->bytes = accumulate_bytes(r);
+    w = add(rows, library ? "reduce" : "all-to-all", reductions(r) * units, 0);
     w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
-    if (!library) add(rows, "reduce", G * units, 0)->bytes = reduce_bytes(r);
+    if (!library) add(rows, "reduce", reductions(r) * units, 0)->bytes = reduce_bytes(r);
     add(rows, "norm", 1, 4 * shard / R);
     if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);

@@ -31,7 +31,7 @@ enum { PROFILE_NAME_BYTES = 48, PROFILE_MAX_KINDS = 96 };
 // The run, as one rank sees it.
 typedef struct ProfileRun {
     GPT2Config config;
-    zero_settings settings;            // stage, dtype, master, reduction
+    zero_settings settings;            // stage, dtype, master, reduction, order
     size_t B, T, G;                    // micro-batch, micro-steps of a step
     int recompute, gelu_fusion, tf32;  // -r, -ge, -f
     int one_backward;                  // attention's backward is one operation (cuDNN), not two kernels

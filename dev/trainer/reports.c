@@ -95,10 +95,11 @@ static void print_machine(const Run *r) {
     print_row(r, "ranks", "%d (%d on this host)", r->ranks, r->local_ranks);
     print_row(r, "ZeRO stage", "%s", STAGES[s->stage]);
     if (r->mesh.groups > 1) {
-        const zero_group_sums group = zero_cost_group_sums((size_t)r->mesh.shard, s->dtype);
+        const zero_group_sums own = zero_cost_own_sums(s, r->G),
+                              group = zero_cost_group_sums((size_t)r->mesh.shard * own.count, own.dtype);
         print_row(r, "", "%d shard groups of %d rank%s", r->mesh.groups, r->mesh.shard, r->mesh.shard > 1 ? "s" : "");
         print_row(r, "", "each passes on %zu sum%s of %zu micro-batch%s", group.count, group.count > 1 ? "s" : "",
-                  group.leaves, group.leaves > 1 ? "es" : "");
+                  group.leaves * own.leaves, group.leaves * own.leaves > 1 ? "es" : "");
     }
     if (r->groups_asked_for) print_row(r, "", "one shard group: groups of %zu cost more wire", r->groups_asked_for);
     print_cores(r);
@@ -164,6 +165,18 @@ static void print_sample_header(const Run *r) {
     print0(r, RULE);
 }
 
+static void print_order(const Run *r) {
+    const zero_settings *s = &r->options.settings;
+    const zero_group_sums own = zero_cost_own_sums(s, r->G);
+    if (s->order == ZERO_ORDER_STEP) {
+        print_row(r, "micro-batch order", "step: rank r takes g N + r, each is sent%s", r->order_declined ? ";" : "");
+        if (r->order_declined) print_row(r, "", "rank by rank would send no fewer bytes");
+        return;
+    }
+    print_row(r, "micro-batch order", "rank: rank r takes r G + g, and sends in a step");
+    print_row(r, "", "%zu fp32 sum%s of %zu of them", own.count, own.count > 1 ? "s" : "", own.leaves);
+}
+
 void print_header(const Run *r) {
     static const char *const SCHEDULES[] = { "cosine",   "linear",        "constant",      "wsd",
                                              "WarmupLR", "WarmupDecayLR", "WarmupCosineLR" };
@@ -188,6 +201,7 @@ void print_header(const Run *r) {
     print0(r, RULE);
     print_row(r, "micro-batch B x T", "%zu x %zu", r->B, r->T);
     print_row(r, "micro-steps G", "%zu", r->G);
+    print_order(r);
     print_row(r, "tokens per step", "%zu", r->B * r->T * r->M);
     print_row(r, "steps", "%zu", r->steps);
     print_row(r, "learning rate", "%.2e, %s, warmup %zu%s, final %.2e", s->lr, SCHEDULES[s->kind], s->warmup,

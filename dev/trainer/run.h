@@ -79,6 +79,7 @@ typedef struct Run {
     zero_mesh mesh;
     zero_accounting memory;
     size_t groups_asked_for;  // --shard-group that costs more wire than one group of all ranks, which is taken; else 0
+    int order_declined;       // --micro-batch-order rank would receive no fewer bytes: it is step by step
     char transport_note[64];  // why it is not NCCL
     zero_comm *comm;          // all ranks
     zero_comm *shard_comm;    // the ranks of this shard group; without groups the same as comm

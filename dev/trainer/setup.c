@@ -420,6 +420,12 @@ static void choose_groups(Run *r) {
     free_description(&in);
 }
 
+void choose_order(Run *r) {
+    zero_settings *s = &r->options.settings;
+    r->order_declined = s->order == ZERO_ORDER_RANK && !zero_cost_rank_order_pays(s->dtype, (size_t)r->ranks, r->G);
+    if (r->order_declined) s->order = ZERO_ORDER_STEP;
+}
+
 void create_transport(Run *r) {
     const Options *o = &r->options;
     char err[ERR_BYTES] = "";

@@ -20,7 +20,9 @@ typedef struct {
 
 typedef struct {
     const StepInput *in;
-    size_t chunk_elem;  // bytes of an element in the reduce-scatter
+    size_t chunk_elem;    // bytes of an element in the reduce-scatter
+    zero_group_sums own;  // what a rank passes on
+    int sends;            // in this micro-step
     Group shard, replicas, all;
     double queue[QUEUES];    // when it has finished what is queued
     zero_param_cache cache;  // stage 3
@@ -104,31 +106,45 @@ static double acquire(Schedule *s, size_t u) {
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
 
-static int pooled(const Schedule *s, size_t u) { return s->in->cost->settings.stage >= 2 && s->pool.shares[u]; }
+static int rank_order(const Schedule *s) { return s->in->cost->settings.order == ZERO_ORDER_RANK; }
+
+static int pooled(const Schedule *s, size_t u) {
+    return (s->in->cost->settings.stage >= 2 || rank_order(s)) && s->pool.shares[u];
+}
 
 // When a gradient buffer for the unit is free.
 static double buffer_free(const Schedule *s, size_t u) {
     return pooled(s, u) ? s->shared_free[s->shared_next % ZERO_GRAD_POOL_DEPTH] : s->reduced[u];
 }
 
+static void end_of_gradients(Schedule *s, size_t u, double end) {
+    s->reduced[u] = end;
+    if (pooled(s, u)) s->shared_free[s->shared_next++ % ZERO_GRAD_POOL_DEPTH] = end;
+}
+
 static void reduce(Schedule *s, size_t u) {
     const zero_layout *l = s->in->layout;
     const zero_cost *cost = s->in->cost;
     const int library = cost->settings.reduction == ZERO_REDUCE_LIBRARY;
-    const double unit = (double)(zero_layout_unit_numel(l, u) * zero_dtype_bytes(cost->settings.dtype));
+    const size_t numel = zero_layout_unit_numel(l, u), b = zero_dtype_bytes(cost->settings.dtype);
+    const double unit = (double)(numel * (rank_order(s) ? s->chunk_elem : b));
     double end = s->queue[COMPUTING];
+    if (rank_order(s)) {  // added to a sum, which is read and written
+        end = compute(s, 0, (double)(numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
+        end_of_gradients(s, u, end);
+        if (!s->sends) return;
+    }
     if (s->all.ranks > 1) {
         transfer(s, end, s->shard, (double)(zero_layout_shard_numel(l, u) * s->chunk_elem),
                  library && s->in->cluster.streams, 1);
         end = run(s, TRANSPORT, 0, unit / s->in->cluster.memory);
     }
     if (s->replicas.ranks > 1) {
-        const zero_group_sums sums = zero_cost_group_sums(l->ranks, cost->settings.dtype);
+        const zero_group_sums sums = zero_cost_group_sums(l->ranks * s->own.count, s->own.dtype);
         const size_t part = zero_layout_replica_chunk(l, u, s->replicas.ranks);
         end = transfer(s, end, s->replicas, (double)(part * sums.count * zero_dtype_bytes(sums.dtype)), 0, 1);
     }
-    s->reduced[u] = end;
-    if (pooled(s, u)) s->shared_free[s->shared_next++ % ZERO_GRAD_POOL_DEPTH] = end;
+    if (!rank_order(s)) end_of_gradients(s, u, end);
 }
 
 // ---- the step -------------------------------------------------------------------------------------------------------
@@ -187,7 +203,7 @@ static void update(Schedule *s) {
 static int simulate(const StepInput *in, size_t micro_steps, StepTimes *out) {
     const zero_layout *l = in->layout;
     const zero_cost *cost = in->cost;
-    Schedule s = { .in = in };
+    Schedule s = { .in = in, .own = zero_cost_own_sums(&cost->settings, cost->micro_batches) };
     s.here = calloc(l->num_units, sizeof *s.here);
     s.reduced = calloc(l->num_units, sizeof *s.reduced);
     s.last_use = calloc(l->num_units, sizeof *s.last_use);
@@ -196,12 +212,15 @@ static int simulate(const StepInput *in, size_t micro_steps, StepTimes *out) {
             zero_pool_create(&s.pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH);
     s.chunk_elem = cost->settings.reduction == ZERO_REDUCE_LIBRARY
                        ? zero_comm_summed_bytes(&cost->shard_transport, cost->settings.dtype)
-                       : zero_dtype_bytes(cost->settings.dtype);
+                       : s.own.count * zero_dtype_bytes(s.own.dtype);
     find_groups(&s);
     for (size_t i = 0; i < cost->order_length && !e; i++) s.last_use[cost->order[i]] = i;
     for (int k = 0; k < 2 && !e; k++) {
         s.times = (StepTimes){ .step = -s.queue[COMPUTING] };
-        for (size_t g = 0; g < micro_steps; g++) micro_step(&s);
+        for (size_t g = 0; g < micro_steps; g++) {
+            s.sends = g + 1 == micro_steps;
+            micro_step(&s);
+        }
         update(&s);
         s.times.step += s.queue[COMPUTING];
     }

@@ -28,24 +28,6 @@ int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Co
     return PMPI_Irecv(buf, count, type, from, tag, comm, request);
 }
 
-static size_t other_transport;  // accounted bytes of a transport that is not the engine's
-
-static void reports_agree(const zero *z, const char *when) {
-    zero_row rows[16];
-    size_t n = zero_report_memory(z, rows, 16);
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].kind == ZERO_MEM_TRANSPORT) rows[i].expected += other_transport;
-    for (size_t i = 0; i < n; i++)
-        CHECK(rows[i].expected == rows[i].measured, "%s, memory of %s: %llu bytes by formula (%s), %llu measured", when,
-              rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
-              (unsigned long long)rows[i].measured);
-    n = zero_report_wire(z, rows, 16);
-    for (size_t i = 0; i < n; i++)
-        CHECK(rows[i].expected == rows[i].measured, "%s, wire bytes of %s: %llu by formula (%s), %llu measured", when,
-              rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
-              (unsigned long long)rows[i].measured);
-}
-
 static void padding_is_zero(zero *z) {
     const zero_layout *l = zero_get_layout(z);
     const size_t b = element(), master = z->master ? master_bytes(z) : 0;
@@ -486,6 +468,17 @@ static void impossible_configurations_are_refused(zero_comm *c) {
         c,
         (zero_config){ .settings.dtype = ZERO_BF16, .settings.master = 3, .tensors = tensors, .num_tensors = TENSORS },
         "settings.master is 3");
+    zero_config by_rank = { .settings.order = ZERO_ORDER_RANK, .tensors = tensors, .num_tensors = TENSORS };
+    refuses(c, by_rank, "needs micro_batches");
+    by_rank.micro_batches = ((size_t)1 << 17) + 1;
+    refuses(c, by_rank, "use a power of two");
+    by_rank.micro_batches = 2;
+    by_rank.settings.stage = 2;
+    refuses(c, by_rank, "use settings.stage 0 or 1");
+    by_rank.settings = (zero_settings){ .order = ZERO_ORDER_RANK, .reduction = ZERO_REDUCE_LIBRARY };
+    refuses(c, by_rank, "ZERO_REDUCE_EXACT only");
+    by_rank.settings = (zero_settings){ .order = 7 };
+    refuses(c, by_rank, "settings.order is 7");
     refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 2 }, "unit by unit");
     refuses(c, (zero_config){ .settings.stage = 1, .tensors = gap, .num_tensors = 0 }, "at least one tensor");
 }

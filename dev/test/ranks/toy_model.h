@@ -11,7 +11,8 @@
 
 static int data_rank, data_ranks;  // among the ranks that train one model together: all, or a mesh's data-parallel
                                    // ranks
-static int stripe;                 // which of the mesh's models this is; they have other gradients
+static enum zero_order micro_batch_order;  // which a rank takes
+static int stripe;                         // which of the mesh's models this is; they have other gradients
 
 // What a model is kept as. The two with the same master weights must have the same bits.
 enum kind { F32, BF16, BF16_SPLIT, BF16_NO_MASTER, KINDS };
@@ -74,16 +75,17 @@ static inline void start_engines(int *argc, char **argv) {
 }
 
 static inline zero_config config_of(zero_comm *c, int stage) {
-    static const size_t order[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
+    static const size_t units[] = { 0, 1, 2, 3, 4, 0, 4, 3, 2, 1, 0 };
     static const enum zero_master masters[KINDS] = { ZERO_MASTER_FP32, ZERO_MASTER_FP32, ZERO_MASTER_SPLIT,
                                                      ZERO_MASTER_NONE };
     return (zero_config){ .settings = { .stage = stage,
                                         .prefetch = 1,
                                         .dtype = kind == F32 ? ZERO_F32 : ZERO_BF16,
                                         .master = masters[kind],
+                                        .order = micro_batch_order,
                                         .seed = 42 },
-                          .order = order,
-                          .order_length = sizeof order / sizeof *order,
+                          .order = units,
+                          .order_length = sizeof units / sizeof *units,
                           .tensors = tensors,
                           .num_tensors = TENSORS,
                           .shard_comm = c,
@@ -153,7 +155,10 @@ static inline int micro_batch(zero *z, size_t j, size_t step, float poison) {
 static inline int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
     int e = zero_begin_step(z);
     for (size_t g = 0; g < micro_batches && !e; g++)
-        e = micro_batch(z, g * (size_t)data_ranks + (size_t)data_rank, step, 0);
+        e = micro_batch(z,
+                        micro_batch_order == ZERO_ORDER_RANK ? (size_t)data_rank * micro_batches + g
+                                                             : g * (size_t)data_ranks + (size_t)data_rank,
+                        step, 0);
     if (!e) e = zero_grad_norm(z, norm);
     return e ? e : zero_step(z, &adamw);
 }
@@ -168,6 +173,26 @@ static inline double norm_in_double(size_t step, size_t micro_batches) {
             squares += sum * sum;
         }
     return sqrt(squares) / (double)(micro_batches * (size_t)data_ranks);
+}
+
+// ---- reports --------------------------------------------------------------------------------------------------------
+
+static size_t other_transport;  // accounted bytes of a transport that is not the engine's
+
+static inline void reports_agree(const zero *z, const char *when) {
+    zero_row rows[16];
+    size_t n = zero_report_memory(z, rows, 16);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind == ZERO_MEM_TRANSPORT) rows[i].expected += other_transport;
+    for (size_t i = 0; i < n; i++)
+        CHECK(rows[i].expected == rows[i].measured, "%s, memory of %s: %llu bytes by formula (%s), %llu measured", when,
+              rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
+              (unsigned long long)rows[i].measured);
+    n = zero_report_wire(z, rows, 16);
+    for (size_t i = 0; i < n; i++)
+        CHECK(rows[i].expected == rows[i].measured, "%s, wire bytes of %s: %llu by formula (%s), %llu measured", when,
+              rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
+              (unsigned long long)rows[i].measured);
 }
 
 #endif
