@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The state after training depends on the number of micro-batches of a step, M, and on nothing of how they are shared
 # out: one hash for all of M = 24 on 1, 2, 3, 4, 6, 8, 12 ranks, M = 35 on 1, 5, 7, M = 9 on 1, 3, 9; stages 0 to 3;
-# FP32, and BF16 with -w 0, 1, 2 (1 and 2 have the same hash); shard groups of every size that divides the ranks; every
+# both orders of micro-batches; FP32, and BF16 with -w 0, 1, 2 (1 and 2 have the same hash); shard groups of every size that divides the ranks; every
 # transport (shared memory, messages, staged through the host, hosts of two ranks, NCCL). The emulated GPU, in several
-# orders of its streams: M = 12 on 1, 2, 3, 4, 6. About 2000 runs, an hour or two; test_list.sh has a selection.
+# orders of its streams: M = 12 on 1, 2, 3, 4, 6. About 3000 runs, two hours or three; test_list.sh has a selection.
 #
 #     for p in FP32 BF16; do make train_gpt2_zero DEVICE=cpu PRECISION=$p; done       and DEVICE=emulated
 #     dev/test/one_tree.sh [cpu|emulated]
@@ -35,11 +35,15 @@ train() {
 
 # stages KIND M RANKS PROGRAM ARGUMENTS...: each stage, in groups of every size
 stages() {
-    local stage group
-    train "$1" "$2" "$3" "$4" -z 0 "${@:5}"
-    for stage in 1 2 3; do
-        for ((group = 1; group <= $3; group++)); do
-            (($3 % group)) || train "$1" "$2" "$3" "$4" -z $stage --shard-group $group "${@:5}"
+    local stage group order
+    for order in step rank; do
+        train "$1" "$2" "$3" "$4" -z 0 --micro-batch-order $order "${@:5}"
+        for stage in 1 2 3; do
+            for ((group = 1; group <= $3; group++)); do
+                if (($3 % group == 0)) && [ "$order$stage" != rank2 ] && [ "$order$stage" != rank3 ]; then
+                    train "$1" "$2" "$3" "$4" -z $stage --shard-group $group --micro-batch-order $order "${@:5}"
+                fi
+            done
         done
     done
 }

@@ -56,6 +56,7 @@ for seed in 0 1 2 3; do     # 0: only what the host waits for is run; else a ran
         run $((2 + seed % 3)) 120 "waits of NCCL, streams in order $seed" $fp32/test_nccl
 done
 run 3 300 "engine, 3 ranks" $fp32/test_engine                             # 1, 2, 4 and 8 ranks: test_list_long.sh
+run 3 60 "engine, order of micro-batches, 3 ranks" $fp32/test_engine_order --case "memory"     # others: there, too
 run 2 240 "engine's contract, 2 ranks" $fp32/test_engine_contract         # 1, 3 and 4 ranks: test_list_long.sh
 for ranks in 1 2 3 4; do
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step
@@ -140,12 +141,15 @@ same 60 "trainer fp32, M = 24: the same state on 1 to 12 ranks" "state hash: .*"
     "1 -z 0 -r 1 $(steps_of 24)" "2 -z 3 -r 2 --transport nccl $(steps_of 24)" \
     "3 -z 1 -r 0 --inject-delays 1 --shard-group 1 $(steps_of 24)" "6 -z 0 -r 2 $(steps_of 24)" \
     "6 -z 2 -r 1 --inject-delays 4 --shard-group 2 $(steps_of 24)" \
-    "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 --shard-group 6 $(steps_of 24)"
+    "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 --shard-group 6 $(steps_of 24)" \
+    "2 -z 1 --micro-batch-order rank --inject-delays 2 $(steps_of 24)" \
+    "4 -z 0 --micro-batch-order rank --transport nccl $(steps_of 24)"
 same 60 "trainer bf16, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 1 -z 0 -r 0 $(steps_of 24)" "3 -w 2 -z 2 -r 2 --transport nccl $(steps_of 24)" \
     "4 -w 2 -z 3 -r 0 --inject-delays 2 $(steps_of 24)" \
     "6 -w 1 -z 3 -r 1 --prefetch 2 --transport nccl --shard-group 3 $(steps_of 24)" \
-    "12 -w 2 -z 1 -r 2 --shard-group 3 $(steps_of 24)"
+    "12 -w 2 -z 1 -r 2 --shard-group 3 $(steps_of 24)" \
+    "6 -w 2 -z 1 --micro-batch-order rank --shard-group 3 $(steps_of 24)"
 same 60 "trainer fp32, M = 35: the same state on 1, 5 and 7 ranks" "state hash: .*" $fp32/train_gpt2_zero \
     "1 -z 2 $(steps_of 35)" "5 -z 1 $(steps_of 35)" "7 -z 3 --transport nccl $(steps_of 35)"
 same 60 "trainer bf16, M = 9: the same state on 1, 3 and 9 ranks" "state hash: .*" $bf16/train_gpt2_zero \

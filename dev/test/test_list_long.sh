@@ -2,7 +2,7 @@
 
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_failure,test_engine_contract} \
-        $fp32/{test_comm_failures,test_stops} \
+        $fp32/{test_comm_failures,test_stops,test_engine_order} \
         $fp32/{train_gpt2_zero,faulty_trainer,tokenize_text} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     if python3 -c 'import torch, transformers' 2> /dev/null; then
@@ -56,6 +56,22 @@ if [ -z "$suffix" ]; then
     run 2 900 "moving average of the weights, emulated GPU" $asan/test_engine_ema --case "put back: shared"
     for ranks in 1 2 4 8; do
         run $ranks 900 "engine, $ranks ranks" $fp32/test_engine
+    done
+    for ranks in 1 2 4 6; do
+        run $ranks 300 "engine, order of micro-batches, $ranks ranks" $fp32/test_engine_order
+    done
+    # Which micro-batches a rank takes: pairs of number, stage, groups, transport, delays and master weights.
+    steps_of() { echo "-e custom:l1,h2,c32,v256,t16 -i $text -b 1 -t 16 -d $((16 * $1)) -x 3 -v 0 -s 0 --hash 1"; }
+    rank="--micro-batch-order rank $(steps_of 24)"
+    same 60 "trainer fp32, rank by rank: the state of one rank" "state hash: .*" $fp32/train_gpt2_zero \
+        "1 -z 0 $(steps_of 24)" "2 -z 0 $rank" "2 -z 1 --shard-group 1 --transport nccl $rank" \
+        "3 -z 0 --inject-delays 1 $rank" "3 -z 1 --shard-group 1 $rank" "4 -z 1 --shard-group 2 --inject-delays 2 $rank" \
+        "4 -z 1 --transport nccl $rank" "6 -z 0 --transport nccl $rank" "6 -z 1 --shard-group 2 --inject-delays 3 $rank" \
+        "12 -z 1 --shard-group 4 $rank" "12 -z 0 --inject-delays 4 $rank"
+    for w in 0 1 2; do
+        same 60 "trainer bf16, -w $w, rank by rank: the state of one rank" "state hash: .*" $bf16/train_gpt2_zero \
+            "1 -w $w -z 0 $(steps_of 24)" "2 -w $w -z $((w % 2)) $rank" "3 -w $w -z 1 --transport nccl $rank" \
+            "3 -w $w -z 0 --inject-delays $((w + 1)) $rank" "6 -w $w -z 1 --shard-group $((w + 1)) $rank"
     done
     # Ranks that meet as they do without MPI: NCCL's watchdog asks there who is left.
     for ranks in 2 3 4; do

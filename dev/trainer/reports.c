@@ -165,12 +165,13 @@ static void print_sample_header(const Run *r) {
     print0(r, RULE);
 }
 
+// Which micro-batches a rank takes, and what it passes on.
 static void print_order(const Run *r) {
     const zero_settings *s = &r->options.settings;
     const zero_group_sums own = zero_cost_own_sums(s, r->G);
     if (s->order == ZERO_ORDER_STEP) {
-        print_row(r, "micro-batch order", "step: rank r takes g N + r, each is sent%s", r->order_declined ? ";" : "");
-        if (r->order_declined) print_row(r, "", "rank by rank would send no fewer bytes");
+        print_row(r, "micro-batch order", "step: rank r takes g N + r, and sends each");
+        if (r->order_declined) print_row(r, "", "rank by rank, no fewer bytes would be sent");
         return;
     }
     print_row(r, "micro-batch order", "rank: rank r takes r G + g, and sends in a step");

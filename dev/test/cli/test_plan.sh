@@ -77,6 +77,7 @@ for trainer in "$@"; do
     for stage in 1 3; do
         check "$trainer, stage $stage, NCCL" plan_equals_run "$trainer" 3 $stage "--transport nccl"
     done
+    check "$trainer, rank by rank" plan_equals_run "$trainer" 3 1 "--micro-batch-order rank"
     check "$trainer, NCCL, two groups of ranks" \
         plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
     check "$trainer, NCCL, registered buffers" plan_equals_run "$trainer" 2 2 "--transport nccl --nccl-register 1"

@@ -229,6 +229,48 @@ static void test_groups_that_cost_more_wire_are_not_formed(void) {
     }
 }
 
+// Bytes of an element of Psi on 4 ranks, by hand: sums of own micro-batches, and what is received of gradients. Stages
+// 2 and 3 cannot, and a G for which it saves nothing does not.
+static void test_rank_by_rank_sends_sums_once(void) {
+    static const struct {
+        enum zero_dtype dtype;
+        size_t G, memory, wire;  // 0: step by step
+    } cases[] = {
+        { ZERO_F32, 2, 4, 4 },          // one sum of 2, by a counter of one: 4, where step by step sends 8
+        { ZERO_F32, 8, 3 * 4, 4 },      // one of 8: 4 of 32
+        { ZERO_F32, 6, 3 * 4, 3 * 4 },  // three of 2: 12 of 24
+        { ZERO_F32, 7, 0, 0 },          // seven of 1
+        { ZERO_BF16, 2, 0, 0 },         // 4 of 4
+        { ZERO_BF16, 6, 0, 0 },         // 12 of 12
+        { ZERO_BF16, 12, 4 * 4, 12 },   // three of 4: two are complete, and a counter of two; 12 of 24
+        { ZERO_BF16, 1, 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        PlanInput in = model(8, 64000, 4), by_step;  // no padding
+        const size_t psi = 8 * 64000, b = zero_dtype_bytes(cases[i].dtype);
+        Plan p, q;
+        in.settings.dtype = cases[i].dtype;
+        in.total_tokens = 4 * cases[i].G;
+        by_step = in;
+        in.settings.order = ZERO_ORDER_RANK;
+        CHECK(plan_make(&p, &in, err, sizeof err) == 0 && plan_make(&q, &by_step, err, sizeof err) == 0, "%s", err);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            const PlanStage *s = &p.stage[stage], *step = &q.stage[stage];
+            const int by_rank = stage < 2 && cases[i].wire > 0;
+            CHECK(s->order == (by_rank ? ZERO_ORDER_RANK : ZERO_ORDER_STEP), "case %zu, stage %d", i, stage);
+            if (!by_rank) {
+                CHECK_EQ(s->wire_total, step->wire_total);
+                CHECK_EQ(s->memory_total, step->memory_total);
+                continue;
+            }
+            CHECK_EQ(bytes_of(s, ZERO_MEM_GRADS), psi * cases[i].memory);
+            CHECK_EQ(step->wire_total - s->wire_total, psi / 4 * 3 * (cases[i].G * b - cases[i].wire));
+            CHECK_EQ(s->states, s->paper + s->sums + s->padding);
+            CHECK_EQ(s->padding, step->padding);
+        }
+    }
+}
+
 static void test_tokens_that_cannot_be_divided_are_refused(void) {
     PlanInput in = model(2, 1000, 3);
     Plan p;
@@ -343,6 +385,7 @@ int main(int argc, char **argv) {
     RUN(test_the_smallest_number_of_ranks_is_that);
     RUN(test_groups_shard_as_if_they_were_alone);
     RUN(test_groups_that_cost_more_wire_are_not_formed);
+    RUN(test_rank_by_rank_sends_sums_once);
     RUN(test_tokens_that_cannot_be_divided_are_refused);
     RUN(test_time_is_work_by_rate);
     RUN(test_the_recommended_plan_suits_the_cluster);

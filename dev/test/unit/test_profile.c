@@ -149,6 +149,31 @@ static void test_the_sum_moves_what_its_partial_sums_say(void) {
     }
 }
 
+// The same where a rank adds its own micro-batches first: the reduction is that of one micro-step, of fp32 sums.
+static void test_own_sums_move_what_they_read_and_write(void) {
+    ProfileRun run = gpt2();
+    const double numel = run.numel = 64 * 24 * 1000, b = 2;
+    const struct {
+        size_t N, G;
+        double own, chunks, sums;  // bytes of an element; as above
+    } by_hand[] = {
+        { 2, 4, 4 * b + 4 * (3 + 4), 2 * 4, 1 },          // one sum of 4: as above 3 + 4
+        { 2, 12, 12 * b + 4 * (3 * 7 + 6), 2 * 12, 2 },   // three of 4, copied; 6 = 110b
+        { 3, 8, 8 * b + 4 * (3 + 4 + 3 + 5), 3 * 4, 2 },  // one of 8: 5: 1; 6: 1 + 1; 7: 1; 8: 3 + 1; 3 = 11b
+    };
+    run.settings.order = ZERO_ORDER_RANK;
+    for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
+        run.ranks = by_hand[i].N;
+        run.G = by_hand[i].G;
+        const double shard = numel / (double)run.ranks, own = find(&run, "accumulate")->bytes,
+                     reduce = find(&run, "reduce")->bytes;
+        CHECK(fabs(own - numel * by_hand[i].own) < 1e-9 * own, "G = %zu: own sums move %.0f", run.G, own);
+        CHECK(fabs(reduce - shard * (by_hand[i].chunks + 4 * by_hand[i].sums)) < 1e-9 * reduce,
+              "G = %zu: the reduction moves %.0f", run.G, reduce);
+        CHECK(find(&run, "all-to-all")->calls == 13 && find(&run, "accumulate")->calls == 13.0 * (double)run.G);
+    }
+}
+
 static void test_flags_move_work_from_kernel_to_kernel(void) {
     ProfileRun run = gpt2();
     CHECK(find(&run, "gelu_forward")->calls == 24 && find(&run, "layernorm_forward")->calls == 50);
@@ -254,6 +279,7 @@ int main(int argc, char **argv) {
     RUN(test_the_step_is_about_what_mfu_counts);
     RUN(test_adamw_moves_28_30_28_24_bytes);
     RUN(test_the_sum_moves_what_its_partial_sums_say);
+    RUN(test_own_sums_move_what_they_read_and_write);
     RUN(test_flags_move_work_from_kernel_to_kernel);
     RUN(test_the_floor_is_the_slowest_of_three);
     RUN(test_the_clock_adds_up_by_name_and_step);
