@@ -186,7 +186,7 @@ int zero_grads_reset(zero *z);            // no micro-batches; ends the step's c
 int zero_grads_abandon(zero *z);          // finishes what is pending; no unit holds a buffer
 void zero_wire_start(zero *z);            // counts the step's wire bytes from here on
 
-// ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK -----------------------------------------------
+// ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK --------------------------------------------
 
 int zero_own_sums_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_own_sums_destroy(zero *z);

@@ -29,9 +29,9 @@ typedef struct zero_partial_sums {
 //     out[i] = older.sum[0][i] + (older.sum[1][i] + ( ... + tree))
 // where tree is the balanced sum of chunks[0 .. num_chunks)[i]:
 //     tree(lo, n) = tree(lo, p) + tree(lo + p, n - p), p the largest power of two below n
-// Accumulates in fp32; chunks are of type dtype, and chunks itself is a device array of at most ZERO_MAX_CHUNKS pointers. out
-// may be any of older's sums. num_chunks = 0: no tree, out = the sum of `older` from the newest to the oldest (at least
-// one).
+// Accumulates in fp32; chunks are of type dtype, and chunks itself is a device array of at most ZERO_MAX_CHUNKS
+// pointers. out may be any of older's sums. num_chunks = 0: no tree, out = the sum of `older` from the newest to the
+// oldest (at least one).
 cudaError_t zero_kernel_sum(float *out, const void *const *chunks, int num_chunks, enum zero_dtype dtype,
                             zero_partial_sums older, size_t n, cudaStream_t stream);
 

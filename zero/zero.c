@@ -6,7 +6,7 @@
 //                        stage 0         1        2                     3
 //     parameters         all             all      all                   shard, in a window; pool of unit buffers
 //     gradients          all             all      pool of unit buffers  pool of unit buffers
-//     own sums           all             all      -                     -       with ZERO_ORDER_RANK: gradients are in a pool
+//      ZERO_ORDER_RANK:  pool of unit buffers, and fp32 sums of all
 //     partial sums       shard           shard    shard                 shard
 //     optimizer state    all             shard    shard                 shard
 //     average of weights all             shard    shard                 shard

@@ -56,7 +56,8 @@ for seed in 0 1 2 3; do     # 0: only what the host waits for is run; else a ran
         run $((2 + seed % 3)) 120 "waits of NCCL, streams in order $seed" $fp32/test_nccl
 done
 run 3 300 "engine, 3 ranks" $fp32/test_engine                             # 1, 2, 4 and 8 ranks: test_list_long.sh
-run 3 60 "engine, order of micro-batches, 3 ranks" $fp32/test_engine_order --case "memory"     # others: there, too
+# 1, 2, 4 and 6 ranks, all transports: test_list_long.sh
+run 3 60 "engine, order of micro-batches, 3 ranks" $fp32/test_engine_order --case "shared memory"
 run 2 240 "engine's contract, 2 ranks" $fp32/test_engine_contract         # 1, 3 and 4 ranks: test_list_long.sh
 for ranks in 1 2 3 4; do
     run $ranks 120 "engine, steps, $ranks ranks" $fp32/test_engine_step

@@ -65,8 +65,9 @@ if [ -z "$suffix" ]; then
     rank="--micro-batch-order rank $(steps_of 24)"
     same 60 "trainer fp32, rank by rank: the state of one rank" "state hash: .*" $fp32/train_gpt2_zero \
         "1 -z 0 $(steps_of 24)" "2 -z 0 $rank" "2 -z 1 --shard-group 1 --transport nccl $rank" \
-        "3 -z 0 --inject-delays 1 $rank" "3 -z 1 --shard-group 1 $rank" "4 -z 1 --shard-group 2 --inject-delays 2 $rank" \
-        "4 -z 1 --transport nccl $rank" "6 -z 0 --transport nccl $rank" "6 -z 1 --shard-group 2 --inject-delays 3 $rank" \
+        "3 -z 0 --inject-delays 1 $rank" "3 -z 1 --shard-group 1 $rank" \
+        "4 -z 1 --shard-group 2 --inject-delays 2 $rank" "4 -z 1 --transport nccl $rank" \
+        "6 -z 0 --transport nccl $rank" "6 -z 1 --shard-group 2 --inject-delays 3 $rank" \
         "12 -z 1 --shard-group 4 $rank" "12 -z 0 --inject-delays 4 $rank"
     for w in 0 1 2; do
         same 60 "trainer bf16, -w $w, rank by rank: the state of one rank" "state hash: .*" $bf16/train_gpt2_zero \

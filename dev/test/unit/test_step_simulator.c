@@ -78,17 +78,19 @@ static void test_bytes_are_those_of_the_wire_table(void) {
         size_t ranks, group;
     } groups[] = { { 1, 1 }, { 2, 2 }, { 12, 12 }, { 12, 4 }, { 12, 6 }, { 9, 3 }, { 65536, 64 }, { 65536, 65536 } };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        for (size_t G = 1; G <= 9; G += 2) {
+        for (size_t G = 1; G <= 12; G = G < 4 ? G + 1 : G + 4) {
             for (int variant = 0; variant < 6; variant++) {
                 describe(5, 10007, groups[i].ranks, groups[i].group, 4, variant % 2, 1);
                 if (variant >= 4) zero_layout_set_frozen(&layout, 2, 1);
                 cost.settings.dtype = variant < 3 ? ZERO_F32 : ZERO_BF16;
                 cost.settings.prefetch = variant % 3;
-                cost.micro_batches = G;
-                for (int stage = 0; stage <= 3; stage++) {
+                cost.micro_batches = cost.max_micro_batches = G;
+                for (int way = 0; way < 6; way++) {
+                    const int stage = way % 4;
+                    cost.settings.order = way < 4 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK;
                     const double simulated = simulate(stage).received, expected = received();
-                    CHECK(simulated == expected, "%zu ranks, groups of %zu, G %zu, variant %d, stage %d: %.0f not %.0f",
-                          groups[i].ranks, groups[i].group, G, variant, stage, simulated, expected);
+                    CHECK(simulated == expected, "%zu ranks, groups of %zu, G %zu, variant %d, way %d: %.0f not %.0f",
+                          groups[i].ranks, groups[i].group, G, variant, way, simulated, expected);
                 }
             }
         }
