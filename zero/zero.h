@@ -25,8 +25,8 @@
 // Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
 // j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
 // and for M = N * G fixed on any number of ranks N, in shard groups of any size. With settings.order ZERO_ORDER_RANK
-// the caller gives rank r the micro-batches j = r * G + g instead, with the same bits. The mean over the M micro-batches
-// is taken once, in fp32, in the optimizer: a micro-batch's gradient is that of its own mean loss.
+// the caller gives rank r the micro-batches j = r * G + g instead, with the same bits. The mean over the M
+// micro-batches is taken once, in fp32, in the optimizer: a micro-batch's gradient is that of its own mean loss.
 //
 // Errors. Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. Failure is a
 // state: the first error stays, and every later call returns it and does nothing. After misuse (ZERO_ERR_ARG, the same
