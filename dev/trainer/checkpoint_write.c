@@ -3,8 +3,8 @@
 // what they do:
 //
 //     CREATE     rank 0      creates model and optimizer file under temporary names, in full length
-//     WRITE      all ranks   write what is in the snapshot, and add up the hashes of the chunks; after the last array
-//                            they flush the files to the disk
+//     WRITE      all ranks   write what is in the snapshot, while a second thread adds up the hashes of the chunks;
+//                            after the last array they flush the files to the disk
 //     PUBLISH    rank 0      renames both, writes the manifest the same way, then the empty DONE_STEP of llm.c; deletes
 //                            the checkpoints that -nk no longer keeps
 //
@@ -36,7 +36,7 @@
 
 enum phase { CREATE, WRITE, PUBLISH };
 
-enum { PIECE = 1 << 17 };  // elements that the thread converts at a time
+enum { PIECE = 1 << 17 };  // elements that are converted at a time
 
 typedef struct Segment {
     size_t array, tensor, begin, count;
@@ -156,17 +156,25 @@ void prepare_checkpoints(Run *r) {
 // Of a segment: the next one is a whole number of floats behind it.
 static size_t snapshot_bytes(size_t count, size_t size) { return (count * size + 3) / 4 * 4; }
 
-static int copy_values(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
-    struct CheckpointWriter *w = ctx;
-    char *to = (char *)w->r->snapshot + w->used;
-    const size_t size = array_bytes(&w->c, w->next);
+static void add_segment(struct CheckpointWriter *w, Segment segment) {
     if (w->num_segments == w->room) {
         w->room = 2 * w->room + 64;
         Segment *more = realloc(w->segments, w->room * sizeof *more);
         if (more == NULL) die("the host's memory is exhausted: no snapshot can be taken for a checkpoint");
         w->segments = more;
     }
-    w->segments[w->num_segments++] = (Segment){ w->next, tensor, begin, count };
+    w->segments[w->num_segments++] = segment;
+}
+
+static int copy_values(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    struct CheckpointWriter *w = ctx;
+    char *to = (char *)w->r->snapshot + w->used;
+    const size_t size = array_bytes(&w->c, w->next);
+    Segment *last = w->num_segments > 0 ? w->segments + w->num_segments - 1 : NULL;
+    if (last != NULL && last->array == w->next && last->tensor == tensor && last->begin + last->count == begin)
+        last->count += count;
+    else
+        add_segment(w, (Segment){ w->next, tensor, begin, count });
     for (size_t i = 0; i < count && size < sizeof *values; i++)  // bf16: the upper half
         memcpy(to + i * size, (const char *)(values + i) + size, size);
     if (size == sizeof *values) memcpy(to, values, count * size);
@@ -199,44 +207,56 @@ static void create_files(struct CheckpointWriter *w) {
         durable_close(fd, name, w->err, sizeof w->err);
 }
 
-static int write_values(struct CheckpointWriter *w, const Segment *s, const float *values) {
-    const size_t logical = w->c.tensors[s->tensor].logical + s->begin;
-    checkpoint_add_hash(&w->c, s->array, s->tensor, s->begin, s->count, values);
-    if (s->array > 0)
-        return durable_write(w->fd, w->temporary[CHECKPOINT_OPTIMIZER], values, s->count * sizeof *values,
-                             w->c.arrays[s->array].offset + logical * sizeof *values, w->err, sizeof w->err);
-    w->c.params_hash += zero_state_hash(ZERO_STATE_PARAMS, logical, s->count, values);
-    if (!w->c.has_master) w->c.optimizer_hash += zero_state_hash(ZERO_STATE_MASTER, logical, s->count, values);
-    return modelfile_write(&w->model, logical, s->count, values, w->err, sizeof w->err);
+// bf16 in the snapshot is hashed a piece at a time, as fp32.
+static void *hash_snapshot(void *ctx) {
+    struct CheckpointWriter *w = ctx;
+    Checkpoint *c = &w->c;
+    const char *from = w->r->snapshot;
+    float values[PIECE];
+    for (const Segment *s = w->segments; s < w->segments + w->num_segments; s++) {
+        const size_t size = array_bytes(c, s->array);
+        for (size_t at = 0, n; at < s->count; at += n) {
+            n = s->count - at < PIECE ? s->count - at : PIECE;
+            const float *piece = size == sizeof *piece ? (const float *)(const void *)(from + at * size) : values;
+            for (size_t i = 0; i < n && piece == values; i++) {
+                values[i] = 0;
+                memcpy((char *)(values + i) + size, from + (at + i) * size, size);
+            }
+            checkpoint_add_hash(c, s->array, s->tensor, s->begin + at, n, piece);
+            if (s->array == 0 && !c->has_master)
+                c->optimizer_hash += zero_state_hash(ZERO_STATE_MASTER, c->tensors[s->tensor].logical + s->begin + at,
+                                                     n, piece);
+        }
+        from += snapshot_bytes(s->count, size);
+    }
+    return NULL;
 }
 
-// bf16 in the snapshot: a piece at a time, as fp32.
-static int write_halves(struct CheckpointWriter *w, Segment s, const uint16_t *from) {
-    float values[PIECE];
-    for (const size_t end = s.begin + s.count; s.begin < end; s.begin += s.count) {
-        s.count = end - s.begin < PIECE ? end - s.begin : PIECE;
-        for (size_t i = 0; i < s.count; i++) {
-            const uint32_t bits = (uint32_t)*from++ << 16;
-            memcpy(values + i, &bits, sizeof bits);
-        }
-        if (write_values(w, &s, values) != 0) return -1;
+static int write_segments(struct CheckpointWriter *w) {
+    const char *from = w->r->snapshot;
+    for (const Segment *s = w->segments; s < w->segments + w->num_segments; s++) {
+        const size_t size = array_bytes(&w->c, s->array), logical = w->c.tensors[s->tensor].logical + s->begin;
+        const enum checkpoint_file file = s->array == 0 ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER;
+        if (durable_write(s->array == 0 ? w->model.fd : w->fd, w->temporary[file], from, s->count * size,
+                          w->c.arrays[s->array].offset + logical * size, w->err, sizeof w->err) != 0)
+            return -1;
+        from += snapshot_bytes(s->count, size);
     }
     return 0;
 }
 
+// While this thread writes, a second one hashes the same.
 static void write_snapshot(struct CheckpointWriter *w) {
-    const char *name = w->temporary[CHECKPOINT_OPTIMIZER], *from = w->r->snapshot;
+    const char *name = w->temporary[CHECKPOINT_OPTIMIZER];
     if (w->model.fd == -1 && (modelfile_begin(&w->model, w->temporary[CHECKPOINT_MODEL], w->err, sizeof w->err) != 0 ||
                               durable_open(name, &w->fd, w->err, sizeof w->err) != 0))
         return;
-    for (const Segment *s = w->segments; s < w->segments + w->num_segments; s++) {
-        const size_t size = array_bytes(&w->c, s->array);
-        if ((size == sizeof(float) ? write_values(w, s, (const float *)(const void *)from)
-                                   : write_halves(w, *s, (const uint16_t *)(const void *)from)) != 0)
-            return;
-        from += snapshot_bytes(s->count, size);
-    }
-    if (w->next < w->c.num_arrays) return;
+    pthread_t hashing;
+    const int both = pthread_create(&hashing, NULL, hash_snapshot, w) == 0;
+    if (!both) hash_snapshot(w);
+    const int failed = write_segments(w);
+    if (both) pthread_join(hashing, NULL);
+    if (failed || w->next < w->c.num_arrays) return;
     if (modelfile_finish(&w->model, w->err, sizeof w->err) == 0) durable_close(w->fd, name, w->err, sizeof w->err);
 }
 
@@ -344,12 +364,10 @@ static void add_over_ranks(const Run *r, uint64_t *values, size_t n) {
 static void add_hashes(struct CheckpointWriter *w) {
     Checkpoint *c = &w->c;
     for (size_t a = 0; a < c->num_arrays; a++) add_over_ranks(w->r, c->arrays[a].hashes, c->num_chunks);
-    uint64_t sums[2] = { c->params_hash, c->optimizer_hash };
-    add_over_ranks(w->r, sums, 2);
-    for (size_t a = 1; a < c->num_arrays; a++)
-        for (size_t k = 0; k < c->num_chunks; k++) sums[1] += c->arrays[a].hashes[k];
-    c->params_hash = sums[0];
-    c->optimizer_hash = sums[1];
+    add_over_ranks(w->r, &c->optimizer_hash, 1);
+    for (size_t a = 0; a < c->num_arrays; a++)
+        for (size_t k = 0; k < c->num_chunks; k++)
+            *(a == 0 ? &c->params_hash : &c->optimizer_hash) += c->arrays[a].hashes[k];
 }
 
 // Returns the first rank whose thread is busy, or -1.
