@@ -1,6 +1,7 @@
 # Source this before mpirun (`. scripts/env.sh`, in sh, bash or zsh): it lets Open MPI start the ranks on a laptop or in
 # a container, and divides the cores among them. A variable that is set already keeps its value. `make run` and the
-# tests use it; a cluster whose administrators have set up MPI does not need it.
+# tests use it; a cluster whose administrators have set up MPI does not need it. All of it, OMP_NUM_THREADS too, stays
+# set in the shell; in parentheses, `(. scripts/env.sh; mpirun ...)`, it does not.
 #
 # NP: ranks on this machine (default 8). Open MPI 4 reads OMPI_MCA_*, Open MPI 5 PRTE_MCA_* for the same settings.
 

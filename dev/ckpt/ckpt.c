@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "ckpt/commands.h"
@@ -139,14 +140,19 @@ static int parse_prune(int argc, char **argv) {
                     : prune(argv[2], (size_t)keep, dry_run);
 }
 
+// The word for a precision, as it is used here; NULL: it is none.
+static const char *precision_named(const char *word) {
+    return strcasecmp(word, "fp32") == 0 ? "fp32" : strcasecmp(word, "bf16") == 0 ? "bf16" : NULL;
+}
+
 static int parse_convert(int argc, char **argv) {
     const char *precision = NULL;
     long long master = -1;
     int average = 0;
     for (int i = 4; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--precision") == 0 && (strcmp(value, "fp32") == 0 || strcmp(value, "bf16") == 0))
-            precision = value;
+        if (strcmp(argv[i], "--precision") == 0 && precision_named(value) != NULL)
+            precision = precision_named(value);
         else if (strcmp(argv[i], "--average") == 0)
             average = 1, i--;
         else if (strcmp(argv[i], "-w") == 0 && number(value) >= 0 && number(value) <= 2)
@@ -166,8 +172,8 @@ static int parse_exchange(int argc, char **argv) {
     int average = 0;
     for (int i = 4; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--precision") == 0 && (strcmp(value, "fp32") == 0 || strcmp(value, "bf16") == 0))
-            precision = value, i++;
+        if (strcmp(argv[i], "--precision") == 0 && precision_named(value) != NULL)
+            precision = precision_named(value), i++;
         else if (exports && strcmp(argv[i], "--average") == 0)
             average = 1;
         else if (exports && strcmp(argv[i], "--tokenizer") == 0 && value[0] != '\0')

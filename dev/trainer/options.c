@@ -19,6 +19,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <xxhash.h>
 
 #include "trainer/options.h"
@@ -219,12 +220,12 @@ _Static_assert(NUM_FLAGS < OPTIONS_MAX, "OPTIONS_MAX is too small");
 
 #define BUDDY_REMEDY ": copies of a rank's state on another one are not implemented: use a small -n"
 
-// The number of word in choices, or -1.
+// The number of word in choices, in large or small letters, or -1.
 static int choice_number(const char *choices, const char *word) {
     size_t length = strlen(word);
     for (int i = 0; *choices != '\0'; i++) {
         size_t n = strcspn(choices, "|");
-        if (n == length && strncmp(choices, word, n) == 0) {
+        if (n == length && strncasecmp(choices, word, n) == 0) {
             return i;
         }
         choices += n + (choices[n] == '|');

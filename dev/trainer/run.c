@@ -68,7 +68,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t byte
     va_end(args);
 }
 
-// Writes the flight recorder of this rank next to main.log.
+// Writes the flight recorder of this rank next to main.log. failed: the communicator at fault, if it is known.
 static void write_records(const Run *r, const zero_comm *failed, char *text, size_t bytes) {
     const zero_comm *c = failed != NULL ? failed : r->shard_comm;
     char path[4096 + 64];
@@ -98,7 +98,7 @@ void die(const char *format, ...) {
                        launch_failed(message);  // the fault may be another rank's
     char missing[1200];  // a better answer than NCCL's, which does not know which rank it waits for
     char records[1200] = "";
-    write_records(r, failed, records, sizeof records);
+    if (others) write_records(r, failed, records, sizeof records);  // no use with a full disk, or a damaged file
     const int together = launch_together(1 + 0.5 * (rank < 8 ? rank : 8), missing, sizeof missing);
     if (together) run_is_ending();
     if (others && missing[0] != '\0' && strstr(message, " has not come within") == NULL)

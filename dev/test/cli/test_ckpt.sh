@@ -70,7 +70,7 @@ check "fp32 and bf16 have different states" gives 1 "master weights: only in $wo
 there_and_back() {
     gives 0 "nothing is lost" convert "$work/a" "$work/a16" --precision bf16 &&
         gives 0 "step 6: good" verify "$work/a16" && gives 0 "nothing is lost" convert "$work/a16" "$work/a32" \
-            --precision fp32 && gives 0 "0 of 84 tensors differ" compare "$work/a" "$work/a32"
+            --precision FP32 && gives 0 "0 of 84 tensors differ" compare "$work/a" "$work/a32"
 }
 check "fp32, to bf16 with master weights and back" there_and_back
 average_is_exported() {     # the model that it writes has the validation loss of the run

@@ -91,7 +91,8 @@ report "a model on a full disk: rank and host" \
     "$(grep -q "^error: .*model_00000001.bin.*rank 0 on $(hostname)" log || echo "they are not named")" log
 report "a model on a full disk: how much room it takes" \
     "$(grep -q '^error: .*-nk 3 needs room for 4 checkpoints.*ckpt prune' log || echo "it is not said")" log
-report "no part of a model is left" "$(find models.full -name 'model_*')"
+report "no part of a model is left, and no record of collectives" \
+    "$(find models.full -name 'model_*' -o -name 'flight_recorder_*')"
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Words that others wrote, with what a terminal obeys: ESC, DEL, and CSI as U+009B

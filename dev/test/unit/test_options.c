@@ -103,6 +103,7 @@ static const struct {
     { "--eps 0", "--eps 0" },
     { "--grad-clip -1", "--grad-clip" },
     { "--optimizer adam", "adamw|sgd|lion" },
+    { "--optimizer AdamWs", "adamw|sgd|lion" },
     { "--ema-decay 1", "--ema-decay 1" },
     { "--ema-decay -0.1", "--ema-decay" },
     { "--shuffle 2", "--shuffle 2" },
@@ -114,7 +115,7 @@ static const struct {
     // unknown words
     { "-k cos", "cosine|linear|constant|wsd" },
     { "-k WarmupLR", "add -u" },
-    { "-k warmuplr", "unknown" },
+    { "-k warmuplr", "add -u" },  // words in large or small letters
     { "--warmup-shape exp", "llmc|linear|log" },
     { "--warmup-from -1", "--warmup-from -1" },
     { "--decay-from -2", "--decay-from -2" },
