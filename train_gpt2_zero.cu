@@ -1099,7 +1099,7 @@ int main(int argc, char **argv) {
     GPT2 model = {};
     char err[ERR_BYTES];
     int status = EXIT_SUCCESS;
-    host_wait_passively(argv, environment_local_ranks());
+    host_choose_waiting(argv, environment_local_ranks());
     run_begin(r);
     device_has_failed = ask_transport;
     setvbuf(stdout, NULL, _IOLBF, 0);

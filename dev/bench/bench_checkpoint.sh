@@ -32,8 +32,8 @@ for ((i = 0; i < ${ROUNDS:-3}; i++)); do
             >> "$work/disk"
     paste "$work/ours" "$work/disk" | awk '{ print $1 / $2 }' > "$work/ratio"
 done
-awk -v bytes="$bytes" -v stall="$(median "$work/stall")" -v ours="$(median "$work/ours")" -v ranks="$NP" -v memory="$memory" \
-    -v disk="$(median "$work/disk")" -v ratio="$(median "$work/ratio")" 'BEGIN {
+awk -v bytes="$bytes" -v stall="$(median "$work/stall")" -v ours="$(median "$work/ours")" -v ranks="$NP" \
+    -v memory="$memory" -v disk="$(median "$work/disk")" -v ratio="$(median "$work/ratio")" 'BEGIN {
         printf "%.2f GB, %d ranks: training waits %.2f s for the snapshot; %.2f GB/s to the disk, dd %.2f GB/s: %.2f\n",
             bytes / 1e9, ranks, stall, ours, disk, ratio
         printf "memory of the processes beside the plan: %s\n", memory

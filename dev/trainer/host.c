@@ -81,13 +81,15 @@ int host_wanted_threads(const char *text, int cores, char *err, size_t err_bytes
     return -1;
 }
 
-void host_wait_passively(char **argv, int local_ranks) {
+void host_choose_waiting(char **argv, int local_ranks) {
     HostCores mine;
     char err[256];
     if (getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL) return;
     host_cores(&mine, 0, "");
     const int cores = host_share_cores(&mine, 1, 0).cores;
     const int threads = host_wanted_threads(getenv("OMP_NUM_THREADS"), cores, err, sizeof err);
-    if (threads <= 1 || (long)threads * local_ranks <= cores) return;
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);  // on failure: go on, slowly
+    if (threads < 0 || threads == 1 || (threads == 0 && cores == 1)) return;
+    const int too_many = (long)threads * local_ranks > cores;
+    if ((too_many ? setenv("OMP_WAIT_POLICY", "passive", 1) : setenv("GOMP_SPINCOUNT", "10000", 1)) == 0)
+        execv("/proc/self/exe", argv);  // on failure: go on, slowly
 }

@@ -41,10 +41,12 @@ CoreShare host_share_cores(const HostCores *all, int ranks, int me);
 // message.
 int host_wanted_threads(const char *text, int cores, char *err, size_t err_bytes);
 
-// Makes OpenMP's threads sleep while they wait, if the ranks of this host have more threads (OMP_NUM_THREADS) than
-// cores. The library decides that when it is loaded, so this restarts the program, with the same arguments; call it
-// first in main. Threads that spin for cores that other ranks need were seen to make a step 90 times slower.
-void host_wait_passively(char **argv, int local_ranks);
+// Decides how long OpenMP's threads spin before they sleep while they wait, unless the environment says it: not at all
+// if the ranks of this host have more threads (OMP_NUM_THREADS) than cores, else 10,000 turns instead of the 300,000 of
+// gcc's library: as fast on an idle machine, and several times faster where other programs want the cores
+// (dev/docs/benchmarks.md). The library decides when it is loaded, so this restarts the program, with the same
+// arguments; call it first in main.
+void host_choose_waiting(char **argv, int local_ranks);
 
 #ifdef __cplusplus
 }

@@ -25,7 +25,8 @@ job() {
     case $way in
     mpi | nccl)
         # shellcheck disable=SC2016    # for the ranks
-        timeout -k 1 $limit "${MPIRUN:-mpirun}" -np 4 bash -c 'exec "$@" > "$0.$OMPI_COMM_WORLD_RANK" 2>&1' "$dir.rank" \
+        timeout -k 1 $limit "${MPIRUN:-mpirun}" -np 4 \
+            bash -c 'exec "$@" > "$0.$OMPI_COMM_WORLD_RANK" 2>&1' "$dir.rank" \
             "$trainer" "${flags[@]}" -o "$dir" --transport "$way" "$@"
         status=$?
         cat "$dir".rank.?

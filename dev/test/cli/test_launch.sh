@@ -143,12 +143,22 @@ bound() {
 at_once "ranks that are bound to cores of their own" bound
 many=$(($(nproc) + 1))
 oversubscribed() {
-    OMP_NUM_THREADS=$many "$mpirun" -np 2 "${run[@]}" > "$mine/log" 2>&1 < /dev/null
+    env -u OMP_WAIT_POLICY OMP_NUM_THREADS=$many "$mpirun" -np 2 "${run[@]}" > "$mine/log" 2>&1 < /dev/null
     cat "$mine/log"
     grep -q "^| threads per rank  *| $many, waiting passively" "$mine/log" &&
         grep -q 'warning: more threads' "$mine/log"
 }
 at_once "more threads than cores wait passively" oversubscribed
+# On a busy machine a step took ten times as long, because threads span for those that had no core.
+spins() {       # TURNS ENVIRONMENT...: what gcc's library prints
+    env -u OMP_WAIT_POLICY "${@:2}" OMP_DISPLAY_ENV=verbose "${run[@]}" 2>&1 < /dev/null | tee "$mine/log" |
+        grep -q "GOMP_SPINCOUNT = '$1'" || { cat "$mine/log"; return 1; }
+}
+if [ "$(env -u OMP_NUM_THREADS nproc)" != 1 ]; then      # which reads it, too
+    at_once "threads soon sleep while they wait" spins 10000 OMP_NUM_THREADS=2
+    at_once "threads soon sleep while they wait, no OMP_NUM_THREADS" spins 10000 -u OMP_NUM_THREADS
+    at_once "threads spin as long as the environment says" spins 77 GOMP_SPINCOUNT=77 OMP_NUM_THREADS=2
+fi
 large=(-e custom:l100,h128,c16384,v256,t32)
 at_once "a model that does not fit: before it is allocated" refused "--force 1" "$mpirun" -np 2 "${run[@]}" \
     "${large[@]}"
