@@ -85,7 +85,9 @@ zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) 
     size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
     zero_settings settings = in->settings;
     settings.stage = stage;
-    if (stage >= 2 || !zero_cost_rank_order_pays(settings.dtype, ranks, micro_steps)) settings.order = ZERO_ORDER_STEP;
+    if (stage >= 2 || settings.reduction != ZERO_REDUCE_EXACT ||
+        !zero_cost_rank_order_pays(settings.dtype, ranks, micro_steps))
+        settings.order = ZERO_ORDER_STEP;
     return (zero_cost){
         .settings = settings,
         .order = in->order,

@@ -59,6 +59,7 @@ typedef struct {
 // A way to run: a stage, in groups of so many ranks.
 typedef struct {
     size_t shard_group;
+    enum zero_order order;
     uint64_t memory;
     int fits;
     StepTimes times;

@@ -1,10 +1,11 @@
-// Time: how long a step takes in each stage, and which stage and shard group are the fastest on this cluster.
+// Time: how long a step takes in each stage, and which stage, shard group and order of micro-batches are the fastest on
+// this cluster.
 //
 // A step is simulated (step_simulator.h). Candidates for the fastest are one shard group of all ranks, and, if there
-// are several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages. Out of these come,
-// for each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it the largest group,
-// that takes no more than ALIKE times the least: a simulation is not more exact than that, and a lower stage has fewer
-// moving parts.
+// are several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages, and with each order
+// of micro-batches. Out of these come, for each stage, the fastest whose memory a device has. Recommended is the lowest
+// stage, and in it the largest group, step by step, unless another takes ALIKE times less: a simulation is not more
+// exact than that, and a lower stage has fewer moving parts.
 #include <stdlib.h>
 
 #include "trainer/planner_internal.h"
@@ -46,31 +47,42 @@ static size_t smaller_group(const PlanInput *in, size_t group) {
     return next;
 }
 
-// Simulates this stage in groups of `group` ranks. Returns 1; 0 if such groups are not formed; -1: out of memory.
-static int try_group(const PlanInput *in, Layouts *l, int stage, size_t group, PlanChoice *out) {
+// Simulates this stage in groups of `group` ranks. Returns 1; 0 if such groups are not formed, or the order is another
+// one; -1: out of memory.
+static int try_way(const PlanInput *in, Layouts *l, int stage, size_t group, enum zero_order order, PlanChoice *out) {
     const char *why;
     PlanInput with = *in;
     with.settings.shard_group = group;
+    with.settings.order = order;
     if (plan_group_size(l, &with, stage, in->ranks, &why) != group) return 0;
     const zero_cost cost = plan_cost(&with, stage, in->ranks, group);
+    if (cost.settings.order != order) return 0;
     out->shard_group = group;
+    out->order = order;
     out->memory = plan_bytes(&with, &cost, &l->shards);
     out->fits = plan_bytes_fit(&with, &cost, out->memory);
     return plan_simulate(&with, &cost, &l->shards, &out->times) == 0 ? 1 : -1;
+}
+
+// Whether a way to run is worth more than the best before it, which has fewer moving parts.
+static int is_better(const PlanChoice *c, const PlanChoice *best) {
+    return c->fits && (!best->fits || c->times.step * ALIKE < best->times.step);
 }
 
 int plan_choose(Plan *p, const PlanInput *in, Layouts *l) {
     double least = 0;
     p->recommended = -1;
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
-        PlanChoice *best = &p->fastest[stage];
+        PlanChoice *best = &p->fastest[stage], *one = &p->one_group[stage];
         for (size_t group = in->ranks; group > 0; group = stage > 0 ? smaller_group(in, group) : 0) {
-            PlanChoice one;
-            const int tried = try_group(in, l, stage, group, &one);
-            if (tried < 0) return -1;
-            if (tried == 0) continue;
-            if (group == in->ranks) p->one_group[stage] = one;
-            if (one.fits && (!best->fits || one.times.step * ALIKE < best->times.step)) *best = one;
+            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_RANK; order++) {
+                PlanChoice c;
+                const int tried = try_way(in, l, stage, group, (enum zero_order)order, &c);
+                if (tried < 0) return -1;
+                if (tried == 0) continue;
+                if (group == in->ranks && (order == ZERO_ORDER_STEP || is_better(&c, one))) *one = c;
+                if (is_better(&c, best)) *best = c;
+            }
         }
         if (best->fits && (least == 0 || best->times.step < least)) least = best->times.step;
     }

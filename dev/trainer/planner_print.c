@@ -165,6 +165,10 @@ static const char *bound_by(const StepTimes *t) {
     return t->compute > 0.95 * t->step ? "computing" : t->net > t->link ? "the network" : "links inside hosts";
 }
 
+static const char *order_name(const PlanChoice *c) {
+    return !c->fits ? "-" : c->order == ZERO_ORDER_RANK ? "rank" : "step";
+}
+
 static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
     double step[PLAN_STAGES], gb[PLAN_STAGES], host[PLAN_STAGES];
     for
@@ -176,6 +180,10 @@ static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
         }
     print_head(out, "fastest that fits");
     print_ranks(out, p, "shard group", offsetof(Plan, fastest), sizeof *p->fastest);
+    fprintf(out, "%-30s", "order of micro-batches");
+    for
+        ACROSS(stage) { fprintf(out, "%16s", order_name(&p->fastest[stage])); }
+    fprintf(out, "\n");
     print_reals(out, "memory, GB", gb, 2);
     print_reals(out, "a host, from other hosts, GB", host, 3);
     print_reals(out, "step, ms", step, 3);
@@ -187,6 +195,9 @@ static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
     fprintf(out, "\nrecommended: -z %d", p->recommended);
     if (best->shard_group < in->ranks) {
         fprintf(out, " --shard-group %zu", best->shard_group);
+    }
+    if (best->order == ZERO_ORDER_RANK) {
+        fprintf(out, " --micro-batch-order rank");
     }
     fprintf(out, ": %.3f ms a step, limited by %s\n", 1e3 * best->times.step, bound_by(&best->times));
     if (best->shard_group < in->ranks && one->fits) {
@@ -285,8 +296,8 @@ static void json_choice(FILE *out, const char *name, int stage, const PlanChoice
         fprintf(out, "null");
         return;
     }
-    fprintf(out, "{\"stage\": %d, \"shard_group\": %zu, \"memory\": %llu", stage, c->shard_group,
-            (unsigned long long)c->memory);
+    fprintf(out, "{\"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"memory\": %llu", stage,
+            c->shard_group, order_name(c), (unsigned long long)c->memory);
     json_times(out, &c->times);
     fprintf(out, "}");
 }

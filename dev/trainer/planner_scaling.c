@@ -15,14 +15,14 @@ static void print_head(FILE *out, const PlanInput *in) {
     fprintf(out, "%zu ranks a host; %g GB/s to a rank inside a host, %g GB/s to a host; %g TFLOP/s x %g a rank\n\n",
             in->ranks_per_host > 0 ? in->ranks_per_host : in->ranks, in->cluster.link_bytes_per_second / 1e9,
             in->cluster.net_bytes_per_second / 1e9, in->peak_flops / 1e12, in->efficiency);
-    fprintf(out, "%7s %6s %6s %6s %9s %13s %13s %12s %12s %9s\n", "ranks", "G", "stage", "group", "GB a rank",
-            "GB to a host", "computing, ms", "step, ms", "tokens/s", "of ideal");
+    fprintf(out, "%7s %6s %6s %6s %6s %9s %12s %13s %11s %11s %8s\n", "ranks", "G", "stage", "group", "order",
+            "GB a rank", "GB to a host", "computing, ms", "step, ms", "tokens/s", "of first");
 }
 
 int plan_print_scaling(FILE *out, const PlanInput *in, char *err, size_t err_bytes) {
     const size_t host = in->ranks_per_host > 0 && in->ranks_per_host < in->ranks ? in->ranks_per_host : 1;
     size_t ranks = in->ranks;
-    double ideal = 0;  // tokens a second of a rank, in the first row that fits
+    double first = 0;  // tokens a second of a rank, in the first row that fits
     while (ranks % FACTOR == 0 && ranks / FACTOR >= host) ranks /= FACTOR;
     print_head(out, in);
     for (; ranks <= in->ranks; ranks *= FACTOR) {
@@ -37,10 +37,11 @@ int plan_print_scaling(FILE *out, const PlanInput *in, char *err, size_t err_byt
         }
         const PlanChoice *best = &p.fastest[p.recommended];
         const double speed = (double)(in->B * in->T * p.micro_steps) / best->times.step;
-        ideal = ideal > 0 ? ideal : speed;
-        fprintf(out, "%6d %6zu %9.2f %13.3f %13.2f %12.2f %12.5g %8.1f%%\n", p.recommended, best->shard_group,
-                (double)best->memory / 1e9, best->times.between_hosts / 1e9, 1e3 * best->times.compute,
-                1e3 * best->times.step, speed * (double)ranks, 100 * speed / ideal);
+        first = first > 0 ? first : speed;
+        fprintf(out, "%6d %6zu %6s %9.2f %12.3f %13.2f %11.2f %11.5g %7.1f%%\n", p.recommended, best->shard_group,
+                best->order == ZERO_ORDER_RANK ? "rank" : "step", (double)best->memory / 1e9,
+                best->times.between_hosts / 1e9, 1e3 * best->times.compute, 1e3 * best->times.step,
+                speed * (double)ranks, 100 * speed / first);
     }
     return 0;
 }

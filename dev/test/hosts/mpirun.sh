@@ -6,4 +6,5 @@ shift
 np=$(($(wc -w <<< "$NODES") * ranks))
 list=$(printf ",%s:$ranks" $NODES)
 printf -v command '%q ' scripts/mpirun.sh -np $np --host "${list#,}" -x OMP_NUM_THREADS "$@"
-exec ssh node1 "cd $(printf %q "$PWD"); NP=$np OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}; . scripts/env.sh; exec $command"
+exec ssh node1 "cd $(printf %q "$PWD"); export NP=$np OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}; . scripts/env.sh
+    exec $command"

@@ -328,6 +328,14 @@ static void test_the_recommended_plan_suits_the_cluster(void) {
     CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
     CHECK_EQ(q.recommended, 1);
     CHECK_EQ(q.fastest[1].shard_group, 64);
+    CHECK_EQ(q.fastest[1].order, ZERO_ORDER_STEP);
+    in.cluster.net_bytes_per_second = 1e9;  // many micro-batches are reduced once
+    in.device_bytes = 1e12;
+    in.total_tokens = 64 * 64 * in.B;
+    in.flops_per_token = 1;
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.recommended, 1);
+    CHECK_EQ(q.fastest[1].order, ZERO_ORDER_RANK);
     in.ranks_per_host = 0;  // one host has no groups
     in.cluster.link_bytes_per_second = 1;
     CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
