@@ -204,8 +204,8 @@ static void *pinned(size_t bytes) {
 // Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
 // backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
 // GELU of a sum that is not yet rounded.) head_rows: see gpt2_head_rows. units and mesh are copied; memory must outlive
-// the model. All work is queued on stream. Returns 0, or -1 with a message in err (m is then all zeros). Not
-// collective.
+// the model. All work is queued on stream. Returns 0; or ZERO_ERR_MEMORY or -1, with a message in err (m is then all
+// zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
                 const GPT2Units *units, const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err,
                 size_t err_bytes) {
@@ -242,9 +242,12 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
     cudaCheck(cudaEventCreateWithFlags(&m->uploaded, cudaEventDisableTiming));
     if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
-        const double mib = (double)m->arena_bytes / (1 << 20);
+        const size_t bytes = m->arena_bytes;
+        char refusal[ZERO_REFUSAL_BYTES];
         gpt2_destroy(m);
-        return FAIL("no memory for %.0f MiB of activations: use a smaller -b, -t or --head-rows, or -r 2", mib);
+        (void)FAIL("no memory for %zu bytes of activations%s: use a smaller -b, -t or --head-rows, or -r 2", bytes,
+                   zero_accounting_refusal(memory, bytes, refusal));
+        return ZERO_ERR_MEMORY;
     }
     place_activations(&m->acts, c, B, T, recompute, m->head_rows, m->arena);
     m->logits = m->acts.logits;
@@ -551,6 +554,7 @@ void gpt2_backward(GPT2 *m) {
 #include "trainer/bad_numbers.h"       // losses, norms and parameters that are not finite
 #include "trainer/directory.h"         // the lock of the output directory
 #include "trainer/environment.h"       // what a launcher left there
+#include "trainer/memory.h"            // what fits
 #include "trainer/metrics.h"           // the numbers of each step, as JSON
 #include "trainer/progress.h"          // the time that is left, on a terminal
 #include "trainer/reports.h"           // header, tables, plan, profile
@@ -570,7 +574,7 @@ void gpt2_backward(GPT2 *m) {
 static void *unit_params(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
     void *p = const_cast<void *>(zero_acquire_params(r->z, unit));
-    if (p == NULL) die("%s (parameters of unit %zu)", zero_error(r->z), unit);
+    if (p == NULL) must(r, zero_release_params(r->z, unit), "parameters of a unit");  // it returns the failure again
     return p;
 }
 
@@ -582,7 +586,7 @@ static void unit_params_done(void *ctx, size_t unit) {
 static void *unit_grads(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
     void *p = zero_acquire_grads(r->z, unit, zero_get_micro_batches(r->z));
-    if (p == NULL) die("%s (gradients of unit %zu)", zero_error(r->z), unit);
+    if (p == NULL) must(r, zero_release_grads(r->z, unit), "gradients of a unit");  // it returns the failure again
     return p;
 }
 
@@ -621,8 +625,9 @@ static void create_engine(Run *r) {
         r->profile = profile_create();
         if (r->profile == NULL) die("the host's memory is exhausted");
     }
-    if (zero_create(&r->z, &c) != ZERO_OK)
-        die("-z %d: %s", c.settings.stage, r->z != NULL ? zero_error(r->z) : "the host's memory is exhausted");
+    const int status = zero_create(&r->z, &c);
+    if (r->z == NULL) die("the host's memory is exhausted");
+    must(r, status, "creation of the engine");
     free(order);
 }
 
@@ -635,10 +640,10 @@ static void create_model(Run *r, GPT2 *model) {
     units.release_params = unit_params_done;
     units.acquire_grads = unit_grads;
     units.release_grads = unit_grads_done;
-    if (gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, (size_t)o->head_rows, &units, &r->mesh,
-                    &r->memory, r->stream, err, sizeof err) != 0) {
-        die("-b %zu -t %zu: %s", r->B, r->T, err);
-    }
+    const int status = gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, (size_t)o->head_rows, &units,
+                                   &r->mesh, &r->memory, r->stream, err, sizeof err);
+    if (status == ZERO_ERR_MEMORY) die_of_memory(r, err);
+    if (status != 0) die("-b %zu -t %zu: %s", r->B, r->T, err);
     model->gelu_fusion = (int)o->gelu_fusion;
     matmul_set_tf32((int)o->tf32);
     r->model = model;
@@ -1030,6 +1035,7 @@ static Kernels describe_kernels(const Run *r) {
                                              : attention_scratch<float>(r->B, r->T, NH);
     const size_t head_rows = (size_t)r->options.head_rows;
     k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype);
+    k.activation_bytes_of = gpt2_activation_bytes;
     k.head_chunks = ceil_div(rows, gpt2_head_rows(head_rows, r->B, r->T));
     k.sum_chunks = ceil_div(rows, chunk_rows(rows));
     return k;
@@ -1126,7 +1132,9 @@ int main(int argc, char **argv) {
         if (r->rank == 0 && o->print_config) {
             printf("%s", o->notes);
             options_print(stdout, o);
-        } else if (r->rank == 0)
+        } else if (r->rank == 0 && o->fit)
+            print_fit(r);
+        else if (r->rank == 0)
             print_plan(r);
         launch_end();
         return EXIT_SUCCESS;
@@ -1134,6 +1142,7 @@ int main(int argc, char **argv) {
     open_data(r);
     allocate_batch(r);
     r->process_start = process_memory((size_t)r->sharers);
+    r->memory.limit = (size_t)o->memory_limit;
     create_transport(r);
     check_same_inputs(r);
     check_memory(r);

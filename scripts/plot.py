@@ -89,7 +89,7 @@ class Run:
 
     def measured_memory(self) -> Dict[str, int]:
         if self.report:
-            return {row["what"]: row["max"] for row in self.report["memory"]}
+            return {row["what"]: row["max"] for row in self.report["memory"] if row["what"] != "total"}
         return self.steps[-1]["memory"] if self.steps else {}
 
 

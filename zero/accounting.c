@@ -2,6 +2,7 @@
 // formula to the byte.
 #include "zero/accounting.h"
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 
 const char *zero_memory_category_name(enum zero_memory_category c) {
     static const char *const names[ZERO_MEM_CATEGORIES] = {
@@ -18,9 +19,20 @@ void zero_accounting_add(zero_accounting *m, enum zero_memory_category c, size_t
     if (m->total_live > m->total_peak) m->total_peak = m->total_live;
 }
 
+const char *zero_accounting_refusal(const zero_accounting *m, size_t bytes, char text[ZERO_REFUSAL_BYTES]) {
+    const size_t left = m->total_live < m->limit ? m->limit - m->total_live : 0;
+    text[0] = '\0';
+    if (m->limit && bytes > left)
+        snprintf(text, ZERO_REFUSAL_BYTES, ": %zu of the %zu bytes of zero_accounting.limit are taken", m->total_live,
+                 m->limit);
+    return text;
+}
+
 void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, size_t bytes) {
+    char refusal[ZERO_REFUSAL_BYTES];
     void *p = NULL;
     const size_t size = bytes ? bytes : 1;
+    if (*zero_accounting_refusal(m, bytes, refusal)) return NULL;
     if (cudaMalloc(&p, size) != cudaSuccess) {
         (void)cudaGetLastError();  // the NULL reports it; later calls must not see it again
         return NULL;

@@ -27,16 +27,24 @@ enum zero_memory_category {
 typedef struct zero_accounting {
     size_t live[ZERO_MEM_CATEGORIES], peak[ZERO_MEM_CATEGORIES];  // bytes
     size_t total_live, total_peak;
+    size_t limit;  // of total_live: what would exceed it is refused, as if memory were exhausted. 0: no limit
 } zero_accounting;
+
+enum { ZERO_REFUSAL_BYTES = 96 };
 
 const char *zero_memory_category_name(enum zero_memory_category c);
 
-// Allocates device memory, zeroed and 256-byte aligned. NULL: it is exhausted. bytes = 0 gives a valid pointer.
+// Allocates device memory, zeroed and 256-byte aligned. NULL: it is exhausted, or the limit refuses it. bytes = 0 gives
+// a valid pointer.
 void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, size_t bytes);
 void zero_accounting_free(zero_accounting *m, enum zero_memory_category c, void *ptr, size_t bytes);
 
-// Accounts for memory that somebody else allocates (added bytes) or frees (removed bytes).
+// Accounts for memory that somebody else allocates (added bytes) or frees (removed bytes). The limit refuses nothing
+// here: ask zero_accounting_refusal before allocating.
 void zero_accounting_add(zero_accounting *m, enum zero_memory_category c, size_t added, size_t removed);
+
+// Returns text: why the limit refuses so many more bytes; "" if it does not.
+const char *zero_accounting_refusal(const zero_accounting *m, size_t bytes, char text[ZERO_REFUSAL_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 int zero_cgroup_read(const char *path, double numbers[2]) {
@@ -111,4 +112,15 @@ size_t zero_host_memory_available(const char *root) {
     zero_cgroup_visit(root, "", visit_memory_v2, &left);
     zero_cgroup_visit(root, "memory", visit_memory_v1, &left);
     return left > 0 ? (size_t)left : SIZE_MAX;
+}
+
+size_t zero_address_space_left(const char *root) {
+    char path[ZERO_CGROUP_PATH];
+    double pages[2];
+    struct rlimit limit;
+    snprintf(path, sizeof path, "%.1000s/proc/self/statm", root);
+    if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY || zero_cgroup_read(path, pages) < 1)
+        return SIZE_MAX;
+    const size_t used = (size_t)pages[0] * (size_t)sysconf(_SC_PAGESIZE);
+    return limit.rlim_cur > used ? (size_t)limit.rlim_cur - used : 0;
 }

@@ -12,6 +12,9 @@ enum { ZERO_CGROUP_PATH = 4096 };
 // that is less; without swap. SIZE_MAX: unknown.
 size_t zero_host_memory_available(const char *root);
 
+// Returns the bytes of address space that this process may still use (ulimit -v). SIZE_MAX: no limit.
+size_t zero_address_space_left(const char *root);
+
 // Writes the directory of this process's cgroup to dir, and where the hierarchy begins to *top. controller: "cpu" or
 // "memory" of v1, or "" for v2. Returns 0, or -1 if there is no such hierarchy.
 int zero_cgroup_directory(const char *root, const char *controller, char dir[ZERO_CGROUP_PATH], size_t *top);

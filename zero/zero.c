@@ -91,11 +91,13 @@ void zero_time_end(zero *z, const char *work, cudaStream_t on) {
 
 int zero_alloc(zero *z, enum zero_memory_category c, size_t bytes, void *out) {
     void *p = zero_accounting_alloc(z->config.accounting, c, bytes);
+    char refusal[ZERO_REFUSAL_BYTES];
     memcpy(out, &p, sizeof p);
     return p ? ZERO_OK
              : zero_fail(z, ZERO_ERR_MEMORY,
-                         "no memory for %zu bytes of %s: use a higher settings.stage, more ranks or a smaller model",
-                         bytes, zero_memory_category_name(c));
+                         "no memory for %zu bytes of %s%s: use a higher settings.stage, more ranks or a smaller model",
+                         bytes, zero_memory_category_name(c),
+                         zero_accounting_refusal(z->config.accounting, bytes, refusal));
 }
 
 int zero_alloc_symmetric(zero *z, int e, zero_comm *comm, enum zero_memory_category c, size_t bytes, void *out) {

@@ -27,6 +27,7 @@ run 0 60 "checkpoints of llm.c" $fp32/test_llmc_state
 run 0 60 "cores and memory of the host" $fp32/test_host
 run 0 60 "plan" $fp32/test_plan
 run 0 60 "simulator of a step" $fp32/test_step_simulator
+run 0 60 "what fits" $fp32/test_fit
 run 0 60 "NCCL's calls on one rank" $fp32/test_nccl_calls
 run 0 60 "profile" $fp32/test_profile
 run 0 120 "matmul" $fp32/test_matmul
@@ -186,6 +187,7 @@ run 0 120 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero some
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero
+run 0 120 "what fits is what a run measures" dev/test/cli/test_fit.sh $fp32/train_gpt2_zero some
 run 0 120 "each kind of work has a formula" dev/test/cli/test_profile.sh \
     {$fp32,$bf16,build/emulated-bf16}/train_gpt2_zero
 run 0 300 "same losses as llm.c" dev/test/cli/test_llmc_parity.sh $fp32/train_gpt2_zero

@@ -32,6 +32,7 @@ if [ -z "$suffix" ]; then
         {$fp32,$bf16}/train_gpt2_zero build/ckpt-address/ckpt 500
     run 0 60 "Hugging Face, there and back, SANITIZE=address" dev/test/cli/test_huggingface.sh \
         $fp32/train_gpt2_zero build/ckpt-address/ckpt
+    run 0 300 "what fits is what a run measures" dev/test/cli/test_fit.sh {$fp32,$bf16}/train_gpt2_zero
     run 0 600 "a rank dies or stops: all phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer some
     for precision in fp32 bf16; do
         [ $precision = fp32 ] && other=bf16 || other=fp32

@@ -27,7 +27,8 @@
 // What decides the bits of a run besides the build and the kind of device: the flags that DECIDE. Each flag has to say
 // which it is: there is no default. -v, -m, -s and -g only look.
 enum bits { UNKNOWN, DECIDES, KEEPS };
-enum type { TEXT, INTEGER, REAL, CHOICE };  // CHOICE: one of the words in `choices`; the value is its number
+// SIZE: an integer of bytes, perhaps with a unit. CHOICE: one of the words in `choices`; the value is its number.
+enum type { TEXT, INTEGER, SIZE, REAL, CHOICE };
 
 typedef struct {
     const char *flag, *name;
@@ -127,6 +128,8 @@ static const Flag FLAGS[] = {
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
     { "head-rows", "head-rows", DECIDES, INTEGER, AT(head_rows), "ROWS", "0", 0, 1 << 30,
       .help = "tokens whose logits are computed at a time, at least T: less memory; 0: 8192 or T" },
+    { "memory-limit", "memory-limit", KEEPS, SIZE, AT(memory_limit), "BYTES", "0", 0, MANY,
+      .help = "what the memory table of a rank may add up to, as 800M or 6G (2^20, 2^30 bytes); 0: no limit" },
     { "lg", "gpu-info-every", KEEPS, INTEGER, AT(gpu_info_every), "STEPS", "-1", -1, MANY,
       .help = "print the GPU's free memory every STEPS steps; -1 or 0: never" },
     { "optimizer", "optimizer", DECIDES, CHOICE, AT(settings.optimizer), "adamw|sgd|lion", "adamw", 0, 0,
@@ -163,7 +166,7 @@ static const Flag FLAGS[] = {
     { "decay-to", "decay-to", DECIDES, INTEGER, AT(schedule.decay_to), "STEP", "-1", -1, MANY,
       .help = "where it ends; -1: with the last step" },
     { "force", "force", KEEPS, INTEGER, AT(force), "0|1", "0", 0, 1,
-      .help = "1: train even if the memory that is available is less than the plan's" },
+      .help = "1: train even if the memory that is available, or --memory-limit, is less than the plan's" },
     { "tp", "tp", KEEPS, INTEGER, AT(tp), "N", "1", 1, 1 << 16, .help = "ranks of a tensor-parallel group" },
     { "pp", "pp", KEEPS, INTEGER, AT(pp), "N", "1", 1, 1 << 16, .help = "pipeline stages" },
     { "timeout", "timeout", KEEPS, REAL, AT(timeout), "SECONDS", "300", 0.1, 1e6,
@@ -182,6 +185,8 @@ static const Flag FLAGS[] = {
       .help = "-pi fs: a directory that all processes see" },
     { "plan", "plan", KEEPS, CHOICE, AT(plan), "off|text|json|scaling", "off", 0, 0, .bare = "text",
       .help = "print what the run would need, and end: all stages, any ranks; scaling: on up to --ranks; alone: text" },
+    { "fit", "fit", KEEPS, INTEGER, AT(fit), "0|1", "0", 0, 1, .bare = "1", .of_plan = 1,
+      .help = "of the plan: only the fastest -z --shard-group -r --head-rows -b that fits; what is given is kept" },
     { "ranks", "ranks", KEEPS, INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
       .help = "of the plan; -1: those of mpirun" },
     { "ranks-per-host", "ranks-per-host", KEEPS, INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,
@@ -263,12 +268,19 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
         }
         store(at, f->size, (long long)number);
         break;
+    case SIZE:
     case INTEGER: {
+        static const char UNITS[] = "KMGT";  // 2^10, 2^20, ...
         long long n = strtoll(value, &end, 10);
+        const char *unit = f->type == SIZE && end > value && *end != '\0' ? strchr(UNITS, *end) : NULL;
+        if (unit != NULL) end++;
         if (end == value || *end != '\0' || *value == ' ' || *value == '+') {
-            return FAIL("%s %.200s: not a whole number: use one from %.0f to %.0f", used, value, f->min, f->max);
+            return FAIL("%s %.200s: not a whole number%s: use one from %.0f to %.0f", used, value,
+                        f->type == SIZE ? ", or one with K, M, G or T" : "", f->min, f->max);
         }
-        number = (double)n;
+        const int shift = unit != NULL ? 10 * (int)(unit - UNITS + 1) : 0;
+        number = ldexp((double)n, shift);
+        if (number >= f->min && number <= f->max) n *= 1LL << shift;
         if (errno == ERANGE || number < f->min || number > f->max) {
             return FAIL("%s %.200s: out of range: use a number from %.0f to %.0f", used, value, f->min, f->max);
         }
@@ -414,6 +426,7 @@ void options_value(const Options *o, const char *flag, char *text, size_t bytes)
         word = *(const char *const *)at;
         snprintf(text, bytes, "%s", word != NULL ? word : "");
         break;
+    case SIZE:
     case INTEGER: snprintf(text, bytes, "%lld", n); break;
     case REAL: config_number_text(*(const double *)at, text, bytes); break;
     case CHOICE:

@@ -56,6 +56,8 @@ typedef struct {
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;
     int64_t plan, plan_ranks, plan_ranks_per_host;
+    int64_t memory_limit;                                              // bytes of a rank; 0: no limit
+    int64_t fit;                                                       // --plan: search what fits
     double device_memory, link_gbs, net_gbs, memory_gbs, peak_tflops;  // GB, GB/s, TFLOP/s: decimal
     double link_latency, net_latency, efficiency;                      // microseconds; a fraction
     int help;                                                          // --help was given

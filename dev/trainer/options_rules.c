@@ -115,6 +115,10 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
         return FAIL("--inject-delays %llu: a plan is that of a run without delays: leave it out",
                     (unsigned long long)o->settings.delay_seed);
     }
+    if (o->memory_limit > 0 && options_given(o, "device-memory")) {
+        return FAIL("--device-memory: --memory-limit gives the memory of a rank too: use one of the two");
+    }
+    if (o->fit && o->total_batch_tokens > 0) options_set_default(o, "b", "1");  // it is searched
     if (o->plan_ranks == 0) {
         return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
     }

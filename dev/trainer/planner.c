@@ -92,6 +92,7 @@ zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) 
         .settings = settings,
         .order = in->order,
         .order_length = in->order_length,
+        .rank = in->rank,
         .shard_transport = transport_of(in, group, group > host),
         .replicas = ranks / group,
         .replicate_transport = transport_of(in, ranks / group, ranks > host),
@@ -225,7 +226,7 @@ static void find_smallest(Layouts *l, const PlanInput *in, int stage, PlanStage 
 static size_t states_of(const PlanInput *in) { return zero_optimizer_get(in->settings.optimizer)->num_states; }
 
 // layouts->shards is that of groups of `group` ranks.
-static int make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t group, PlanStage *s) {
+static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, size_t group, PlanStage *s) {
     const zero_layout *l = &layouts->shards;
     const zero_cost plan = plan_cost(in, stage, in->ranks, group);
     const size_t elem = zero_dtype_bytes(in->settings.dtype);
@@ -262,25 +263,7 @@ static int make_stage(const PlanInput *in, Layouts *layouts, int stage, size_t g
     s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel,
                                           (double)trained_numel(l), (double)l->ranks);
     s->padding = s->states + s->smaller_master - s->sums - s->paper;
-    const int e = plan_simulate(in, &plan, l, &s->times);
-    find_smallest(layouts, in, stage, s);  // the last: it divides again
-    return e;
-}
-
-int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_bytes) {
-    Layouts l;
-    zero_row rows[PLAN_ROWS];
-    const char *why;
-    const int stage = in->settings.stage;
-    const size_t group = layouts_create(&l, in, &why) == 0 ? plan_group_size(&l, in, stage, in->ranks, &why) : 0;
-    if (group == 0) {
-        snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
-    } else {
-        const zero_cost plan = plan_cost(in, stage, in->ranks, group);
-        memory_rows(in, &plan, &l.shards, rows, bytes);
-    }
-    layouts_destroy(&l);
-    return group == 0 ? -1 : 0;
+    return plan_simulate(in, &plan, l, &s->times);
 }
 
 // What no stage can do. Returns 0, or -1 and a message.
@@ -298,6 +281,38 @@ static int check_input(const PlanInput *in, char *err, size_t err_bytes) {
     return 0;
 }
 
+int plan_stage(PlanStage *s, const PlanInput *in, char *err, size_t err_bytes) {
+    Layouts l;
+    const char *why = "out of host memory";
+    const int stage = in->settings.stage;
+    memset(s, 0, sizeof *s);
+    if (check_input(in, err, err_bytes) != 0) return -1;
+    int status = layouts_create(&l, in, &why);
+    const size_t group = status == 0 ? plan_group_size(&l, in, stage, in->ranks, &why) : 0;
+    status = group == 0 ? -1 : make_stage(in, &l, stage, group, s);
+    if (status != 0) snprintf(err, err_bytes, "%s on %zu ranks: %s", in->model, in->ranks, why);
+    layouts_destroy(&l);
+    return status;
+}
+
+// Ranks of a shard group differ in the number of their optimizer chunks.
+uint64_t plan_most_memory(const PlanInput *in, const PlanStage *s) {
+    zero_layout l;
+    const char *why;
+    size_t most = 0, own = 0;
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, s->shard_group, &why) != 0) return s->memory_total;
+    for (size_t rank = 0; rank < s->shard_group; rank++) {
+        size_t chunks = 0;
+        for (size_t r = 0; r < l.num_runs; r++)
+            chunks += (l.run_first[r + 1] - l.run_first[r]) *
+                      zero_optimizer_chunks(&l, in->settings.stage, rank, l.run_first[r], NULL);
+        if (chunks > most) most = chunks;
+        if (rank == in->rank) own = chunks;
+    }
+    zero_layout_destroy(&l);
+    return s->memory_total + (most - own) * sizeof(zero_optimizer_chunk);
+}
+
 static int make_stages(Plan *p, const PlanInput *in, Layouts *l, const char **why) {
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         PlanStage *s = &p->stage[stage];
@@ -306,6 +321,7 @@ static int make_stages(Plan *p, const PlanInput *in, Layouts *l, const char **wh
         p->numel = l->shards.numel;
         p->numel_padded = stage == 0 ? l->shards.numel_padded : p->numel_padded;
         if (make_stage(in, l, stage, group, s) != 0) return -1;
+        find_smallest(l, in, stage, s);  // the last: it divides again
         if (p->lowest_stage < 0 && s->fits) {
             p->lowest_stage = stage;
         }

@@ -33,6 +33,7 @@ typedef struct {
     size_t B, T;
     size_t total_tokens;           // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;  // ranks_per_host 0: all on one host
+    size_t rank;                   // whose memory, of a shard group
     const zero_transport *transport;
     zero_comm_config comm_config;
     size_t snapshot_per_parameter;  // bytes that a snapshot for checkpoints holds of a parameter; 0: there is none
@@ -75,8 +76,12 @@ typedef struct {
     int best_stage;    // the lowest of those that fit on the fewest ranks; -1: none
 } Plan;
 
-// Memory of a rank in stage in->settings.stage, as plan_make says it. Returns 0, or -1 and a message.
-int plan_memory(const PlanInput *in, uint64_t *bytes, char *err, size_t err_bytes);
+// The plan of one stage, in->settings.stage, without the smallest number of ranks that it fits on. Returns 0, or -1 and
+// a message.
+int plan_stage(PlanStage *s, const PlanInput *in, char *err, size_t err_bytes);
+
+// The most memory of any rank, where s->memory_total is that of in->rank.
+uint64_t plan_most_memory(const PlanInput *in, const PlanStage *s);
 
 // Whether all ranks of this plan are one shard group in this stage, because the groups of settings.shard_group would
 // cost more wire (zero_cost_one_level).

@@ -266,12 +266,11 @@ static void report(const Run *r, FILE *json, const char *name, const char *title
     free(all);
 }
 
-// Is anything missing from the rows? Prints what the process takes beside the sum of the rows and of what it took
+// Is anything missing from the rows? Prints what the process takes beside their sum, bytes, and what it took
 // before there was a model (libraries). What it takes beyond that are buffers of MPI and of matrix products, and partly
 // used pages.
-static void report_process(const Run *r, const zero_row *rows, size_t n) {
-    size_t mine[2] = { r->process_start, process_memory((size_t)r->sharers) };  // start, peak
-    for (size_t i = 0; i < n; i++) mine[0] += rows[i].expected;
+static void report_process(const Run *r, size_t bytes) {
+    size_t mine[2] = { r->process_start + bytes, process_memory((size_t)r->sharers) };  // start, peak
     size_t *all = allocate((size_t)r->ranks * sizeof mine);
     gather(r, mine, sizeof mine, all);
     double expected = 0;
@@ -295,13 +294,16 @@ static void report_process(const Run *r, const zero_row *rows, size_t n) {
 
 void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
-    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3);
+    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3), bytes = 0;
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n].what = "activations";
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
     rows[n].expected = r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
+    for (size_t i = 0; i < n; i++) bytes += rows[i].expected;
+    rows[n] = (zero_row){ .what = "total", .expected = bytes, .measured = r->memory.total_peak };
+    snprintf(rows[n++].formula, sizeof rows->formula, "the most at a time");
     if (r->snapshot != NULL) {
         rows[n] = plan_snapshot(zero_get_layout(r->z), r->snapshot_per_parameter);
         rows[n++].measured = r->snapshot_bytes;
@@ -311,10 +313,10 @@ void print_reports(const Run *r) {
     if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
     char err[ERR_BYTES];
     metrics_end(r->metrics, err, sizeof err);
-#ifndef CUDA_ON_CPU  // the process's memory is the GPU's
-    n -= r->snapshot != NULL;
+#ifdef CUDA_ON_CPU  // the process's memory is also the host's
+    if (r->snapshot != NULL) bytes += rows[n - 1].expected;
 #endif
-    report_process(r, rows, n);
+    report_process(r, bytes);
 }
 
 // The engine counts every number that its transport gathered between the first gradient and the update, but its formula
@@ -381,7 +383,7 @@ void describe_run(const Run *r, PlanInput *in) {
         .snapshot_per_parameter = o->output_dir == NULL      ? 0
                                   : o->checkpoint_every == 0 ? sizeof(float)
                                                              : checkpoint_bytes_per_parameter(&o->settings),
-        .device_bytes = o->device_memory * 1e9,
+        .device_bytes = o->memory_limit > 0 ? (double)o->memory_limit : o->device_memory * 1e9,
         .cluster = { .link_bytes_per_second = o->link_gbs * 1e9,
                      .net_bytes_per_second = o->net_gbs * 1e9,
                      .link_latency = o->link_latency * 1e-6,

@@ -11,6 +11,7 @@
 #include "trainer/checkpoint_write.h"
 #include "trainer/directory.h"
 #include "trainer/environment.h"
+#include "trainer/memory.h"
 #include "trainer/progress.h"
 #include "trainer/signals.h"
 
@@ -125,6 +126,7 @@ void die(const char *format, ...) {
 }
 
 void must(const Run *r, int status, const char *doing) {
+    if (status == ZERO_ERR_MEMORY) die_of_memory(r, zero_error(r->z));
     if (status != ZERO_OK) die("%s (%s)", zero_error(r->z), doing);
 }
 

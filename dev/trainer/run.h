@@ -48,9 +48,11 @@ typedef struct {
     const char *attention;     // name of the library, NULL: our own kernels
     int flash;                 // those on tensor cores, gpt2/flash_attention.cuh
     size_t attention_scratch;  // bytes
-    size_t activation_bytes;   // predicted, of this run
-    size_t head_chunks;        // of rows, in which the head is computed
-    size_t sum_chunks;         // that the kernels cut the rows of a micro-batch into, to sum over them
+    size_t activation_bytes;   // predicted, of this run; and of others
+    size_t (*activation_bytes_of)(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
+                                  enum zero_dtype precision);
+    size_t head_chunks;  // of rows, in which the head is computed
+    size_t sum_chunks;   // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;
 
 enum { INPUT_MODEL, INPUT_TRAIN, INPUT_VAL, INPUT_TOKENIZER, INPUT_HELLASWAG, NUM_INPUTS };

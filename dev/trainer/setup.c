@@ -15,11 +15,11 @@
 #include "device/process.h"
 #include "gpt2/huggingface.h"
 #include "trainer/directory.h"
+#include "trainer/memory.h"
 #include "trainer/metrics.h"
 #include "trainer/planner.h"
 #include "trainer/reports.h"
 #include "zero/comm/transport_registry.h"
-#include "zero/host_memory.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The device.
@@ -446,45 +446,11 @@ void create_transport(Run *r) {
     const int e = zero_mesh_comms_create(&comms, &r->mesh, choose_transport(r, boot), boot, &config, &r->memory, err,
                                          sizeof err);
     r->transport_failed = e == ZERO_ERR_COMM;
+    if (e == ZERO_ERR_MEMORY) die_of_memory(r, err);
     if (e != ZERO_OK) die("transport: %s", err);
     r->comm = comms.data;
     r->shard_comm = comms.shard;
     r->replica_comm = comms.replicate;
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Memory.
-
-// Bytes that all ranks with this memory may allocate, and their number. On a CPU the device is the host.
-static size_t available_memory(const Run *r, int *ranks) {
-#ifdef CUDA_ON_CPU
-    *ranks = r->local_ranks;
-    return zero_host_memory_available("");
-#else
-    size_t free_bytes, total;
-    *ranks = r->sharers;
-    must_cuda(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
-    return free_bytes;
-#endif
-}
-
-void check_memory(const Run *r) {
-    char err[ERR_BYTES] = "";
-    PlanInput in;
-    uint64_t bytes;
-    int ranks;
-    describe_run(r, &in);
-    const size_t available = available_memory(r, &ranks);
-    if (plan_memory(&in, &bytes, err, sizeof err) == 0 && (double)bytes * ranks > (double)available &&
-        !r->options.force) {
-        snprintf(err, sizeof err,
-                 "-z %d -b %zu -t %zu: %d rank%s need%s %.2f GB (--plan explains it), but %.2f GB are "
-                 "available: use a smaller model, -b or -t, a higher stage, or more machines; --force 1 tries it",
-                 r->options.settings.stage, r->B, r->T, ranks, ranks > 1 ? "s that share it" : "", ranks > 1 ? "" : "s",
-                 (double)bytes * ranks / 1e9, (double)available / 1e9);
-    }
-    free_description(&in);
-    agree(r, err);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

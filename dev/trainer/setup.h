@@ -27,10 +27,6 @@ void create_transport(Run *r);
 // Dies if the model, the data, HellaSwag or the tokenizer of a rank has another content than rank 0's.
 void check_same_inputs(Run *r);
 
-// Dies if the plan of this run does not fit into the memory that is available now, on any host or GPU (--force 1: goes
-// on). Nothing of the model is allocated yet.
-void check_memory(const Run *r);
-
 // Makes and locks the output directory, and begins main.log and metrics.jsonl.
 void open_output(Run *r);
 

@@ -182,9 +182,10 @@ int zero_comm_alloc(zero_comm *c, zero_accounting *mem, enum zero_memory_categor
     const int e = c->ops->alloc(c, b);
     *ptr = b->ptr;
     if (e || b->ptr) return e;
+    char refusal[ZERO_REFUSAL_BYTES];
     return zero_comm_fail(c, ZERO_ERR_MEMORY,
-                          "no memory for %zu bytes of %s: use a smaller model or batch, or more ranks", bytes,
-                          zero_memory_category_name(category));
+                          "no memory for %zu bytes of %s%s: use a smaller model or batch, or more ranks", bytes,
+                          zero_memory_category_name(category), zero_accounting_refusal(mem, bytes, refusal));
 }
 
 static int free_buffer(zero_comm *c, struct zero_comm_buffer *b) {

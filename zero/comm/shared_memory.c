@@ -117,7 +117,7 @@ static int create_file(void) {
 static void make_own(struct zero_shm *s, int rank, int ranks_here, struct card *mine) {
     struct stat st;
     *mine = (struct card){ .pid = (long)getpid(), .fd = -1 };
-    if (!zero_shm_has_memory(s, ranks_here, "")) return;
+    if (s->why[0] || !zero_shm_has_memory(s, ranks_here, "")) return;
     if (ranks_here == 1) {  // nobody maps it
         char *own = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (own == MAP_FAILED) snprintf(s->why, sizeof s->why, "mmap failed: %s", strerror(errno));
@@ -136,8 +136,8 @@ static void make_own(struct zero_shm *s, int rank, int ranks_here, struct card *
     s->peer[rank] = p == MAP_FAILED ? NULL : p;
 }
 
-int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
-                 void *ctx) {
+int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, const char *refusal,
+                 zero_shm_meet *meet, void *ctx) {
     struct card mine, *cards = calloc((size_t)ranks, sizeof *cards);
     int *all_ok = calloc((size_t)ranks, sizeof *all_ok);
     int ranks_here = 0;
@@ -149,6 +149,7 @@ int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, si
         *s = (struct zero_shm){ .why = "out of host memory" };
         return ZERO_ERR_MEMORY;
     }
+    snprintf(s->why, sizeof s->why, "%s", refusal);
     for (int r = 0; r < ranks; r++) ranks_here += on_host[r] != 0;
     make_own(s, rank, ranks_here, &mine);
     int e = meet(ctx, &mine, sizeof mine, cards), ok = s->peer[rank] != NULL;

@@ -23,11 +23,12 @@ typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
 // `pretended` in common. Collective over the ranks of meet.
 int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_shm_meet *meet, void *ctx);
 
-// Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. Collective over the ranks of meet.
-// Returns ZERO_OK; or, if that is impossible on any rank, ZERO_ERR_MEMORY on all ranks; or the error of meet. After an
-// error nothing is mapped. Memory that the host does not have is refused here: touching it later would end the process.
-int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, zero_shm_meet *meet,
-                 void *ctx);
+// Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. refusal: why this rank may not have
+// it, which fails as if the host had none; "" if it may. Collective over the ranks of meet. Returns ZERO_OK; or, if
+// that is impossible on any rank, ZERO_ERR_MEMORY on all ranks; or the error of meet. After an error nothing is mapped.
+// Memory that the host does not have is refused here: touching it later would end the process.
+int zero_shm_map(struct zero_shm *s, int rank, int ranks, const int *on_host, size_t bytes, const char *refusal,
+                 zero_shm_meet *meet, void *ctx);
 // Whether this host has s->bytes for each of its ranks; if not, s->why is the reason. root: of zero/host_memory.h.
 int zero_shm_has_memory(struct zero_shm *s, int ranks_here, const char *root);
 void zero_shm_unmap(struct zero_shm *s);  // not collective; peers keep their mappings

@@ -61,7 +61,7 @@ def check_metrics(directory, last, starts):
     assert plan == {x["what"]: x["by_formula"] for x in report["wire"]}, plan
     for row in report["memory"] + report["wire"]:
         assert row["equal"] is True, row
-        assert row["what"] == "transport" or row["by_formula"] == row["min"] == row["max"], row
+        assert row["what"] in ("transport", "total") or row["by_formula"] == row["min"] == row["max"], row
     with open(f"{directory}/main.log", encoding="utf-8") as f:
         log = f.read()
     lines = {f's:{s["step"] - 1} trl:{s["loss"]:.4f} lr:{s["lr"]:.6f} norm:{s["norm"]:.2f}' for s in of["step"]}

@@ -16,20 +16,21 @@ compare() {
     awk -v stage="$3" -v snapshot="$(grep -c '^checkpoint snapshot' "$1")" '
         function name(s, width) { s = substr(s, 1, width); sub(/ +$/, "", s); return s }
         /^(memory|wire) per rank/ { table = $1; next }
+        /^total, GB/ { next }
         NF == 0 || /^(model states|time per|ranks from|  formulas)/ { table = "" }
         FNR == NR && table != "" { plan[table "/" name($0, 30)] = $(NF - 3 + stage); next }
         FNR != NR && table != "" {
             key = table "/" name($0, 26)
             rows++
             if (/differs from the formula/) { print key ": measured is not the formula: " $0; bad = 1; next }
-            each = name($0, 26) != "transport"
+            each = name($0, 26) !~ /^(transport|total)$/
             if (plan[key] != $(NF - 2) || each && ($(NF - 1) != $(NF - 2) || $NF != $(NF - 2))) {
                 print key ": planned " plan[key] ", the run prints " $(NF - 2) ", measured " $(NF - 1) " to " $NF
                 bad = 1
             }
         }
         END {
-            if (rows != 13 + snapshot) { print "the run has " rows " rows, not 9 of memory and 4 of the wire"; bad = 1 }
+            if (rows != 14 + snapshot) { print "the run has " rows " rows, not 10 of memory, 4 of the wire"; bad = 1 }
             exit bad
         }' "$1" "$2"
 }

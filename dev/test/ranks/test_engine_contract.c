@@ -273,6 +273,32 @@ static void all_learn_of_memory_that_ran_out(void) {
     }
 }
 
+// The last rank may take a part of what its engine needs: every allocation in turn is the one that is refused. It never
+// holds more than the limit, and all of it is enough.
+static void a_limit_is_kept(zero_comm *c, int stage) {
+    enum { PARTS = 24 };
+    zero *z = make_in_groups(c, NULL, stage);
+    const size_t with_engine = memory.total_live;
+    zero_destroy(z);
+    const size_t before = memory.total_live, need = with_engine - before;  // the transport keeps its scratch
+    for (size_t part = 0; part <= PARTS; part++) {
+        const size_t limit = before + (part == PARTS ? need : part + 1 == PARTS ? need - 1 : need / PARTS * part);
+        const zero_config config = config_of(c, stage);
+        memory.total_peak = memory.total_live;
+        if (rank == ranks - 1) memory.limit = limit;
+        const int e = zero_create(&z, &config);
+        CHECK(part == PARTS ? e == ZERO_OK : e == ZERO_ERR_MEMORY && strstr(zero_error(z), "memory for"),
+              "stage %d, %zu of %zu bytes: create returns %d: %s", stage, limit - before, need, e, zero_error(z));
+        if (rank == ranks - 1)
+            CHECK((part == PARTS || ranks > 1 || strstr(zero_error(z), "bytes of zero_accounting.limit are taken")) &&
+                      memory.total_peak <= limit,
+                  "stage %d: %zu bytes, the limit is %zu: %s", stage, memory.total_peak, limit, zero_error(z));
+        memory.limit = 0;
+        zero_destroy(z);
+    }
+    CHECK_EQ(memory.total_live, before);
+}
+
 // ---- ranks that differ ----------------------------------------------------------------------------------------------
 
 // The message of ranks > 1 that make different calls, at the latest with the norm.
@@ -533,6 +559,7 @@ static void cases_of_a_stage(const struct way *way, int stage) {
         one_rank_s_callback_fails_all(c, stage);
     CASE("gradients can be seen and replaced: stage %d, %s", stage, way->name) gradients_can_be_seen(c, NULL, stage);
     CASE("helpers: files, host copies, mean: stage %d, %s", stage, way->name) helpers_do_what_they_say(c, stage);
+    CASE("the accounting's limit is kept: stage %d, %s", stage, way->name) a_limit_is_kept(c, stage);
     zero_comm_destroy(c);
     for (kind = 0; kind < KINDS; kind++)
         CASE("state is saved and loaded, in any stage: from stage %d, %s, %s", stage, kind_names[kind], way->name)

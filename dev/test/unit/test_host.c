@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -102,6 +103,24 @@ static void test_memory_limit_is_not_seen(void) {
     remove_root();
 }
 
+static void test_address_space_that_is_left(void) {
+    struct rlimit all, limit;
+    CHECK_EQ(getrlimit(RLIMIT_AS, &all), 0);
+    begin_root();
+    put("proc/self/statm", "1000 500 100 0 0 0 0\n");
+    limit = all;
+    limit.rlim_cur = (rlim_t)1 << 60;
+    CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    const size_t left = zero_address_space_left(root);
+    put("proc/self/statm", "1000000000000000 500 100 0 0 0 0\n");  // the limit was lowered later
+    const size_t none = zero_address_space_left(root);
+    CHECK_EQ(setrlimit(RLIMIT_AS, &all), 0);
+    CHECK_EQ(left, ((size_t)1 << 60) - 1000 * (size_t)sysconf(_SC_PAGESIZE));
+    CHECK_EQ(none, 0);
+    CHECK(all.rlim_cur != RLIM_INFINITY || zero_address_space_left(root) == SIZE_MAX);
+    remove_root();
+}
+
 // The mpi transport refused shared memory whose place only the page cache took.
 static void test_page_cache_counts_as_used(void) {
     begin_root();
@@ -184,6 +203,7 @@ int main(int argc, char **argv) {
     test_start(&argc, argv);
     RUN(test_quota_of_half_a_core_is_not_seen);
     RUN(test_memory_limit_is_not_seen);
+    RUN(test_address_space_that_is_left);
     RUN(test_page_cache_counts_as_used);
     RUN(test_bound_ranks_divide_their_cores_again);
     RUN(test_omp_num_threads_crashes);

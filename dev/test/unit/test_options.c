@@ -187,6 +187,15 @@ static const struct {
     { "--plan --ranks 0", "at least one rank" },
     { "--plan --precision fp16", "fp32|bf16" },
     { "--plan --device-memory 0", "out of range" },
+    { "--plan --device-memory 8 --memory-limit 8G", "use one of the two" },
+    { "--memory-limit -1", "--memory-limit -1: out of range" },
+    { "--memory-limit 1.5G", "K, M, G or T" },
+    { "--memory-limit G", "--memory-limit G: not a whole number" },
+    { "--memory-limit 4GB", "--memory-limit 4GB" },
+    { "--memory-limit 9000000T", "out of range" },
+    { "-b 4K", "not a whole number: use" },
+    { "--fit", "--fit: is about a plan" },
+    { "--plan --fit 2", "--fit 2" },
     { "--plan --mfu 1.5", "--mfu 1.5" },
     { "--plan --net-gbs 0", "--net-gbs 0: out of range" },
     { "--plan --net-gbs fast", "--net-gbs fast" },
@@ -276,6 +285,23 @@ static void test_a_plan_needs_no_word(void) {
         CHECK_EQ(o.plan_ranks, 64);
         CHECK_EQ(o.settings.dtype, ZERO_BF16);
         CHECK_EQ(o.settings.stage, 3);
+    }
+}
+
+static void test_sizes_have_units(void) {
+    static const struct {
+        const char *line;
+        long long bytes;
+    } sizes[] = { { "--memory-limit 0", 0 },           { "--memory-limit 1500000", 1500000 },
+                  { "--memory-limit 3K", 3072 },       { "--memory-limit=5M", 5242880 },
+                  { "--memory-limit 6G", 6442450944 }, { "--memory-limit 2T", 2199023255552 } };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        Options o;
+        char text[64];
+        CHECK(parse(&o, &CPU_FP32, sizes[i].line) == 0, "%s: %s", sizes[i].line, err);
+        CHECK_EQ(o.memory_limit, sizes[i].bytes);
+        options_value(&o, "memory-limit", text, sizeof text);  // ranks that write it in other units agree
+        CHECK_EQ(atoll(text), sizes[i].bytes);
     }
 }
 
@@ -415,6 +441,7 @@ int main(int argc, char **argv) {
     RUN(test_flags_that_do_not_apply_are_noted);
     RUN(test_what_a_build_has_not_is_refused_there_only);
     RUN(test_a_plan_needs_no_word);
+    RUN(test_sizes_have_units);
     RUN(test_defaults_are_those_of_llmc);
     RUN(test_a_script_of_llmc_runs_as_it_is);
     RUN(test_short_flags_are_not_taken_for_one_another);

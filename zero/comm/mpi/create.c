@@ -46,11 +46,11 @@ static int map_control(comm_mpi *m) {
     const int size = m->base.size;
     const char *note = "";
     if (m->config.no_shared_memory) only_messages(m);
-    int e = zero_mpi_map(m, &m->control, sizeof(struct control));
+    int e = zero_mpi_map(m, &m->control, m->memory, sizeof(struct control));
     if (e == ZERO_ERR_MEMORY) {
         note = " (ranks of this host cannot map each other's memory)";
         only_messages(m);
-        e = zero_mpi_map(m, &m->control, sizeof(struct control));
+        e = zero_mpi_map(m, &m->control, m->memory, sizeof(struct control));
     }
     if (e == ZERO_ERR_MEMORY)
         zero_comm_fail(&m->base, e, "no shared memory for %zu bytes of control blocks: %s", sizeof(struct control),

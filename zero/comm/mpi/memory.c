@@ -3,9 +3,12 @@
 // A symmetric buffer is memory that every other rank of the host maps (shared_memory.h). Where no ranks share memory,
 // or the host cannot reach the device's (staged), it is device memory, and chunks travel through scratch.
 #include "zero/comm/mpi/mpi_internal.h"
+#include <string.h>
 
-int zero_mpi_map(comm_mpi *m, struct zero_shm *s, size_t bytes) {
-    return zero_shm_map(s, m->base.rank, m->base.size, m->on_host, bytes, zero_mpi_meet, m);
+int zero_mpi_map(comm_mpi *m, struct zero_shm *s, const zero_accounting *mem, size_t bytes) {
+    char refusal[ZERO_REFUSAL_BYTES];
+    const char *why = zero_accounting_refusal(mem, bytes, refusal);
+    return zero_shm_map(s, m->base.rank, m->base.size, m->on_host, bytes, why + strspn(why, ": "), zero_mpi_meet, m);
 }
 
 static struct zero_shm *map_of(comm_mpi *m, const struct zero_comm_buffer *b) { return &m->maps[b - m->base.buffers]; }
@@ -16,7 +19,7 @@ int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b) {
         b->ptr = zero_accounting_alloc(b->mem, b->category, b->bytes);
         return ZERO_OK;
     }
-    const int e = zero_mpi_map(m, map_of(m, b), b->bytes ? b->bytes : 1);
+    const int e = zero_mpi_map(m, map_of(m, b), b->mem, b->bytes ? b->bytes : 1);
     if (e == ZERO_ERR_COMM) return e;
     if (e)
         return zero_comm_fail(c, e, "no shared memory for %zu bytes of %s: %s", b->bytes,
@@ -50,8 +53,13 @@ int zero_mpi_grow(comm_mpi *m, char **scratch, size_t *have, size_t need, int on
     *scratch = NULL;
     *have = 0;
     void *p = NULL;
-    if ((on_device ? cudaMalloc(&p, need) : cudaMallocHost(&p, need)) != cudaSuccess)
-        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no memory for %zu bytes of transport scratch", need);
+    char refusal[ZERO_REFUSAL_BYTES];
+    if (*zero_accounting_refusal(m->memory, need, refusal) ||
+        (on_device ? cudaMalloc(&p, need) : cudaMallocHost(&p, need)) != cudaSuccess)
+        return zero_comm_fail(&m->base, ZERO_ERR_MEMORY,
+                              "no memory for %zu bytes of transport scratch%s: use fewer ranks on this host, or a "
+                              "smaller model",
+                              need, refusal);
     *scratch = p;
     *have = need;
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, need, 0);
@@ -69,7 +77,7 @@ int zero_mpi_can_pin(void *memory, size_t bytes) {
 
 // Pinned if possible: otherwise each copy is two.
 int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
-    const int mapped = zero_mpi_map(m, s, bytes);
+    const int mapped = zero_mpi_map(m, s, m->memory, bytes);
     if (mapped == ZERO_ERR_COMM) return mapped;
     if (mapped)
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no shared memory for %zu bytes of staging: %s", bytes,

@@ -111,8 +111,8 @@ int zero_mpi_add_request(comm_mpi *m, struct messages *msgs, int peer, int is_se
 // Frees the messages' own memory; those that are still under way are cancelled, or else noted in in_flight.
 void zero_mpi_free_messages(comm_mpi *m, struct messages *msgs);
 
-// memory.c. zero_mpi_map: zero_shm_map over this communicator's ranks.
-int zero_mpi_map(comm_mpi *m, struct zero_shm *s, size_t bytes);
+// memory.c. zero_mpi_map: zero_shm_map over this communicator's ranks, within the limit of mem.
+int zero_mpi_map(comm_mpi *m, struct zero_shm *s, const zero_accounting *mem, size_t bytes);
 int zero_mpi_alloc(zero_comm *c, struct zero_comm_buffer *b);
 int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b);
 // A scratch that only grows and loses its contents: pinned host memory, or device memory.

@@ -54,7 +54,7 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     w->base = (struct zero_window){ NULL, bytes, mem, category };
     int e = ZERO_OK;
     if (c->size > 1) {
-        e = zero_mpi_map(m, &w->epochs, sizeof(struct epochs));
+        e = zero_mpi_map(m, &w->epochs, m->memory, sizeof(struct epochs));
         if (e == ZERO_ERR_MEMORY)
             return zero_comm_fail(c, e, "no shared memory for %zu bytes of a window's counters: %s",
                                   sizeof(struct epochs), w->epochs.why);
@@ -62,7 +62,7 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     }
     if (!e && c->size > 1 && m->staged && (e = zero_mpi_map_staging(m, &w->staging, bytes))) return e;
     if (!e && m->sharing && !m->staged) {
-        e = zero_mpi_map(m, &w->map, bytes);
+        e = zero_mpi_map(m, &w->map, mem, bytes);
         if (!e) {
             w->base.shard = w->map.peer[c->rank];
             zero_accounting_add(mem, category, bytes, 0);
@@ -74,10 +74,12 @@ int zero_mpi_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory_
     if (w->map.why[0])
         return zero_comm_fail(c, ZERO_ERR_MEMORY, "no shared memory for %zu bytes of %s: %s", bytes,
                               zero_memory_category_name(category), w->map.why);
+    char refusal[ZERO_REFUSAL_BYTES];
     return w->base.shard
                ? ZERO_OK
-               : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",
-                                bytes, zero_memory_category_name(category));
+               : zero_comm_fail(c, ZERO_ERR_MEMORY,
+                                "no memory for %zu bytes of %s%s: use more ranks or a smaller model", bytes,
+                                zero_memory_category_name(category), zero_accounting_refusal(mem, bytes, refusal));
 }
 
 void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {

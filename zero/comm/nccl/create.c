@@ -186,7 +186,7 @@ static int show_collectives(comm_nccl *m) {
     const int rank = m->base.rank, size = m->base.size;
     int *on_host = calloc((size_t)size, sizeof *on_host);
     int e = on_host ? zero_shm_find_host(rank, size, 0, on_host, meet, m) : ZERO_ERR_MEMORY;
-    if (!e) e = zero_shm_map(&m->shown, rank, size, on_host, sizeof(struct zero_comm_shown), meet, m);
+    if (!e) e = zero_shm_map(&m->shown, rank, size, on_host, sizeof(struct zero_comm_shown), "", meet, m);
     free(on_host);
     if (!e) m->base.shown = (struct zero_comm_shown *)m->shown.peer[rank];
     return e == ZERO_ERR_MEMORY ? ZERO_OK : e;

@@ -42,7 +42,9 @@ char *zero_nccl_alloc_device(comm_nccl *m, zero_accounting *mem, enum zero_memor
     *handle = NULL;
     if (!owns_memory(m)) return zero_accounting_alloc(mem, category, bytes);
     const size_t size = bytes ? bytes : 1;
+    char refusal[ZERO_REFUSAL_BYTES];
     void *p = NULL;
+    if (*zero_accounting_refusal(mem, accounted(m, bytes), refusal)) return NULL;
     int e = zero_nccl_enter(m, "allocation of memory");
     if (e) return NULL;
     // ncclUnhandledCudaError: memory is exhausted, which is no failure of the communicators
@@ -148,11 +150,12 @@ int zero_nccl_grow_scratch(comm_nccl *m, size_t chunk_bytes) {
     m->scratch = zero_nccl_alloc_device(m, m->memory, ZERO_MEM_TRANSPORT, (size - 1) * chunk_bytes, &m->scratch_handle);
     const char **places = calloc(size, sizeof *places);
     if (!m->scratch || !places) {
+        char refusal[ZERO_REFUSAL_BYTES];
         free(places);
         return zero_comm_fail(
             &m->base, ZERO_ERR_MEMORY,
-            "no memory for %zu bytes of the other ranks' gradients: use more ranks or a smaller model",
-            (size - 1) * chunk_bytes);
+            "no memory for %zu bytes of the other ranks' gradients%s: use more ranks or a smaller model",
+            (size - 1) * chunk_bytes, zero_accounting_refusal(m->memory, (size - 1) * chunk_bytes, refusal));
     }
     m->stride = chunk_bytes;
     // this rank's own place is set by each all-to-all

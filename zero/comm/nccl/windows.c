@@ -26,9 +26,10 @@ int zero_nccl_window_create(zero_comm *c, zero_accounting *mem, enum zero_memory
     w->base.shard = zero_nccl_alloc_device(m, mem, category, bytes, &w->handle);
     if (w->base.shard) return ZERO_OK;
     const int e = zero_nccl_healthy(m);
+    char refusal[ZERO_REFUSAL_BYTES];
     return e ? e
-             : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s: use more ranks or a smaller model",
-                              bytes, zero_memory_category_name(category));
+             : zero_comm_fail(c, ZERO_ERR_MEMORY, "no memory for %zu bytes of %s%s: use more ranks or a smaller model",
+                              bytes, zero_memory_category_name(category), zero_accounting_refusal(mem, bytes, refusal));
 }
 
 void zero_nccl_window_destroy(zero_comm *c, zero_window *base) {

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# What --plan --fit finds is what a run with these flags measures, to the byte: with that many bytes it trains, with one
+# less it is refused on all ranks, by the plan and by the allocator. And a limit of the system (ulimit -v) is named.
+#
+#     dev/test/cli/test_fit.sh TRAINER... [some]
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+. scripts/env.sh
+export OMP_NUM_THREADS=1
+. dev/test/harness/report.sh
+ranks_to_try=(1 2 4)
+some=
+[ "${*: -1}" != some ] || { some=1 ranks_to_try=(2); set -- "${@:1:$#-1}"; }
+of_model=(-e custom:l3,h3,c72,v256,t64 -t 64 -d 1536)
+run=(-t 64 -i dev/data/text/default.txt -x 2 -v 0 -s 0)
+
+# found TRAINER RANKS BYTES: the flags and the bytes of the answer, whether it fits or not
+found() {
+    "$1" --plan --fit --ranks "$2" --memory-limit "$3" "${of_model[@]}" |
+        sed -n '2s/^.*: \(-e .*\)/\1/p; 3s/^ *\([0-9]*\) bytes a rank.*/\1/p' | tr '\n' ' '
+}
+
+# trains RANKS COMMAND...: its output is in $mine/log
+trains() {
+    timeout -k 5 60 mpirun -np "$1" "${@:2}" > "$mine/log" 2>&1 < /dev/null
+}
+
+# refused WORDS: the last run, by all ranks, in one line
+refused() {
+    grep ^error: "$mine/log"
+    [ "$(grep -c '^error:' "$mine/log")" = 1 ] && grep '^error:' "$mine/log" | grep -q "$1"
+}
+
+# measured_is_found TRAINER RANKS LIMIT
+measured_is_found() {
+    local flags bytes
+    read -r -a flags <<< "$(found "$@")"
+    echo "${flags[@]}"
+    bytes=${flags[-1]}
+    flags[-1]=--memory-limit
+    local less=$((bytes - 1))
+    trains "$2" "$1" "${run[@]}" "${flags[@]}" "$bytes" || { tail -n 5 "$mine/log"; return 1; }
+    grep "^total .*the most at a time" "$mine/log"
+    [ "$bytes" -le "$3" ] &&
+        [ "$(awk '/^total .*the most at a time/ { print $NF }' "$mine/log")" = "$bytes" ] || return 1
+    trains "$2" "$1" "${run[@]}" "${flags[@]}" $less && return 1
+    refused "needs $bytes bytes .*may have $less (--memory-limit): .*do not fit: use .*--force 1" || return 1
+    trains "$2" "$1" "${run[@]}" "${flags[@]}" $less --force 1 && return 1
+    grep ^error: "$mine/log" | grep "memory for .* of the $less bytes of zero_accounting.limit are taken.*: use "
+}
+
+# limited KB WORDS COMMAND...: one rank that may have so much address space is refused
+limited() {
+    (ulimit -v "$1" && timeout -k 5 60 "${@:3}") > "$mine/log" 2>&1 < /dev/null && return 1
+    refused "$2"
+}
+
+for trainer in "$@"; do
+    for ranks in "${ranks_to_try[@]}"; do
+        most=$(found "$trainer" "$ranks" 1G)
+        least=$(found "$trainer" "$ranks" 1)
+        most=$(awk '{ print $NF }' <<< "$most") least=$(awk '{ print $NF }' <<< "$least")
+        for bytes in $least $(((least + most) / 2)) $most; do
+            [ "$some$bytes" = "1$most" ] || at_once "$trainer, $ranks ranks, $bytes bytes" measured_is_found \
+                "$trainer" "$ranks" "$bytes"
+        done
+    done
+    [[ $trainer != *-address* && $trainer != *-thread* ]] || continue   # sanitizers need more
+    large=("$trainer" "${run[@]}" -e custom:l3,h12,c768,v256,t64 -b 1)
+    at_once "$trainer, ulimit -v: before it is allocated" \
+        limited 600000 "(ulimit -v): .* do not fit: use " "${large[@]}"
+    at_once "$trainer, ulimit -v: the allocation fails" limited 600000 "memory for .*(ulimit -v): use " \
+        "${large[@]}" --force 1
+done
+summary

@@ -1,0 +1,271 @@
+// The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, sizes
+// of a micro-batch by which the tokens of a step can be divided, rows of the head, recomputation. The first three take
+// a plan (planner.c); the others change the activations alone, whose bytes are a number.
+//
+// Of those that fit, all that take at most FIT_ALIKE times the least are alike: the step simulator is not more exact
+// than that, and does not count what is recomputed. The first of these that differs says which of two that are alike is
+// better: larger chunks of the head; less to recompute; a lower stage; larger shard groups; a larger micro-batch.
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpt2/tensors.h"
+#include "trainer/fit.h"
+#include "trainer/json.h"
+
+#define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
+
+enum { MOST_CHOICES = 1024 };
+
+// The values of a flag, best first.
+typedef struct {
+    size_t n, value[MOST_CHOICES];
+} Choices;
+
+static void choose(Choices *c, size_t value) {
+    if (c->n < MOST_CHOICES) c->value[c->n++] = value;
+}
+
+static int descending(const void *a, const void *b) {
+    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x < y) - (x > y);
+}
+
+static Choices divisors(size_t n) {
+    Choices c = { 0 };
+    for (size_t i = 1; i <= n / i; i++) {
+        if (n % i != 0) continue;
+        choose(&c, i);
+        if (n / i != i) choose(&c, n / i);
+    }
+    qsort(c.value, c.n, sizeof *c.value, descending);
+    return c;
+}
+
+static Choices batches(const FitInput *in, size_t tokens) {
+    const size_t each = in->plan.T * in->plan.ranks;
+    Choices one = { 1, { in->plan.B } };
+    return in->searched & FIT_BATCH && tokens % each == 0 ? divisors(tokens / each) : one;
+}
+
+static Choices groups(const FitInput *in) {
+    const size_t given = in->plan.settings.shard_group;
+    Choices one = { 1, { given > 0 ? given : in->plan.ranks } };
+    return in->searched & FIT_GROUP ? divisors(in->plan.ranks) : one;
+}
+
+// 0: the default, which is at most 8192 rows or one sequence (gpt2_head_rows).
+static Choices head_rows(const FitInput *in, size_t B) {
+    const size_t T = in->plan.T, rows = B * T < 8192 ? B * T : 8192;
+    Choices c = { 1, { in->head_rows } };
+    if (!(in->searched & FIT_HEAD_ROWS)) return c;
+    c.value[0] = 0;
+    for (size_t r = rows / 2; r > T; r /= 2) choose(&c, r);
+    if (rows > T) choose(&c, T);
+    return c;
+}
+
+// Of two that take about the same time.
+static int is_better(const Fit *a, const Fit *b) {
+    if (a->head_rows != b->head_rows) return a->head_rows == 0 || (b->head_rows > 0 && a->head_rows > b->head_rows);
+    if (a->recompute != b->recompute) return a->recompute < b->recompute;
+    if (a->stage != b->stage) return a->stage < b->stage;
+    if (a->shard_group != b->shard_group)
+        return a->shard_group == 0 || (b->shard_group > 0 && a->shard_group > b->shard_group);
+    return a->B > b->B;
+}
+
+typedef struct {
+    const FitInput *in;
+    size_t tokens;  // of a step
+    Fit *fits;      // one for each stage, group and micro-batch that fits
+    size_t n, room;
+    int exhaustive;  // nothing fits: keeps what needs the fewest bytes, in fits[0]
+} Search;
+
+// Returns 0, or -1: out of memory.
+static int keep(Search *s, const Fit *f) {
+    if (s->exhaustive && s->n == 1) {
+        if (f->bytes < s->fits[0].bytes) s->fits[0] = *f;
+        return 0;
+    }
+    if (s->n == s->room) {
+        Fit *more = realloc(s->fits, (2 * s->room + 16) * sizeof *more);
+        if (more == NULL) return -1;
+        s->fits = more;
+        s->room = 2 * s->room + 16;
+    }
+    s->fits[s->n++] = *f;
+    return 0;
+}
+
+// Keeps the best recomputation and rows of the head that fit. f: with the other flags; states: the most bytes of any
+// rank, without activations. Returns 0, or -1: out of memory.
+static int try_activations(Search *s, Fit f, uint64_t states) {
+    const FitInput *in = s->in;
+    const Choices rows = head_rows(in, f.B);
+    const int all = (in->searched & FIT_RECOMPUTE) != 0, last = all ? 2 : in->plan.recompute;
+    for (size_t i = 0; i < rows.n; i++) {
+        for (f.recompute = all ? 0 : last; f.recompute <= last; f.recompute++) {
+            f.head_rows = rows.value[i];
+            f.bytes = states + in->activation_bytes(&in->config, f.B, in->plan.T, f.recompute, f.head_rows,
+                                                    in->plan.settings.dtype);
+            const int fits = (double)f.bytes <= in->plan.device_bytes;
+            if ((fits || s->exhaustive) && keep(s, &f) != 0) return -1;
+            if (fits) return 0;
+        }
+    }
+    return 0;
+}
+
+// Tries one stage, shard group and micro-batch. Returns 0, or -1 and a message.
+static int try_plan(Search *s, int stage, size_t group, size_t B, char *err, size_t err_bytes) {
+    const FitInput *in = s->in;
+    PlanInput plan = in->plan;
+    PlanStage p;
+    plan.settings.stage = stage;
+    plan.settings.shard_group = group < plan.ranks ? group : 0;
+    plan.B = B;
+    plan.total_tokens = s->tokens;
+    plan.activation_bytes = 0;
+    if (group < plan.ranks && stage == 0) return 0;  // there are no such groups
+    const size_t least = in->activation_bytes(&in->config, B, plan.T, 2, plan.T, plan.settings.dtype);
+    if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
+    if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
+    if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
+    if (!s->exhaustive && (double)p.memory_total > plan.device_bytes) return 0;
+    const Fit f = { .stage = stage,
+                    .shard_group = plan.settings.shard_group,
+                    .B = B,
+                    .total_tokens = s->tokens,
+                    .seconds = p.times.step };
+    return try_activations(s, f, plan_most_memory(&plan, &p)) == 0 ? 0 : FAIL("the host's memory is exhausted");
+}
+
+static int try_all(Search *s, char *err, size_t err_bytes) {
+    const FitInput *in = s->in;
+    const Choices sizes = batches(in, s->tokens), of_ranks = groups(in);
+    const int first = in->searched & FIT_STAGE ? 0 : in->plan.settings.stage;
+    const int last = in->searched & FIT_STAGE ? PLAN_STAGES - 1 : first;
+    for (size_t g = 0; g < of_ranks.n; g++)
+        for (int stage = first; stage <= last; stage++)
+            for (size_t b = 0; b < sizes.n; b++)
+                if (try_plan(s, stage, of_ranks.value[g], sizes.value[b], err, err_bytes) != 0) return -1;
+    return 0;
+}
+
+static void choose_fastest(const Search *s, Fit *fit) {
+    double least = s->fits[0].seconds;
+    const Fit *best = NULL;
+    for (size_t i = 1; i < s->n; i++) least = s->fits[i].seconds < least ? s->fits[i].seconds : least;
+    for (size_t i = 0; i < s->n; i++) {
+        const Fit *f = &s->fits[i];
+        if (f->seconds <= FIT_ALIKE * least && (best == NULL || is_better(f, best))) best = f;
+    }
+    *fit = *best;
+}
+
+int fit_fastest(Fit *fit, const FitInput *in, char *err, size_t err_bytes) {
+    const size_t once = in->plan.B * in->plan.T * in->plan.ranks;
+    Search s = { .in = in, .tokens = in->plan.total_tokens > 0 ? in->plan.total_tokens : once };
+    int status = try_all(&s, err, err_bytes);
+    s.exhaustive = status == 0 && s.n == 0;
+    if (s.exhaustive) status = try_all(&s, err, err_bytes);
+    if (status == 0 && s.n == 0) status = FAIL("-z 0: shards nothing, and cannot be had with --shard-group");
+    if (status == 0) choose_fastest(&s, fit);
+    free(s.fits);
+    return status == 0 ? !s.exhaustive : -1;
+}
+
+int fit_largest(size_t *depth, Fit *fit, const FitInput *in, char *err, size_t err_bytes) {
+    static const size_t depths[] = { 84, 72, 60, 48, 36, 24, 12, 6 };
+    FitInput of = *in;
+    int found = 0;
+    for (size_t i = 0; i < sizeof depths / sizeof *depths && found == 0; i++) {
+        char name[16];
+        *depth = depths[i];
+        snprintf(name, sizeof name, "d%zu", depths[i]);
+        if (gpt2_config_from_descriptor(&of.config, name, err, err_bytes) != 0) return -1;
+        if (in->plan.T > of.config.max_seq_len) return 0;
+        of.plan.model = name;
+        of.plan.num_tensors = gpt2_num_tensors(&of.config);
+        of.plan.order_length = gpt2_unit_order(&of.config, NULL);
+        of.plan.flops_per_token = gpt2_training_flops(&of.config, of.plan.T, 1);
+        zero_tensor *tensors = malloc(of.plan.num_tensors * sizeof *tensors);
+        size_t *order = malloc(of.plan.order_length * sizeof *order);
+        double *flops = malloc(of.plan.order_length * sizeof *flops);
+        if (tensors != NULL && order != NULL && flops != NULL) {
+            gpt2_tensors(&of.config, tensors);
+            gpt2_unit_order(&of.config, order);
+            gpt2_order_flops(&of.config, of.plan.T, flops);
+            of.plan.tensors = tensors;
+            of.plan.order = order;
+            of.plan.order_flops = flops;
+            found = fit_fastest(fit, &of, err, err_bytes);
+        } else {
+            found = FAIL("the host's memory is exhausted");
+        }
+        free(tensors);
+        free(order);
+        free(flops);
+    }
+    return found;
+}
+
+void fit_flags(const Fit *f, char *text, size_t bytes) {
+    char group[48] = "", rows[48] = "";
+    if (f->shard_group > 0) snprintf(group, sizeof group, " --shard-group %zu", f->shard_group);
+    if (f->head_rows > 0) snprintf(rows, sizeof rows, " --head-rows %zu", f->head_rows);
+    snprintf(text, bytes, "-z %d%s -r %d%s -b %zu -d %zu", f->stage, group, f->recompute, rows, f->B, f->total_tokens);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Printing.
+
+static void print_text(FILE *out, const char *what, const char *model, const Fit *f) {
+    char flags[256];
+    fit_flags(f, flags, sizeof flags);
+    fprintf(out, "%s: -e %s %s\n    %llu bytes a rank, %.3f ms a step, simulated\n", what, model, flags,
+            (unsigned long long)f->bytes, 1e3 * f->seconds);
+}
+
+static void print_json(FILE *out, const char *what, const char *model, const Fit *f) {
+    fprintf(out, ",\n \"%s\": ", what);
+    if (f == NULL) {
+        fprintf(out, "null");
+        return;
+    }
+    fprintf(out, "{\"model\": ");
+    json_string(out, model);
+    fprintf(out,
+            ", \"stage\": %d, \"shard_group\": %zu, \"recompute\": %d, \"head_rows\": %zu, \"B\": %zu, "
+            "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
+            f->stage, f->shard_group, f->recompute, f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes,
+            f->seconds);
+}
+
+int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {
+    const PlanInput *p = &in->plan;
+    Fit fastest, largest;
+    size_t depth = 0;
+    char model[16];
+    const int found = fit_fastest(&fastest, in, err, err_bytes);
+    const int family = found >= 0 ? fit_largest(&depth, &largest, in, err, err_bytes) : -1;
+    if (family < 0) return -1;
+    snprintf(model, sizeof model, "d%zu", depth);
+    if (json) {
+        fprintf(out, "{\"device_bytes\": %.0f, \"ranks\": %zu", p->device_bytes, p->ranks);
+        print_json(out, "fastest", p->model, found ? &fastest : NULL);
+        print_json(out, "fewest_bytes", p->model, found ? NULL : &fastest);
+        print_json(out, "largest", model, family ? &largest : NULL);
+        fprintf(out, "}\n");
+        return 0;
+    }
+    fprintf(out, "fit: %s, %s, %zu rank%s of %.0f bytes, T = %zu\n", p->model,
+            p->settings.dtype == ZERO_BF16 ? "BF16" : "FP32", p->ranks, p->ranks > 1 ? "s" : "", p->device_bytes, p->T);
+    print_text(out, found ? "fastest that fits" : "nothing fits; the fewest bytes", p->model, &fastest);
+    if (family)
+        print_text(out, "largest of GPT-2's family that fits", model, &largest);
+    else
+        fprintf(out, "none of GPT-2's family (d6 ... d84) fits%s\n", p->T > 1024 ? ": their longest T is 1024" : "");
+    return 0;
+}
