@@ -397,7 +397,7 @@ echo $? > "$work/third.status"
 judge "a lock that is none" "not a lock of a run" "$work/third"
 
 # lose RANKS SIGNAL RANK|mpirun WORD ARGUMENTS...: the signal is sent in the middle of a run; the job ends, non-zero, in
-# 20 s, leaves no process behind, and prints WORD
+# time, leaves no process behind, and prints WORD
 lose() {
     local ranks=$1 signal=$2 victim=$3 word=$4 mpirun processes wrong='' i log=$mine/log
     : > "$log"
@@ -411,7 +411,7 @@ lose() {
     [ ${#processes[@]} = $((ranks + 1)) ] || wrong=", not all ranks were found"
     [ "$victim" = mpirun ] && victim=$ranks
     kill "-$signal" "${processes[victim]}"
-    for i in {1..200}; do
+    for ((i = 0; i < 200 + 10 * short; i++)); do
         kill -0 $mpirun 2> /dev/null || break
         sleep 0.1
     done
@@ -444,17 +444,18 @@ readme_names_what_decides() {
 }
 check "README.md names all flags that decide the bits" readme_names_what_decides
 
+short=$(short_timeout 10 job 1 "${good[@]}" -o "$work/healthy")
 at_once "a rank is killed" lose 2 KILL 1 "rank 1"
 at_once "rank 0 is killed" lose 3 KILL 0 "rank 0" -z 2
-at_once "a rank is stopped" lose 2 STOP 1 "^error: .*rank 1 has not come" --timeout 3
-at_once "rank 0 is stopped" lose 3 STOP 0 "^error: .*rank 0 has not come" --timeout 3 -z 2
-stopped="in .*: (the .*another rank died, stopped|rank [01] has not come within 3 s)"
-at_once "a rank is stopped, NCCL" lose 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl
-at_once "rank 0 is stopped, NCCL" lose 3 STOP 0 "^error: rank [12], $stopped" --timeout 3 --transport nccl -z 3
+at_once "a rank is stopped" lose 2 STOP 1 "^error: .*rank 1 has not come" --timeout $short
+at_once "rank 0 is stopped" lose 3 STOP 0 "^error: .*rank 0 has not come" --timeout $short -z 2
+stopped="in .*: (the .*another rank died, stopped|rank [01] has not come within $short s)"
+at_once "a rank is stopped, NCCL" lose 2 STOP 1 "^error: rank 0, $stopped" --timeout $short --transport nccl
+at_once "rank 0 is stopped, NCCL" lose 3 STOP 0 "^error: rank [12], $stopped" --timeout $short --transport nccl -z 3
 # The host waits in the middle of a step for a stream that waits for the stopped rank; what then fails on the device
 # must not be reported instead.
 NCCL_ON_CPU_ABORT_BREAKS=1 CUDA_ON_CPU_STREAMS=1 at_once "a rank is stopped, NCCL, an abort that breaks the device" \
-    lose 2 STOP 1 "^error: rank 0, $stopped" --timeout 3 --transport nccl -z 1 -d 1280
+    lose 2 STOP 1 "^error: rank 0, $stopped" --timeout $short --transport nccl -z 1 -d 1280
 at_once "Ctrl-C" lose 2 INT mpirun "step"
 
 summary

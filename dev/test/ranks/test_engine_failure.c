@@ -237,9 +237,9 @@ static void dropped_micro_batches_count_as_memory(const struct way *way, int sta
 // ---- shard groups ---------------------------------------------------------------------------------------------------
 
 // Rank 1 does not come; before that its shard group's transport refused something.
-static void the_transport_that_failed_is_reported(void) {
-    const double timeout_s = short_timeout(&ways[SHARED_MEMORY]);
-    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 1, timeout_s);
+static void the_transport_that_failed_is_reported(const struct way *way) {
+    const double timeout_s = short_timeout(way);
+    zero_mesh_comms comms = join_groups(way, 1, timeout_s);
     zero_config config = config_of(comms.shard, 1);
     config.replicate_comm = comms.replicate;
     zero *z;
@@ -256,8 +256,8 @@ static void the_transport_that_failed_is_reported(void) {
 }
 
 // The ranks of one group differ: all groups return it, and none waits for the other.
-static void a_group_that_differs_is_reported(void) {
-    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, PATIENT);
+static void a_group_that_differs_is_reported(const struct way *way) {
+    zero_mesh_comms comms = join_groups(way, 2, PATIENT);
     zero_config config = config_of(comms.shard, 2);
     config.replicate_comm = comms.replicate;
     if (rank == 0) config.settings.prefetch = 2;
@@ -284,8 +284,8 @@ static void other_meshes_are_told(const struct way *way) {
 
 // Rank 0 has no replicate group, where the others have one: its shard group is told at once, and tells the other one.
 // Only rank 2, which waits for rank 0 in the replicate group, has to time out.
-static void a_rank_without_a_replicate_group_is_told(void) {
-    zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], 2, short_timeout(&ways[SHARED_MEMORY]));
+static void a_rank_without_a_replicate_group_is_told(const struct way *way) {
+    zero_mesh_comms comms = join_groups(way, 2, short_timeout(way));
     zero_config config = config_of(comms.shard, 2);
     config.replicate_comm = rank == 0 ? NULL : comms.replicate;
     zero *z;
@@ -301,6 +301,17 @@ static void a_rank_without_a_replicate_group_is_told(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+
+static void cases_of_groups(const struct way *way) {
+    CASE("ranks with other groups wait for each other: %s", way->name) other_meshes_are_told(way);
+    CASE("a failure of the replicate group has a message of the shard group: %s", way->name)
+        the_transport_that_failed_is_reported(way);
+    if (ranks == 4) {
+        CASE("groups wait for a shard group whose ranks differ: %s", way->name) a_group_that_differs_is_reported(way);
+        CASE("a rank without a replicate group is waited for: %s", way->name)
+            a_rank_without_a_replicate_group_is_told(way);
+    }
+}
 
 int main(int argc, char **argv) {
     start_engines(&argc, argv);
@@ -331,15 +342,6 @@ int main(int argc, char **argv) {
                 leave(every);
             }
     for (int w = 0; w < MAIN_WAYS && ranks > 1; w++)
-        if (way_runs_here(&ways[main_ways[w]]))
-            CASE("ranks with other groups wait for each other: %s", ways[main_ways[w]].name)
-                other_meshes_are_told(&ways[main_ways[w]]);
-    if (ranks > 1)
-        CASE("a failure of the replicate group has a message of the shard group")
-            the_transport_that_failed_is_reported();
-    if (ranks == 4)
-        CASE("groups wait for a shard group whose ranks differ") a_group_that_differs_is_reported();
-    if (ranks == 4)
-        CASE("a rank without a replicate group is waited for") a_rank_without_a_replicate_group_is_told();
+        if (way_runs_here(&ways[main_ways[w]])) cases_of_groups(&ways[main_ways[w]]);
     return finish_world();
 }
