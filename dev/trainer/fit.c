@@ -1,10 +1,12 @@
-// The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, sizes
-// of a micro-batch by which the tokens of a step can be divided, rows of the head, recomputation. The first three take
-// a plan (planner.c); the others change the activations alone, whose bytes are a number.
+// The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, orders
+// of micro-batches, sizes of a micro-batch by which the tokens of a step can be divided, rows of the head,
+// recomputation. All but the last two take a plan (planner.c); these change the activations alone, whose bytes are a
+// number.
 //
 // Of those that fit, all that take at most FIT_ALIKE times the least are alike: the step simulator is not more exact
 // than that, and does not count what is recomputed. The first of these that differs says which of two that are alike is
-// better: larger chunks of the head; less to recompute; a lower stage; larger shard groups; a larger micro-batch.
+// better: larger chunks of the head; less to recompute; a lower stage; larger shard groups; step by step; a larger
+// micro-batch.
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,6 +73,7 @@ static int is_better(const Fit *a, const Fit *b) {
     if (a->stage != b->stage) return a->stage < b->stage;
     if (a->shard_group != b->shard_group)
         return a->shard_group == 0 || (b->shard_group > 0 && a->shard_group > b->shard_group);
+    if (a->order != b->order) return a->order == ZERO_ORDER_STEP;
     return a->B > b->B;
 }
 
@@ -117,23 +120,26 @@ static int try_activations(Search *s, Fit f, uint64_t states) {
     return 0;
 }
 
-// Tries one stage, shard group and micro-batch. Returns 0, or -1 and a message.
-static int try_plan(Search *s, int stage, size_t group, size_t B, char *err, size_t err_bytes) {
+// Tries one stage, order, shard group and micro-batch. Returns 0, or -1 and a message.
+static int try_plan(Search *s, int stage, enum zero_order order, size_t group, size_t B, char *err, size_t err_bytes) {
     const FitInput *in = s->in;
     PlanInput plan = in->plan;
     PlanStage p;
     plan.settings.stage = stage;
+    plan.settings.order = order;
     plan.settings.shard_group = group < plan.ranks ? group : 0;
     plan.B = B;
     plan.total_tokens = s->tokens;
     plan.activation_bytes = 0;
-    if (group < plan.ranks && stage == 0) return 0;  // there are no such groups
+    if ((group < plan.ranks && stage == 0) || (order == ZERO_ORDER_RANK && stage >= 2)) return 0;  // cannot be had
     const size_t least = in->activation_bytes(&in->config, B, plan.T, 2, plan.T, plan.settings.dtype);
     if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
     if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
     if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
+    if (in->searched & FIT_ORDER && p.order != order) return 0;
     if (!s->exhaustive && (double)p.memory_total > plan.device_bytes) return 0;
     const Fit f = { .stage = stage,
+                    .order = order,
                     .shard_group = plan.settings.shard_group,
                     .B = B,
                     .total_tokens = s->tokens,
@@ -146,10 +152,16 @@ static int try_all(Search *s, char *err, size_t err_bytes) {
     const Choices sizes = batches(in, s->tokens), of_ranks = groups(in);
     const int first = in->searched & FIT_STAGE ? 0 : in->plan.settings.stage;
     const int last = in->searched & FIT_STAGE ? PLAN_STAGES - 1 : first;
+    const int all = (in->searched & FIT_ORDER) != 0;
+    const int first_order = all ? ZERO_ORDER_STEP : in->plan.settings.order;
+    const int last_order = all ? ZERO_ORDER_RANK : first_order;
     for (size_t g = 0; g < of_ranks.n; g++)
         for (int stage = first; stage <= last; stage++)
-            for (size_t b = 0; b < sizes.n; b++)
-                if (try_plan(s, stage, of_ranks.value[g], sizes.value[b], err, err_bytes) != 0) return -1;
+            for (int order = first_order; order <= last_order; order++)
+                for (size_t b = 0; b < sizes.n; b++)
+                    if (try_plan(s, stage, (enum zero_order)order, of_ranks.value[g], sizes.value[b], err, err_bytes) !=
+                        0)
+                        return -1;
     return 0;
 }
 
@@ -170,7 +182,8 @@ int fit_fastest(Fit *fit, const FitInput *in, char *err, size_t err_bytes) {
     int status = try_all(&s, err, err_bytes);
     s.exhaustive = status == 0 && s.n == 0;
     if (s.exhaustive) status = try_all(&s, err, err_bytes);
-    if (status == 0 && s.n == 0) status = FAIL("-z 0: shards nothing, and cannot be had with --shard-group");
+    if (status == 0 && s.n == 0)
+        status = FAIL("-z %d: cannot be had with this --shard-group, or --micro-batch-order", in->plan.settings.stage);
     if (status == 0) choose_fastest(&s, fit);
     free(s.fits);
     return status == 0 ? !s.exhaustive : -1;
@@ -213,9 +226,11 @@ int fit_largest(size_t *depth, Fit *fit, const FitInput *in, char *err, size_t e
 
 void fit_flags(const Fit *f, char *text, size_t bytes) {
     char group[48] = "", rows[48] = "";
+    const char *order = f->order == ZERO_ORDER_RANK ? " --micro-batch-order rank" : "";
     if (f->shard_group > 0) snprintf(group, sizeof group, " --shard-group %zu", f->shard_group);
     if (f->head_rows > 0) snprintf(rows, sizeof rows, " --head-rows %zu", f->head_rows);
-    snprintf(text, bytes, "-z %d%s -r %d%s -b %zu -d %zu", f->stage, group, f->recompute, rows, f->B, f->total_tokens);
+    snprintf(text, bytes, "-z %d%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, f->recompute, rows, f->B,
+             f->total_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -237,10 +252,11 @@ static void print_json(FILE *out, const char *what, const char *model, const Fit
     fprintf(out, "{\"model\": ");
     json_string(out, model);
     fprintf(out,
-            ", \"stage\": %d, \"shard_group\": %zu, \"recompute\": %d, \"head_rows\": %zu, \"B\": %zu, "
+            ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"recompute\": %d, \"head_rows\": "
+            "%zu, \"B\": %zu, "
             "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
-            f->stage, f->shard_group, f->recompute, f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes,
-            f->seconds);
+            f->stage, f->shard_group, f->order == ZERO_ORDER_RANK ? "rank" : "step", f->recompute, f->head_rows, f->B,
+            f->total_tokens, (unsigned long long)f->bytes, f->seconds);
 }
 
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {

@@ -16,7 +16,16 @@ extern "C" {
 #endif
 
 // Which flags are searched. The bits of a run depend on the last two only.
-enum { FIT_STAGE = 1, FIT_GROUP = 2, FIT_RECOMPUTE = 4, FIT_HEAD_ROWS = 8, FIT_BATCH = 16, FIT_ALL = 31 };
+enum {
+    FIT_STAGE = 1,
+    FIT_GROUP = 2,
+    FIT_ORDER = 4,
+    FIT_RECOMPUTE = 8,
+    FIT_HEAD_ROWS = 16,
+    FIT_BATCH = 32,
+    FIT_SAME_BITS = FIT_HEAD_ROWS - 1,
+    FIT_ALL = 2 * FIT_BATCH - 1
+};
 
 #define FIT_ALIKE 1.02  // times of steps that differ by less are alike
 
@@ -32,6 +41,7 @@ typedef struct {
 
 typedef struct {
     int stage, recompute;
+    enum zero_order order;
     size_t shard_group;  // as --shard-group; 0: all ranks are one
     size_t head_rows, B;
     size_t total_tokens;

@@ -59,7 +59,7 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     char flags[256], err[ERR_BYTES];
     describe_fit(r, &in);
     in.plan.device_bytes = bytes;
-    in.searched = FIT_STAGE | FIT_GROUP | FIT_RECOMPUTE;
+    in.searched = FIT_SAME_BITS;
     int found = fit_fastest(&fit, &in, err, sizeof err);
     if (found == 0) {
         in.searched = FIT_ALL;
@@ -121,11 +121,8 @@ void print_fit(const Run *r) {
     static const struct {
         unsigned searched;
         const char *flag;
-    } FLAGS[] = { { FIT_STAGE, "z" },
-                  { FIT_GROUP, "shard-group" },
-                  { FIT_RECOMPUTE, "r" },
-                  { FIT_HEAD_ROWS, "head-rows" },
-                  { FIT_BATCH, "b" } };
+    } FLAGS[] = { { FIT_STAGE, "z" },     { FIT_GROUP, "shard-group" },   { FIT_ORDER, "micro-batch-order" },
+                  { FIT_RECOMPUTE, "r" }, { FIT_HEAD_ROWS, "head-rows" }, { FIT_BATCH, "b" } };
     FitInput in;
     char err[ERR_BYTES];
     describe_fit(r, &in);

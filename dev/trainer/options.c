@@ -186,7 +186,7 @@ static const Flag FLAGS[] = {
     { "plan", "plan", KEEPS, CHOICE, AT(plan), "off|text|json|scaling", "off", 0, 0, .bare = "text",
       .help = "print what the run would need, and end: all stages, any ranks; scaling: on up to --ranks; alone: text" },
     { "fit", "fit", KEEPS, INTEGER, AT(fit), "0|1", "0", 0, 1, .bare = "1", .of_plan = 1,
-      .help = "of the plan: only the fastest -z --shard-group -r --head-rows -b that fits; what is given is kept" },
+      .help = "of the plan: only the fastest -z, -r, -b, ... that fits (dev/docs/planner.md); what is given is kept" },
     { "ranks", "ranks", KEEPS, INTEGER, AT(plan_ranks), "N", "-1", -1, 1 << 20, .of_plan = 1,
       .help = "of the plan; -1: those of mpirun" },
     { "ranks-per-host", "ranks-per-host", KEEPS, INTEGER, AT(plan_ranks_per_host), "N", "0", 0, 1 << 20, .of_plan = 1,

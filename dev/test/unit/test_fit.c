@@ -66,12 +66,13 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     uint64_t most = 0;
     plan.settings.stage = f->stage;
     plan.settings.shard_group = f->shard_group;
+    plan.settings.order = f->order;
     plan.B = f->B;
     plan.total_tokens = f->total_tokens;
     plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype);
     plan.device_bytes = 1e18;
     do {
-        if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits) return 0;
+        if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits || s.order != f->order) return 0;
         if (s.memory_total > most) most = s.memory_total;
     } while (++plan.rank < s.shard_group);
     f->seconds = s.times.step;
@@ -88,12 +89,13 @@ static void try_all(const FitInput *in) {
     for (int stage = 0; stage < PLAN_STAGES; stage++)
         for (size_t group = 0; group < in->plan.ranks; group++)
             for (size_t B = 1; B * T * in->plan.ranks <= in->plan.total_tokens; B++)
-                for (int recompute = 0; recompute < 3; recompute++)
+                for (int way = 0; way < 6; way++)
                     for (size_t rows = 0; rows < B * T; rows += T) {
                         Fit f = { .stage = stage,
+                                  .order = way < 3 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK,
                                   .shard_group = group,
                                   .B = B,
-                                  .recompute = recompute,
+                                  .recompute = way % 3,
                                   .head_rows = rows,
                                   .total_tokens = in->plan.total_tokens };
                         REQUIRE(num_all < MOST, "too many combinations");
@@ -104,6 +106,14 @@ static void try_all(const FitInput *in) {
 static int compare_bytes(const void *a, const void *b) {
     const Fit *x = a, *y = b;
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+static void are_equal(const Fit *a, const Fit *b) {
+    char text[2][300];
+    for (int i = 0; i < 2; i++) fit_flags(i ? b : a, text[i], sizeof text[i]);
+    CHECK_STR(text[0], text[1]);
+    CHECK_EQ(a->bytes, b->bytes);
+    CHECK(a->seconds == b->seconds);
 }
 
 // f is what the search says for so many bytes.
@@ -124,6 +134,7 @@ static void is_the_best(const FitInput *in, const Fit *f, double bytes) {
                            : o->stage != f->stage             ? o->stage < f->stage
                            : one != other_one                 ? other_one
                            : o->shard_group != f->shard_group ? o->shard_group > f->shard_group
+                           : o->order != f->order             ? o->order == ZERO_ORDER_STEP
                                                               : o->B > f->B;
         char ours[200], other[200];
         fit_flags(f, ours, sizeof ours);
@@ -142,7 +153,7 @@ static void the_best_of_all(const char *model, size_t ranks, size_t tokens, enum
         in.plan.device_bytes = (double)all[i * (num_all - 1) / 10].bytes;
         CHECK_EQ(fit_fastest(&f, &in, err, sizeof err), 1);
         CHECK_EQ(fit_fastest(&again, &in, err, sizeof err), 1);
-        CHECK_BYTES(&f, &again, sizeof f);
+        are_equal(&f, &again);
         is_the_best(&in, &f, in.plan.device_bytes);
     }
     in.plan.device_bytes = (double)(all[0].bytes - 1);
@@ -163,6 +174,7 @@ static void test_what_is_given_is_kept(void) {
         CHECK_EQ(fit_fastest(&f, &in, err, sizeof err), 1);
         CHECK(searched & FIT_STAGE || f.stage == 2);
         CHECK(searched & FIT_GROUP || f.shard_group == 2);
+        CHECK(searched & FIT_ORDER || f.order == ZERO_ORDER_STEP);
         CHECK_EQ(f.recompute, searched & FIT_RECOMPUTE ? 0 : 1);
         CHECK_EQ(f.head_rows, searched & FIT_HEAD_ROWS ? 0 : 64);
         CHECK_EQ(f.B, searched & FIT_BATCH ? 4 : 2);
@@ -170,7 +182,13 @@ static void test_what_is_given_is_kept(void) {
     }
     in.plan.settings.stage = 0;
     in.searched = FIT_BATCH;
-    CHECK(fit_fastest(&f, &in, err, sizeof err) == -1 && strstr(err, "-z 0: shards nothing"), "%s", err);
+    CHECK(fit_fastest(&f, &in, err, sizeof err) == -1 && strstr(err, "-z 0: cannot be had"), "%s", err);
+    in.plan.settings.order = ZERO_ORDER_RANK;  // stages 2 and 3 do not have it
+    in.plan.settings.shard_group = 0;
+    in.searched = FIT_STAGE;
+    CHECK(fit_fastest(&f, &in, err, sizeof err) == 1 && f.stage < 2 && f.order == ZERO_ORDER_RANK, "-z %d", f.stage);
+    in.plan.device_bytes = 1;
+    CHECK(fit_fastest(&f, &in, err, sizeof err) == 0 && f.stage == 1, "-z %d", f.stage);
 }
 
 static void test_the_largest_model_is_that(void) {
@@ -200,7 +218,7 @@ static void test_the_largest_model_is_that(void) {
         CHECK_EQ(fit_fastest(&alone, &one, err, sizeof err), 1);
         CHECK_EQ(fit_largest(&depth, &f, &in, err, sizeof err), 1);
         CHECK_EQ(depth, atoi(models[i] + 1));
-        CHECK_BYTES(&f, &alone, sizeof f);
+        are_equal(&f, &alone);
         in.plan.device_bytes -= 1;
         CHECK_EQ(fit_largest(&depth, &f, &in, err, sizeof err), i > 0);
         CHECK(i == 0 || depth == (size_t)atoi(models[i - 1] + 1), "the largest has depth %zu", depth);
