@@ -235,7 +235,7 @@ $(BUILD)/lib%.a:
 define PROGRAM
 $(BUILD)/$(notdir $(1)): $(BUILD)/$(1).o $(BUILD)/check_cpu.o $(BUILD)/libzero.a $(BUILD)/libdev.a
 	@echo "  link    $$@"
-	$$(Q)$$(LINK) $$< $(BUILD)/check_cpu.o -o $$@ \
+	$$(Q)$$(LINK) $$(COUNTED:%=-Wl,--wrap=%) $$< $(BUILD)/check_cpu.o -o $$@ \
 	    -Wl,--start-group $(BUILD)/libzero.a $(BUILD)/libdev.a -Wl,--end-group $$(LIBS)
 endef
 $(foreach p,$(PROGRAMS),$(eval $(call PROGRAM,$(p))))
@@ -307,7 +307,7 @@ FAULTY = MPI_Init MPI_Finalize zero_comm_phase zero_step loader_content_hash zer
 $(BUILD)/faulty_trainer: $(BUILD)/train_gpt2_zero.o $(BUILD)/dev/test/cli/faults.o $(BUILD)/check_cpu.o \
                          $(BUILD)/dev/test/cli/file_faults.o $(BUILD)/libzero.a $(BUILD)/libdev.a
 	@echo "  link    $@"
-	$(Q)$(LINK) $(FAULTY:%=-Wl,--wrap=%) $(filter %.o,$^) -o $@ \
+	$(Q)$(LINK) $(patsubst %,-Wl$(COMMA)--wrap=%,$(FAULTY) $(COUNTED)) $(filter %.o,$^) -o $@ \
 	    -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)
 
 # cuDNN makes plans only with a driver, though without a GPU: test_cudnn_plan gets a stand-in. Functions that it lacks

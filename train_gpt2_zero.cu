@@ -87,6 +87,8 @@ template <class X> struct ActivationsOf {
 };
 typedef ActivationsOf<floatX> Activations;
 
+enum { STAGED = 4 };
+
 typedef struct GPT2 {
     GPT2Config config;
     size_t B, T;          // of the last forward
@@ -106,8 +108,11 @@ typedef struct GPT2 {
     size_t arena_bytes;
     floatX *logits;        // [head_rows, Vp], device; after a forward with train, gradients
     float *host_losses;    // [R], pinned
-    int *host_tokens;      // [5 R + 1], pinned: inputs, targets, TokenRows, staged for the device
-    cudaEvent_t uploaded;  // the staged tokens have arrived
+    // [STAGED][5 R + 1], pinned: inputs, targets, TokenRows, staged for the device, so that the host can be several
+    // micro-batches ahead of it
+    int *host_tokens;
+    cudaEvent_t uploaded[STAGED];  // the staged tokens have arrived
+    size_t uploads;                // so far
     int *host_counts;      // [V + 1]
     size_t distinct;       // tokens in the last inputs
 } GPT2;
@@ -170,7 +175,9 @@ size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recomp
 // Frees what gpt2_create allocated. A GPT2 that is all zeros, or whose gpt2_create failed, is fine.
 void gpt2_destroy(GPT2 *m) {
     if (m->arena) zero_accounting_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
-    if (m->uploaded) cudaCheck(cudaEventDestroy(m->uploaded));
+    for (cudaEvent_t e : m->uploaded) {
+        if (e) cudaCheck(cudaEventDestroy(e));
+    }
     if (m->host_losses) cudaCheck(cudaFreeHost(m->host_losses));
     if (m->host_tokens) cudaCheck(cudaFreeHost(m->host_tokens));
     free(m->host_counts);
@@ -238,9 +245,9 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows);
     m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
-    m->host_tokens = (int *)pinned((5 * R + 1) * sizeof(int));
+    m->host_tokens = (int *)pinned(STAGED * (5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
-    cudaCheck(cudaEventCreateWithFlags(&m->uploaded, cudaEventDisableTiming));
+    for (cudaEvent_t &e : m->uploaded) cudaCheck(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
         const size_t bytes = m->arena_bytes;
         char refusal[ZERO_REFUSAL_BYTES];
@@ -322,10 +329,10 @@ static void upload_tokens(const GPT2 *m, int *to, const int *tokens, int *stagin
 }
 
 // Sorts the rows by token (counting sort), so that each row of dwte has one writer in the encoder's backward.
-static void upload_token_rows(GPT2 *m, const int *inputs) {
+static void upload_token_rows(GPT2 *m, const int *inputs, int *staging) {
     const size_t V = m->config.vocab_size;
     const int R = (int)(m->B * m->T);
-    int *token = m->host_tokens + 2 * R, *position = token + R, *start = position + R, *place = m->host_counts;
+    int *token = staging + 2 * R, *position = token + R, *start = position + R, *place = m->host_counts;
     memset(place, 0, (V + 1) * sizeof(int));
     for (int r = 0; r < R; r++) place[inputs[r] + 1]++;
     m->distinct = 0;
@@ -409,11 +416,14 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
     m->T = T;
-    cudaCheck(cudaEventSynchronize(m->uploaded));  // the staging buffer is free: the last micro-batch has begun
-    upload_tokens(m, a->inputs, inputs, m->host_tokens);
-    if (targets) upload_tokens(m, a->targets, targets, m->host_tokens + R);
-    if (train) upload_token_rows(m, inputs);
-    cudaCheck(cudaEventRecord(m->uploaded, s));
+    const cudaEvent_t uploaded = m->uploaded[m->uploads % STAGED];
+    int *staging = m->host_tokens + m->uploads++ % STAGED * (5 * m->max_B * m->max_T + 1);
+    if (cudaEventQuery(uploaded) != cudaSuccess)
+        cudaCheck(cudaEventSynchronize(uploaded));  // the STAGED-th micro-batch before this one has begun
+    upload_tokens(m, a->inputs, inputs, staging);
+    if (targets) upload_tokens(m, a->targets, targets, staging + R);
+    if (train) upload_token_rows(m, inputs, staging);
+    cudaCheck(cudaEventRecord(uploaded, s));
 
     zero_nvtx_push("forward", 0);
     const floatX *p = acquire_params(m, 0);
@@ -542,8 +552,11 @@ void gpt2_backward(GPT2 *m) {
 //              gpt2_backward    per unit, in reverse: acquire parameters and gradients, compute, release both;
 //                               releasing gradients starts their reduce-scatter while the next unit computes
 //              zero_finish_backward
-//     zero_grad_norm            one number, the same on all ranks
-//     zero_step                 the optimizer on this rank's shard, or zero_discard to skip the update
+//     zero_grad_norm            one number, the same on all ranks; it stays on the device
+//     zero_step                 the optimizer on this rank's shard, unless the norm is not finite
+//
+// All of it is queued; the host waits once, at the end of the step. With -sl or -sg it waits for the norm and the
+// losses, too, and may call zero_discard instead of zero_step.
 
 #ifndef TESTING
 #include <errno.h>
@@ -846,45 +859,65 @@ static void forward_backward(Run *r, size_t step) {
     }
 }
 
-// One step: M micro-batches, one update.
-static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
-    const Options *o = &r->options;
+// Gathers the losses of the step, which the host has, and what ranks tell each other with them.
+static void gather_losses(Run *r, StepLine *s) {
     const size_t told = r->G + TOLD_MORE;
-    metrics_begin_step(r->metrics);
-    forward_backward(r, step);
-    metrics_enter(r->metrics, METRICS_NORM);
-    StepLine s = {};
-    must(r, zero_grad_norm(r->z, &s.norm), "gradient norm");  // here the host waits for the first time in a step
     metrics_enter(r->metrics, METRICS_LOSSES);
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
     r->losses[r->G + TOLD_STOP] = signals_stop() != NULL;
     r->losses[r->G + TOLD_COMPUTING] = metrics_computing(r->metrics);
     gather(r, r->losses, told * sizeof *r->losses, r->all_losses);
-    metrics_enter(r->metrics, METRICS_UPDATE);
-    s.step = step;
-    s.steps = r->steps;
-    s.loss = mean_loss(r->all_losses, (size_t)r->ranks, told, in_a_row(r), r->M);
-    s.lr = schedule_lr(schedule, step);
-    s.loss_z = isfinite(s.loss) ? outlier_z(&r->loss_outliers, s.loss) : NAN;
-    s.norm_z = isfinite(s.norm) ? outlier_z(&r->norm_outliers, s.norm) : NAN;
+    s->loss = mean_loss(r->all_losses, (size_t)r->ranks, told, in_a_row(r), r->M);
+    s->loss_z = isfinite(s->loss) ? outlier_z(&r->loss_outliers, s->loss) : NAN;
+    s->norm_z = isfinite(s->norm) ? outlier_z(&r->norm_outliers, s->norm) : NAN;
+    count_nonfinite(r, s);
+    s->skipped = skip_update(r, s);
+}
 
-    count_nonfinite(r, &s);
-    s.skipped = skip_update(r, &s);
-    if (s.skipped) {
-        must(r, zero_discard(r->z), "skipping an update");
-    } else {
-        zero_hyperparameters a = {};
-        a.lr = (float)s.lr;
-        a.beta1 = (float)o->beta1;
-        a.beta2 = (float)o->beta2;
-        a.eps = (float)o->eps;
-        a.weight_decay = (float)o->weight_decay;
-        a.max_norm = (float)o->grad_clip;
-        must(r, zero_step(r->z, &a), "update");
-        note_wire(r);
-    }
+static void update(Run *r, double lr) {
+    const Options *o = &r->options;
+    zero_hyperparameters a = {};
+    a.lr = (float)lr;
+    a.beta1 = (float)o->beta1;
+    a.beta2 = (float)o->beta2;
+    a.eps = (float)o->eps;
+    a.weight_decay = (float)o->weight_decay;
+    a.max_norm = (float)o->grad_clip;
+    must(r, zero_step(r->z, &a), "update");
+}
+
+// Here the host waits for all that it has queued.
+static void wait_for_step(Run *r) {
+    profile_step_is_queued(profile);
     if (zero_comm_synchronize(r->shard_comm, r->stream) != ZERO_OK)
         die("%s (end of a step)", zero_comm_error(r->shard_comm));
+}
+
+// One step: M micro-batches, one update.
+static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
+    const int host_decides = options_host_decides(&r->options);
+    StepLine s = {};
+    s.step = step;
+    s.steps = r->steps;
+    s.lr = schedule_lr(schedule, step);
+    profile_begin_step(profile);
+    metrics_begin_step(r->metrics);
+    forward_backward(r, step);
+    metrics_enter(r->metrics, METRICS_NORM);
+    must(r, zero_grad_norm(r->z, host_decides ? &s.norm : NULL), "gradient norm");
+    if (host_decides) gather_losses(r, &s);
+    metrics_enter(r->metrics, METRICS_UPDATE);
+    if (s.skipped)
+        must(r, zero_discard(r->z), "skipping an update");
+    else
+        update(r, s.lr);
+    wait_for_step(r);
+    if (!host_decides) {
+        s.norm = zero_last_step(r->z).norm;
+        if (zero_error(r->z)[0] != '\0') die("%s (update)", zero_error(r->z));
+        gather_losses(r, &s);
+    }
+    if (!s.skipped) note_wire(r);
     metrics_enter(r->metrics, METRICS_END);
     return s;
 }

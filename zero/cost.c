@@ -190,12 +190,17 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
         add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "0%s", more);
 }
 
+static size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
+
 // The engine's tables, and scratch of the transports.
 static void add_transport(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), largest = zero_layout_largest_unit(l),
                  largest_trained = zero_layout_largest_trained_unit(l);
-    size_t bytes = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + l->num_tensors * sizeof(zero_tensor_args);
+    const size_t row = ZERO_NORM_WORDS * sizeof(uint64_t);  // of a rank, for the norm
+    size_t bytes = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + ZERO_DECISIONS * sizeof(zero_decision) +
+                   zero_comm_alloc_bytes(&p->shard_transport, l->ranks * row) +
+                   l->num_tensors * sizeof(zero_tensor_args) + l->num_units * sizeof(zero_optimizer_arrays);
     for (size_t r = 0; r < l->num_runs; r++)
         bytes += (l->run_first[r + 1] - l->run_first[r]) *
                  zero_optimizer_chunks(l, stage, p->rank, l->run_first[r], NULL) * sizeof(zero_optimizer_chunk);
@@ -206,15 +211,16 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
     const size_t gathered = stage == 3   ? 0
                             : stage == 0 ? (l->ranks > 1 ? largest_trained * sizeof(float) : 0)
                                          : largest * b;
-    bytes += zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * sent_by_rank(p), gathered,
-                                     library ? largest_trained : 0);
+    bytes += zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * sent_by_rank(p),
+                                     max_of(gathered, l->ranks * row), library ? largest_trained : 0);
     if (stage == 3)
         bytes += zero_window_scratch_bytes(&p->shard_transport, l->numel_padded / l->ranks * b, largest * b);
     if (p->replicas > 1) {
         const zero_group_sums group = sent_by_group(p, l);
         const size_t numel = zero_layout_replica_buffer(l, p->replicas);
         bytes += zero_comm_scratch_bytes(&p->replicate_transport, numel * group.count * zero_dtype_bytes(group.dtype),
-                                         numel * sizeof(float), 0) +
+                                         max_of(numel * sizeof(float), p->replicas * row), 0) +
+                 zero_comm_alloc_bytes(&p->replicate_transport, p->replicas * row) +
                  p->replicas * group.count * sizeof(void *);
     }
     add(t, MEMORY(ZERO_MEM_TRANSPORT), bytes, "optimizer chunks, norm, transport's own");

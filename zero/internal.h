@@ -5,7 +5,7 @@
 //     agreement.c   agreement of the ranks on their configuration and on failures
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
-//     grad_norm.c   norm of the gradient, of all or by tensor
+//     grad_norm.c   norm of the gradient, of all or by tensor; what it decides about a step
 //     optimizer.c   step, discard
 //     ema.c         the moving average of the weights in place of the parameters
 //     state.c       fill, load, visit, hash; reports
@@ -76,7 +76,7 @@ struct zero {
     int merged;                                    // partial_sums[0] is the sum of all micro-batches
     size_t micro_batches;                          // finished since the last step
     double total_weight;                           // of them, over all ranks; 0: each weighs 1
-    int has_norm;                                  // step.norm is theirs
+    int has_norm;                                  // the rows of all ranks (grad_norm.c) are theirs
     size_t max_micro_batches, last_micro_batches;  // of any step; of the last step
     zero_group_sums own;                           // what this rank passes on at a time: a micro-batch, or its sums
     zero_group_sums group;                         // several shard groups: what each passes on
@@ -100,18 +100,28 @@ struct zero {
     struct param_buffer *param_buffers;  // one for each slot of the cache
     zero_ticket last_unshard;            // of the window
 
-    // optimizer.c
+    // grad_norm.c
+    uint64_t *squares;                            // device: ZERO_SQUARE_PARTS wide integers
+    uint64_t *rows, *replica_rows;                // symmetric: a row of each rank of the shard and the replicate group
+    zero_ticket rows_ticket, replica_rows_ticket; // the last all-gathers of them
+    uint64_t norm_calls;                          // this rank's hash in the last ones
+    zero_decision *decisions, *learned;           // [ZERO_DECISIONS] device; on the host, pinned
+    cudaEvent_t decided;                          // learned is there
+    int undecided;                                // what the last step has done is not yet in updates and step
     uint64_t updates;                             // since the fill
     zero_step_info step;                          // the last one
+
+    // optimizer.c
     zero_tensor_options *options;                 // [num_tensors]
     zero_tensor_args *tensor_args, *device_args;  // [num_tensors]: on the host, on the device
     int has_options;                              // some tensor's options are not those of all
     void *master;                                 // fp32, 16-bit low halves, or NULL: master_bytes per element
     float *ema;                                   // fp32 average of the weights, as the optimizer's states; NULL: none
     int uses_ema;                                 // the parameters are the average (zero_use_ema)
+    zero_optimizer_arrays *arrays, *device_arrays;  // [num_units]: pinned, on the device
+    int has_arrays;                               // they are written: since units were frozen last
     zero_optimizer_chunk *chunks;                 // device; places in this rank's part of the unit
     size_t *first_chunk;                          // [num_units + 1]
-    uint64_t *squares;                            // device: ZERO_SQUARE_PARTS wide integers
     uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
 
     // state.c
@@ -215,6 +225,13 @@ int zero_params_complete(zero *z);    // before stage 3: finishes all all-gather
 int zero_params_update_begin(zero *z);
 int zero_params_update_written(zero *z, size_t u);
 int zero_params_update_end(zero *z);
+
+// ---- grad_norm.c ----------------------------------------------------------------------------------------------------
+
+int zero_norm_create(zero *z, int e);  // collective, as zero_grads_create
+void zero_norm_destroy(zero *z);
+int zero_norm_decide(zero *z, float max_norm);  // queues what the rows of all ranks decide
+int zero_norm_learn(zero *z);                   // waits until the host knows what the last step has done
 
 // ---- state.c --------------------------------------------------------------------------------------------------------
 

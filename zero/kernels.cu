@@ -1,4 +1,4 @@
-// kernels.cu: ordered sum, binary counter, exact sum of squares, and the optimizers' updates (kernels.h and
+// kernels.cu: ordered sum, binary counter, exact sum of squares, norm, and the optimizers' updates (kernels.h and
 // optimizers/optimizers.h define what they compute, to the bit).
 //
 // Compiled without contraction into fused multiply-add (-ffp-contract=off; nvcc: -fmad=false), so that a plain C loop
@@ -298,6 +298,46 @@ cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cuda
     static_assert(sizeof(uint64_t) == sizeof(unsigned long long), "CUDA's atomics are on unsigned long long");
     const cudaLaunchConfig_t c = launch_config(ZERO_SQUARE_PARTS, block_threads(256), stream);
     return cudaLaunchKernelEx(&c, square_sum_kernel, reinterpret_cast<unsigned long long *>(out), x, n);
+}
+
+// One block: warp by warp a word, lane by lane the integers. The last "word" is the first rank that made other calls.
+__global__ void __launch_bounds__(256) norm_kernel(zero_norm_args a) {
+    __shared__ uint64_t wide[ZERO_WIDE_WORDS + 1];
+    const int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP;
+    for (int d = (int)threadIdx.x / WARP; d <= ZERO_WIDE_WORDS; d += warps) {
+        const bool compares = d == ZERO_WIDE_WORDS;
+        unsigned long long x = compares ? a.n : 0;
+        for (size_t i = (size_t)lane; i < a.n && (!compares || a.stride == ZERO_NORM_WORDS); i += WARP) {
+            const unsigned long long word = a.wide[i * a.stride + (size_t)d];
+            x = !compares ? x + word : word != a.calls && i < x ? i : x;
+        }
+        UNROLL for (int w = WARP / 2; w > 0; w /= 2) {
+            const unsigned long long y = __shfl_xor_sync(0xffffffffu, x, w);
+            x = !compares ? x + y : y < x ? y : x;
+        }
+        if (lane == 0) wide[d] = x;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    const size_t other = wide[ZERO_WIDE_WORDS];
+    zero_wide_normalize(wide);
+    if (a.row) {
+        for (int d = 0; d < ZERO_WIDE_WORDS; d++) a.row[d] = wide[d];
+        a.row[ZERO_WIDE_WORDS] = other < a.n ? ~a.calls : a.calls;
+    }
+    if (!a.decision) return;
+    zero_decision decision = zero_wide_decide(wide, a.weight, a.max_norm);
+    if (other < a.n) {
+        decision.skip = 1;
+        decision.other = (int)other;
+        decision.calls = a.wide[other * ZERO_NORM_WORDS + ZERO_WIDE_WORDS];
+    }
+    *a.decision = decision;
+}
+
+cudaError_t zero_kernel_norm(zero_norm_args args, cudaStream_t stream) {
+    const cudaLaunchConfig_t c = launch_config(1, block_threads(256), stream);
+    return cudaLaunchKernelEx(&c, norm_kernel, args);
 }
 
 // ---- moving average of the weights ----------------------------------------------------------------------------------

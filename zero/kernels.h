@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "zero/types.h"
+#include "zero/wide.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -64,19 +65,25 @@ cudaError_t zero_kernel_pointers(const void **out, const void *const *chunks, in
 
 // Sum of squares, exact but for the rounding inside blocks of 64 elements. In a block, lane k of 8 adds the squares (in
 // double) of elements k, k + 8, ..., k + 56 in that order; the lanes are added as a tree: (k, k + 4), (k, k + 2), (k, k
-// + 1). The block sums are added exactly, as integers of 32 * ZERO_WIDE_DIGITS bits in units of 2^-ZERO_WIDE_BIAS, in
-// digits of 32 bits held in 64 (so that carries may wait). out: ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS words; the caller
-// adds the parts, in any order.
-enum {
-    ZERO_WIDE_DIGITS = 20,  // 2^-320 up to 2^320: any sum of squares of fp32
-    ZERO_WIDE_BIAS = 320,
-    ZERO_WIDE_INF = ZERO_WIDE_DIGITS,
-    ZERO_WIDE_NAN,  // number of block sums that were infinite, or not a number
-    ZERO_WIDE_WORDS,
-    ZERO_NORM_WORDS,  // what ranks exchange for a norm: a wide integer, and the hash of their calls
-    ZERO_SQUARE_PARTS = 256
-};
+// + 1). The block sums are added exactly, as wide integers (wide.h). out: ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS words; the
+// caller adds the parts, in any order.
+enum { ZERO_SQUARE_PARTS = 256 };
 cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream);
+
+// Adds n wide integers, each at stride words, and
+//     row, if not NULL       their sum, every digit below 2^32; and the hash: calls, or ~calls if a rank has another one
+//     decision, if not NULL  what the sum decides; weight, max_norm: as for zero_wide_decide
+// With stride ZERO_NORM_WORDS they are rows of n ranks, and their hashes are compared with calls.
+typedef struct zero_norm_args {
+    const uint64_t *wide;
+    size_t n, stride;
+    uint64_t calls;
+    uint64_t *row;
+    zero_decision *decision;
+    double weight;
+    float max_norm;
+} zero_norm_args;
+cudaError_t zero_kernel_norm(zero_norm_args args, cudaStream_t stream);
 
 // Exchanges n weights and their moving averages. fp32: params and ema change places. bf16: params become the rounded
 // averages, and each word of ema holds the parameter in its upper half and the average's low half, from which back = 1

@@ -1,9 +1,10 @@
 // optimizer.c: the step, and discarding gradients. The norm is in grad_norm.c, the optimizers in optimizers/.
 //
-// One launch per unit updates this rank's elements. In stages 1 and 2 the unit's parameters are then all-gathered; in
-// stage 3 the window of shards is opened again; in stage 0 each unit's gradient sums are all-gathered first and every
-// rank updates everything. With several shard groups the sums of a shard are all-gathered over the replicate group
-// first, unit by unit.
+// One launch updates this rank's elements, of all units in stage 3, whose window of shards is opened again, and on one
+// rank. Else it is a launch for each unit, so that a unit moves while the next one is updated: in stages 1 and 2 its
+// parameters are all-gathered then; in stage 0 its gradient sums are all-gathered first, and every rank updates
+// everything. With several shard groups the sums of a shard are all-gathered over the replicate group first, unit by
+// unit.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
@@ -39,14 +40,26 @@ static int create_chunks(zero *z) {
 static int create_options(zero *z) {
     const size_t n = z->layout.num_tensors;
     z->options = malloc(n * sizeof *z->options);
-    z->tensor_args = malloc(n * sizeof *z->tensor_args);
-    if (!z->options || !z->tensor_args) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!z->options) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (cudaMallocHost((void **)&z->tensor_args, n * sizeof *z->tensor_args) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return zero_fail(z, ZERO_ERR_MEMORY, "no pinned host memory for the options of %zu tensors", n);
+    }
     for (size_t t = 0; t < n; t++) {
         const zero_tensor *tensor = &z->layout.tensors[t];
         z->options[t] = (zero_tensor_options){ 1, tensor->decay ? 1.0f : 0.0f, tensor->frozen != 0, 0 };
         z->has_options |= z->options[t].frozen;
     }
     return zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *z->device_args, &z->device_args);
+}
+
+static int create_arrays(zero *z) {
+    const size_t bytes = z->layout.num_units * sizeof *z->arrays;
+    if (cudaMallocHost((void **)&z->arrays, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return zero_fail(z, ZERO_ERR_MEMORY, "no pinned host memory for the tables of %zu units", z->layout.num_units);
+    }
+    return zero_alloc(z, ZERO_MEM_TRANSPORT, bytes, &z->device_arrays);
 }
 
 static int create_moments(zero *z, size_t u) {
@@ -69,8 +82,8 @@ int zero_optimizer_create(zero *z, int e) {
     for (size_t u = 0; u < z->layout.num_units && !e; u++) e = create_moments(z, u);
     if (!e && z->config.settings.ema_decay > 0)
         e = zero_alloc(z, ZERO_MEM_EMA, state_total(z) * sizeof(float), &z->ema);
-    if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARES_BYTES, &z->squares);
     if (!e) e = create_chunks(z);
+    if (!e) e = create_arrays(z);
     return e ? e : create_options(z);
 }
 
@@ -79,15 +92,16 @@ void zero_optimizer_destroy(zero *z) {
     zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
     for (size_t u = 0; u < z->layout.num_units && z->units; u++) destroy_moments(z, u);
     zero_accounting_free(accounting, ZERO_MEM_EMA, z->ema, state_total(z) * sizeof(float));
-    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->squares, ZERO_SQUARES_BYTES);
     if (z->first_chunk)
         zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
                              z->first_chunk[z->layout.num_units] * sizeof *z->chunks);
+    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_arrays, z->layout.num_units * sizeof *z->arrays);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_args,
                          z->layout.num_tensors * sizeof *z->device_args);
     free(z->first_chunk);
     free(z->options);
-    free(z->tensor_args);
+    if (z->arrays) (void)cudaFreeHost(z->arrays);
+    if (z->tensor_args) (void)cudaFreeHost(z->tensor_args);
 }
 
 // ---- options of tensors ---------------------------------------------------------------------------------------------
@@ -130,6 +144,7 @@ static int set_frozen_unit(zero *z, size_t t, int frozen) {
     int e = zero_grads_release(z);
     if (e) return e;
     destroy_moments(z, u);
+    z->has_arrays = 0;
     zero_layout_set_frozen(&z->layout, t, frozen);
     e = zero_grads_create(z, ZERO_OK);
     return zero_agree(z, e ? e : create_moments(z, u));
@@ -150,7 +165,7 @@ zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor) { retu
 int zero_is_frozen(const zero *z, size_t unit) { return unit_frozen(z, unit); }
 
 int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *options) {
-    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z) || zero_norm_learn(z)) return z->failed;
     if (t >= z->layout.num_tensors) return zero_fail(z, ZERO_ERR_ARG, "there is no tensor %zu", t);
     const char *name = z->layout.tensors[t].name;
     if (z->micro_batches)
@@ -175,7 +190,8 @@ int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *option
     return set_frozen(z, t, z->options[t].frozen);
 }
 
-// Writes the table of the kernel, if any tensor has options, and points args to it.
+// Writes the table of the kernel, if any tensor has options, and points args to it. What it copies from is pinned and
+// was copied in the last step, of which the host knows the decision.
 static int write_tensor_args(zero *z, const zero_hyperparameters *h, zero_optimizer_args *args) {
     if (!z->has_options) return ZERO_OK;
     for (size_t t = 0; t < z->layout.num_tensors; t++) {
@@ -220,8 +236,7 @@ static int gather_sums(zero *z, size_t u) {
     return e;
 }
 
-static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_args args) {
-    const zero_settings *s = &z->config.settings;
+static zero_optimizer_arrays arrays_of(const zero *z, size_t u, float *grads) {
     zero_optimizer_arrays arrays = {
         .params = updated_params(z, u),
         .master = updated_master(z, u),
@@ -229,17 +244,39 @@ static int update_unit(zero *z, size_t u, const float *grads, zero_optimizer_arg
         .ema = z->ema ? z->ema + state_offset(z, u) : NULL,
     };
     memcpy(arrays.state, z->units[u].moments, sizeof arrays.state);
+    return arrays;
+}
+
+// Updates units [first, end): one, or all that args.units describes.
+static int launch(zero *z, size_t first, size_t end, zero_optimizer_arrays arrays, zero_optimizer_args args) {
+    const zero_settings *s = &z->config.settings;
     zero_comm_inject_delay(z->config.shard_comm);
-    zero_nvtx_push(z->optimizer->name, u);
+    zero_nvtx_push(z->optimizer->name, first);
     zero_time_begin(z, z->optimizer->name, z->config.stream);
     const int e = zero_device_check(
         z,
-        zero_optimizer_launch(s->optimizer, arrays, s->dtype, s->master, z->chunks + z->first_chunk[u],
-                              z->first_chunk[u + 1] - z->first_chunk[u], args, z->config.stream),
+        zero_optimizer_launch(s->optimizer, arrays, s->dtype, s->master, z->chunks + z->first_chunk[first],
+                              z->first_chunk[end] - z->first_chunk[first], args, z->config.stream),
         z->optimizer->name);
     zero_time_end(z, z->optimizer->name, z->config.stream);
     zero_nvtx_pop();
     return e;
+}
+
+// Tensors of frozen units are left out by their options.
+static int update_all(zero *z, zero_optimizer_args args) {
+    int e = ZERO_OK;
+    if (!z->has_arrays) {
+        for (size_t u = 0; u < z->layout.num_units; u++)
+            z->arrays[u] = arrays_of(z, u, z->partial_sums[0] + sum_offset(z, u));
+        e = zero_device_check(z,
+                              cudaMemcpyAsync(z->device_arrays, z->arrays, z->layout.num_units * sizeof *z->arrays,
+                                              cudaMemcpyHostToDevice, z->config.stream),
+                              "copying the tables of units");
+    }
+    z->has_arrays = !e;
+    args.units = z->device_arrays;
+    return e ? e : launch(z, 0, z->layout.num_units, (zero_optimizer_arrays){ 0 }, args);
 }
 
 static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
@@ -262,12 +299,15 @@ static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
 }
 
 static int update(zero *z, zero_optimizer_args args) {
-    const int gathers = sums_comm(z) != NULL;
+    const int gathers = sums_comm(z) != NULL, one_launch = !gathers && (sharded_params(z) || z->ranks == 1);
     int e = zero_params_update_begin(z);
+    if (!e && one_launch) e = update_all(z, args);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (unit_frozen(z, u)) continue;
         if (gathers) e = gather_sums(z, u);
-        if (!e) e = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u), args);
+        if (!e && !one_launch)
+            e = launch(z, u, u + 1, arrays_of(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u)),
+                       args);
         if (!e) e = zero_params_update_written(z, u);
     }
     return e ? e : zero_params_update_end(z);
@@ -278,26 +318,31 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
     if (check_hyperparameters(z, h)) return z->failed;
     zero_record_call(z, CALL_STEP, h, sizeof *h);
     int e = zero_params_released(z);
-    if (!e && !z->has_norm) e = zero_grad_norm(z, &z->step.norm);
+    if (!e) e = zero_norm_learn(z);  // how many updates there were
+    if (!e && !z->has_norm) e = zero_grad_norm(z, NULL);
     if (e) return e;
-    z->step.skipped = !isfinite(z->step.norm);
-    z->step.scale = h->max_norm > 0 && z->step.norm > h->max_norm ? (float)(h->max_norm / z->step.norm) : 1.0f;
-    if (!z->step.skipped) {
-        const float scale = z->step.scale * (1.0f / (float)zero_total_weight(z));
-        zero_optimizer_args args = zero_optimizer_prepare(h, scale, z->config.settings.seed, z->updates + 1);
-        args.ema_weight = (float)(1 - z->config.settings.ema_decay);
-        e = write_tensor_args(z, h, &args);
-        if (!e) e = update(z, args);
-        z->updates += !e;
-    }
+    zero_optimizer_args args = zero_optimizer_prepare(h, 0, z->config.settings.seed, z->updates + 1);
+    args.ema_weight = (float)(1 - z->config.settings.ema_decay);
+    args.decision = &z->decisions[ZERO_OF_ALL];
+    e = write_tensor_args(z, h, &args);
+    if (!e) e = zero_norm_decide(z, h->max_norm);
+    if (!e) e = update(z, args);
+    z->undecided = !e;
     return e ? e : zero_grads_reset(z);
 }
 
-zero_step_info zero_last_step(const zero *z) { return z->step; }
-uint64_t zero_get_updates(const zero *z) { return z->updates; }
+zero_step_info zero_last_step(zero *z) {
+    if (z->undecided && zero_norm_learn(z)) z->step.norm = NAN;
+    return z->step;
+}
+
+uint64_t zero_get_updates(zero *z) {
+    (void)zero_norm_learn(z);
+    return z->updates;
+}
 
 int zero_set_updates(zero *z, uint64_t updates) {
-    if (zero_enter(z) || zero_between_micro_batches(z)) return z->failed;
+    if (zero_enter(z) || zero_between_micro_batches(z) || zero_norm_learn(z)) return z->failed;
     for (size_t t = 0; t < z->layout.num_tensors; t++)
         if (z->options[t].first_update > updates)
             return zero_fail(z, ZERO_ERR_ARG, "zero_set_updates: %llu: first_update of %s is %llu: lower that first",
@@ -316,7 +361,8 @@ int zero_discard(zero *z) {
     z->calls = 0;
     z->error[0] = '\0';
     zero_comm_reset_error(z->config.shard_comm);
-    int e = zero_grads_abandon(z);
+    int e = zero_norm_learn(z);
+    if (!e) e = zero_grads_abandon(z);
     if (!e) e = zero_params_abandon(z);
     return e ? e : zero_grads_reset(z);
 }

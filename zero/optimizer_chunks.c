@@ -31,6 +31,7 @@ size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_
             .logical = l->tensors[t].logical + from - l->tensor_offset[t],
             .decay = l->tensors[t].decay != 0,
             .tensor = (uint32_t)t,
+            .unit = (uint32_t)unit,
         };
         n += cut(first, to - from, out ? out + n : NULL);
     }

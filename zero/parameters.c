@@ -238,7 +238,7 @@ int zero_params_update_begin(zero *z) {
 }
 
 int zero_params_update_written(zero *z, size_t u) {
-    if (whole_state(z) || sharded_params(z)) return ZERO_OK;
+    if (whole_state(z) || sharded_params(z) || z->ranks == 1) return ZERO_OK;
     zero_comm_phase(z->config.shard_comm, "all-gather of parameters", u);
     zero_nvtx_push("all-gather", u);
     zero_time_begin(z, "all-gather", zero_transport_stream(z));

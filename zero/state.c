@@ -134,6 +134,7 @@ static int load(zero *z, enum zero_state state, int fill, zero_fill_fn fn, void 
         e = zero_fail(z, ZERO_ERR_ARG, "state is loaded between steps: call zero_step or zero_discard first");
     if (state == ZERO_STATE_GRADS) z->has_norm = 0;
     if (!e && is_weights) e = zero_params_update_begin(z);
+    if (!e) e = zero_norm_learn(z);
     if (!e && fill) {
         z->updates = 0;
         for (size_t t = 0; t < z->layout.num_tensors; t++) z->options[t].first_update = 0;

@@ -125,7 +125,8 @@ int zero_set_total_weight(zero *z, double weight);
 
 // Global l2 norm of the mean gradient of the micro-batches since the last step: sqrt(sum g^2) / M. The same bits on all
 // ranks, and for every stage and N for which the sum has: squares are summed in double in blocks of 64 elements and the
-// block sums added exactly, so their order does not matter. NaN or Inf if any element is. Collective.
+// block sums added exactly, so their order does not matter. NaN or Inf if any element is. The host waits for it; norm
+// NULL: it is queued for the next zero_step, and nobody waits. Collective.
 int zero_grad_norm(zero *z, double *norm);
 
 // The same for each tensor: norms[num_tensors], of the mean gradient; the sum of their squares is that of the global
@@ -134,7 +135,9 @@ int zero_tensor_norms(zero *z, double *norms);
 
 // Updates the parameters with the mean gradient g = sum of gradients / M, by settings.optimizer (optimizers/NAME.cuh).
 // If its norm is larger than h->max_norm > 0, g is scaled by max_norm / norm. If the norm is not finite, nothing is
-// changed and the step is skipped; that is no error. Collective; all ranks must pass the same hyperparameters.
+// changed and the step is skipped; that is no error. The device decides both: with a transport that has a stream of its
+// own the step is only queued, and the host learns later what it has done. Ranks that have made other calls change
+// nothing and are told then. Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
 
 // How a tensor is updated, where that differs from the others. May change between steps.
@@ -157,18 +160,19 @@ zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor);
 // is frozen and allocated when the first one no longer is; if that fails on one rank, it does on all. Not collective.
 int zero_is_frozen(const zero *z, size_t unit);
 
-// What the last zero_step did. Not collective.
+// What the last zero_step did. Waits until its norm is known; if that fails, norm is NaN and the next call returns the
+// error. Not collective.
 typedef struct zero_step_info {
     double norm;  // of the mean gradient, before clipping
     float scale;  // by which it was clipped; 1: it was not
     int skipped;  // the norm was not finite
 } zero_step_info;
-zero_step_info zero_last_step(const zero *z);
+zero_step_info zero_last_step(zero *z);
 
 // The number of updates since zero_fill, without skipped ones: the t of AdamW's bias correction and of stochastic
 // rounding. Set it, on all ranks, after zero_load to continue another run; refused if a tensor's first_update is later.
-// Getting is not collective.
-uint64_t zero_get_updates(const zero *z);
+// Getting is not collective; it waits as zero_last_step does.
+uint64_t zero_get_updates(zero *z);
 int zero_set_updates(zero *z, uint64_t updates);
 
 // Drops the gradients since the last step and whatever is acquired, also in the middle of a micro-batch, and recovers

@@ -20,7 +20,8 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
 // One sweep over the row computes the largest logit and the sum of exp ("online softmax"); with train, a second sweep
 // overwrites the logits with their gradient. In the first, each lane of a thread's packs keeps its own top and sum of
 // exp(x - top); a new top scales the sum by exp(old top - new top), once for every few packs, which a GPU loads
-// together. NaN and +infinity make the loss NaN.
+// together. NaN and +infinity make the loss NaN. A loss that is not finite makes a gradient that is not, so that the step
+// is skipped.
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets,
                       float dloss, int V, int Vp, int train) {
@@ -45,6 +46,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     const float sum = block_sum(pack_sum(sums * vexp(tops - thread_top)) * expf(thread_top - top)), scale = dloss / sum;
     if (threadIdx.x == 0) losses[row] = logf(sum) - (target_logit - top);
     if (!train) return;
+    if (!(target_logit >= -FLT_MAX)) dloss = NAN;
     for (int c = threadIdx.x * PACK; c < Vp; c += blockDim.x * PACK) {
         fvec d = splat(0);
         if (c < V) d = vexp(ld_logits(x, c, V) - top) * scale;

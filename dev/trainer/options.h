@@ -121,6 +121,9 @@ int options_set_from_file(Options *o, const char *flag, const char *used, const 
 // Does the i-th flag decide the bits of a run? 1: yes; 0: no; -1: there are no more flags.
 int options_decides(int i, const char **flag);
 
+// Does the host look at loss and norm before it decides about an update (-sl, -sg)? Else the device decides.
+static inline int options_host_decides(const Options *o) { return o->skip_loss_z > 0 || o->skip_norm_z > 0; }
+
 // Tokens of a step over all ranks, from -d or --micro-batches; 0: neither is given.
 size_t options_total_tokens(const Options *o);
 

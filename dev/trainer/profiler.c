@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/calls.h"
 #include "zero/cost.h"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
@@ -117,10 +118,9 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     add(rows, "norm", 1, 4 * shard / R);
     if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
-    add(rows, zero_optimizer_get(r->settings.optimizer)->name, units, 0)->bytes = (stage == 0 ? numel : shard) *
-                                                                                  (double)profile_update_bytes(
-                                                                                      &r->settings);
-    if (stage == 1 || stage == 2) {
+    w = add(rows, zero_optimizer_get(r->settings.optimizer)->name, R == 1 && (stage == 3 || r->ranks == 1) ? 1 : units, 0);
+    w->bytes = (stage == 0 ? numel : shard) * (double)profile_update_bytes(&r->settings);
+    if ((stage == 1 || stage == 2) && r->ranks > 1) {
         add(rows, "all-gather", units, 0)->wire = r->param_bytes;
         add(rows, "all-gather: wait", 0, 0);
     }
@@ -269,6 +269,9 @@ struct Profile {
     size_t open[MAX_DEPTH], depth;  // begun and not ended
     size_t steps;
     double ms;          // of all steps
+    DeviceCalls before;  // of this process, when the step began
+    DeviceCalls queued;  // in all steps, until all was queued
+    unsigned long long waits_at_end;
     cudaError_t error;  // the first since the step began
 };
 
@@ -349,8 +352,22 @@ void profile_begin_product(Profile *p, const char *use, size_t C, size_t OC, cud
     profile_begin_work(p, name, stream);
 }
 
+void profile_begin_step(Profile *p) {
+    if (p) p->before = device_calls();
+}
+
+void profile_step_is_queued(Profile *p) {
+    if (!p) return;
+    const DeviceCalls now = device_calls();
+    p->queued.kernels += now.kernels - p->before.kernels;
+    p->queued.copies += now.copies - p->before.copies;
+    p->queued.waits += now.waits - p->before.waits;
+    p->before = now;
+}
+
 cudaError_t profile_end_step(Profile *p, double ms) {
     cudaError_t e = p->error;
+    p->waits_at_end += device_calls().waits - p->before.waits;
     for (size_t i = 0; i < p->num_spans && e == cudaSuccess; i++) {
         const Span *s = &p->spans[i];
         float took = 0;
@@ -459,5 +476,10 @@ int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char
     }
     fprintf(out, "%-34s %9s %11.3f %14s %14s %16s %10.5f %9.1f\n", "in all; streams may overlap", "", ms, "", "", "",
             floors, ms / floors);
+    fprintf(out,
+            "the host, per step: %.1f kernels launched, %.1f copies and fills; it waits for the device %.1f times until "
+            "all is queued, %.1f times at the end\n",
+            (double)p->queued.kernels / (double)steps, (double)p->queued.copies / (double)steps,
+            (double)p->queued.waits / (double)steps, (double)p->waits_at_end / (double)steps);
     return wrong;
 }

@@ -53,6 +53,10 @@ template <class O, class P, enum zero_master MODE>
 __global__ void __launch_bounds__(256)
     optimizer_kernel(zero_optimizer_arrays arrays, const zero_optimizer_chunk *chunks, zero_optimizer_args a) {
     const zero_optimizer_chunk c = chunks[blockIdx.x];
+    if (a.decision) {
+        if (a.decision->skip) return;
+        a.scale = a.decision->factor;
+    }
     float decay = c.decay ? a.weight_decay : 0.0f;
     if (a.tensors) {
         const zero_tensor_args t = a.tensors[c.tensor];
@@ -60,6 +64,7 @@ __global__ void __launch_bounds__(256)
         a.lr = t.lr, a.correction1 = t.correction1, a.correction2 = t.correction2;
         decay = t.decay;
     }
+    if (a.units) arrays = a.units[c.unit];
     P *p = static_cast<P *>(arrays.params) + c.param;
     const float *gradients = arrays.grads + c.grad;
     for (size_t i = threadIdx.x * PACK; i < c.count; i += (size_t)blockDim.x * PACK) {

@@ -15,6 +15,7 @@
 #include <stdint.h>
 #include "zero/layout.h"
 #include "zero/settings.h"
+#include "zero/wide.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -31,7 +32,7 @@ typedef struct zero_optimizer_chunk {
     size_t logical;             // its first element's logical index
     uint32_t count;             // a multiple of 8
     int32_t decay;              // 1: weight decay applies
-    uint32_t tensor;
+    uint32_t tensor, unit;
 } zero_optimizer_chunk;
 
 // The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit; places are
@@ -49,10 +50,12 @@ typedef struct zero_tensor_args {
 typedef struct zero_optimizer_args {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2;   // 1 - beta1^t, 1 - beta2^t
-    float scale;                      // factor on the sum of gradients
+    float scale;                      // factor on the sum of gradients, unless there is a decision
     uint64_t seed, t;                 // of stochastic rounding; t: the update, counted from 1
     const zero_tensor_args *tensors;  // device, by tensor; NULL: all are alike
     float ema_weight;                 // 1 - settings.ema_decay
+    const struct zero_optimizer_arrays *units;  // device, by unit, in place of the arrays of the launch; NULL: none
+    const zero_decision *decision;    // device: its factor, or that nothing is to be changed; NULL: none
 } zero_optimizer_args;
 
 // scale: the factor on the sum of gradients. t: the update, counted from 1.

@@ -230,6 +230,8 @@ cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
 void cuda_on_cpu_ptx(cuda_on_cpu_call *call) __attribute__((weak));
 cudaError_t cuda_on_cpu_error(cudaError_t error);  // remembers it for cudaGetLastError, returns it
 bool cuda_on_cpu_deferred();                       // does work wait in its stream's queue?
+void cuda_on_cpu_count_copy(bool waits);           // for cuda_on_cpu_calls_so_far
+cudaError_t cuda_on_cpu_wait(cudaStream_t stream);  // cudaStreamSynchronize that does not count
 
 bool cuda_on_cpu_protected();                 // protect.cpp: is the host kept off the device's memory?
 void *cuda_on_cpu_arena_alloc(size_t bytes);  // such memory

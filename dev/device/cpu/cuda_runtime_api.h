@@ -153,6 +153,13 @@ void cuda_on_cpu_break(void);
 void cuda_on_cpu_trace(void (*fn)(void *ctx, const char *name), void *ctx);
 const char *cuda_on_cpu_range(void);  // the ranges that the calling thread is in
 
+// Not CUDA's: launches of kernels, copies and fills, and calls in which the host waits, since the start. A wait counts
+// also if there is nothing left to wait for; copies from or to memory that is not pinned are waits.
+typedef struct cuda_on_cpu_calls {
+    uint64_t kernels, copies, waits;
+} cuda_on_cpu_calls;
+cuda_on_cpu_calls cuda_on_cpu_calls_so_far(void);
+
 #ifdef CUDA_ON_CPU_EMULATED
 // Not CUDA's: what the warps of the emulated GPU ask of its memory (memory_requests.cpp). A request is one instruction
 // of a warp, of at most 16 bytes a lane.

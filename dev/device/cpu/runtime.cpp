@@ -184,8 +184,9 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
         static_cast<char *>(dst), static_cast<const char *>(src), dst_pitch, src_pitch, width, height
     };
     const cudaError_t e = cuda_on_cpu_enqueue(stream, copy_rows, &args, sizeof args);
-    const bool in_turn = !cuda_on_cpu_deferred() || (cuda_on_cpu_remembers(dst) && cuda_on_cpu_remembers(src));
-    return e != cudaSuccess || in_turn ? e : cudaStreamSynchronize(stream);
+    const bool in_turn = cuda_on_cpu_remembers(dst) && cuda_on_cpu_remembers(src);
+    cuda_on_cpu_count_copy(!in_turn);
+    return e != cudaSuccess || in_turn || !cuda_on_cpu_deferred() ? e : cuda_on_cpu_wait(stream);
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -211,6 +212,7 @@ static void fill(void *p) {
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
     if (bytes && cuda_on_cpu_protected() && !cuda_on_cpu_remembers(dst))
         return cuda_on_cpu_error(cudaErrorInvalidValue);
+    cuda_on_cpu_count_copy(false);
     const fill_args args = { dst, value, bytes };
     return cuda_on_cpu_enqueue(stream, fill, &args, sizeof args);
 }

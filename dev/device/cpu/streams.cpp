@@ -38,6 +38,13 @@
 #define FORGOTTEN false
 #endif
 
+static std::atomic<uint64_t> kernels{ 0 }, copies{ 0 }, host_waits{ 0 };
+
+void cuda_on_cpu_count_copy(bool waits) {
+    copies++;
+    if (waits) host_waits++;
+}
+
 struct operation {
     void (*fn)(void *args);   // null: only waits
     int (*step)(void *args);  // instead of fn: called until it returns non-zero
@@ -239,7 +246,16 @@ cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *arg
     return enqueue(stream, nullptr, step, args, bytes);
 }
 
+cudaError_t cuda_on_cpu_wait(cudaStream_t stream) {
+    const std::lock_guard<std::recursive_mutex> guard(lock);
+    CUstream_st *s = stream_of(stream);
+    run_until(s, s->enqueued);
+    return unless_broken();
+}
+
 extern "C" {
+
+cuda_on_cpu_calls cuda_on_cpu_calls_so_far(void) { return cuda_on_cpu_calls{ kernels, copies, host_waits }; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Ranges, and the trace
@@ -286,14 +302,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    const std::lock_guard<std::recursive_mutex> guard(lock);
-    CUstream_st *s = stream_of(stream);
-    run_until(s, s->enqueued);
-    return unless_broken();
+    host_waits++;
+    return cuda_on_cpu_wait(stream);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    return stream ? cudaStreamSynchronize(stream) : cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
+    return stream ? cuda_on_cpu_wait(stream) : cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
 }
 
 // Asking makes one operation's progress, so that a loop that asks until it is done ends.
@@ -309,6 +323,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
+    host_waits++;
     const std::lock_guard<std::recursive_mutex> guard(lock);
     run_all();
     return unless_broken();
@@ -380,6 +395,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!event) return cuda_on_cpu_error(cudaErrorInvalidResourceHandle);
     if (FORGOTTEN) return cudaSuccess;
+    host_waits++;
     const std::lock_guard<std::recursive_mutex> guard(lock);
     if (event->recorded) run_until(event->stream, event->position);
     return unless_broken();
@@ -431,6 +447,7 @@ static void run_queued_launch(void *p) {
 cudaError_t cuda_on_cpu_launch(const cudaLaunchConfig_t *config, const cuda_on_cpu_call *call) {
     const cudaError_t refused = cuda_on_cpu_check_launch(config, call);
     if (refused != cudaSuccess) return cuda_on_cpu_error(refused);
+    kernels++;
     if (!cuda_on_cpu_deferred()) {
         if (trace_fn) trace_fn(trace_ctx, range_name());
         const cuda_on_cpu_operation operation;

@@ -56,3 +56,6 @@ RUN_PATH   = $(filter-out $(SYSTEM),$(dir $(CUDNN) $(NCCL_LIBRARY) $(CUDART_LIBR
 LIBS       = $(CUBLASLT_LIBRARY) $(CUDART_LIBRARY) $(RUN_PATH:%/=-Wl,-rpath,%) \
                  -Wl,--push-state,--as-needed $(CUDNN) -Wl,--no-as-needed $(NVRTC) -Wl,--pop-state
 DEVICE_DIR = dev/device/cuda
+# dev/device/cuda/calls.cu counts them.
+COUNTED    = cudaLaunchKernelExC cudaMemcpyAsync cudaMemsetAsync cudaStreamSynchronize cudaEventSynchronize \
+                 cudaDeviceSynchronize

@@ -126,7 +126,8 @@ int zero_nccl_op_begin(comm_nccl *m, const char *what, struct nccl_op **out) {
     struct nccl_op *op = *out = &x->ops[(x->queued + 1) % NCCL_RING];
     int e = zero_nccl_healthy(m);
     // The ring is full only if the host is so many operations ahead of the device that it may as well wait.
-    if (!e && op->ticket) e = zero_nccl_device_check(m, cudaEventSynchronize(op->ended));
+    if (!e && op->ticket && cudaEventQuery(op->ended) != cudaSuccess)
+        e = zero_nccl_device_check(m, cudaEventSynchronize(op->ended));
     if (!e && op->was_read) e = zero_nccl_device_check(m, cudaStreamWaitEvent(x->stream, op->read, 0));
     if (!e) e = zero_nccl_healthy(m);
     if (e) return e;
