@@ -87,7 +87,7 @@ template <class X> struct ActivationsOf {
 };
 typedef ActivationsOf<floatX> Activations;
 
-enum { STAGED = 4 };
+enum { STAGED_BATCHES = 4 };
 
 typedef struct GPT2 {
     GPT2Config config;
@@ -106,15 +106,15 @@ typedef struct GPT2 {
     Activations acts;
     void *arena;  // the memory of acts
     size_t arena_bytes;
-    floatX *logits;        // [head_rows, Vp], device; after a forward with train, gradients
-    float *host_losses;    // [R], pinned
-    // [STAGED][5 R + 1], pinned: inputs, targets, TokenRows, staged for the device, so that the host can be several
+    floatX *logits;      // [head_rows, Vp], device; after a forward with train, gradients
+    float *host_losses;  // [R], pinned
+    // [STAGED_BATCHES][5 R + 1], pinned: inputs, targets, TokenRows, staged for the device, so that the host can be several
     // micro-batches ahead of it
     int *host_tokens;
-    cudaEvent_t uploaded[STAGED];  // the staged tokens have arrived
+    cudaEvent_t uploaded[STAGED_BATCHES];  // the staged tokens have arrived
     size_t uploads;                // so far
-    int *host_counts;      // [V + 1]
-    size_t distinct;       // tokens in the last inputs
+    int *host_counts;              // [V + 1]
+    size_t distinct;               // tokens in the last inputs
 } GPT2;
 
 // Takes count elements from the arena, or, with arena NULL, only counts their bytes. 256: CUDA's own alignment.
@@ -245,7 +245,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows);
     m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
-    m->host_tokens = (int *)pinned(STAGED * (5 * R + 1) * sizeof(int));
+    m->host_tokens = (int *)pinned(STAGED_BATCHES * (5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
     for (cudaEvent_t &e : m->uploaded) cudaCheck(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
@@ -416,10 +416,10 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
     m->T = T;
-    const cudaEvent_t uploaded = m->uploaded[m->uploads % STAGED];
-    int *staging = m->host_tokens + m->uploads++ % STAGED * (5 * m->max_B * m->max_T + 1);
+    const cudaEvent_t uploaded = m->uploaded[m->uploads % STAGED_BATCHES];
+    int *staging = m->host_tokens + m->uploads++ % STAGED_BATCHES * (5 * m->max_B * m->max_T + 1);
     if (cudaEventQuery(uploaded) != cudaSuccess)
-        cudaCheck(cudaEventSynchronize(uploaded));  // the STAGED-th micro-batch before this one has begun
+        cudaCheck(cudaEventSynchronize(uploaded));  // the STAGED_BATCHES-th micro-batch before this one has begun
     upload_tokens(m, a->inputs, inputs, staging);
     if (targets) upload_tokens(m, a->targets, targets, staging + R);
     if (train) upload_token_rows(m, inputs, staging);

@@ -28,7 +28,8 @@ int zero_norm_create(zero *z, int e) {
     zero_comm *shard = z->config.shard_comm, *replicate = z->config.replicate_comm;
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_SQUARES_BYTES, &z->squares);
     if (!e) e = zero_alloc(z, ZERO_MEM_TRANSPORT, ZERO_DECISIONS * sizeof *z->decisions, &z->decisions);
-    if (!e) e = zero_device_check(z, cudaEventCreateWithFlags(&z->decided, cudaEventDisableTiming), "creating an event");
+    if (!e)
+        e = zero_device_check(z, cudaEventCreateWithFlags(&z->decided, cudaEventDisableTiming), "creating an event");
     if (!e && cudaMallocHost((void **)&z->learned, ZERO_DECISIONS * sizeof *z->learned) != cudaSuccess) {
         (void)cudaGetLastError();
         e = zero_fail(z, ZERO_ERR_MEMORY, "no pinned host memory for the norm");
@@ -82,8 +83,8 @@ static int queue_rows(zero *z) {
         e = zero_device_check(z, zero_kernel_square_sum(z->squares, z->partial_sums[0], sum_total(z), stream),
                               "sum of squares");
     if (!e)
-        e = norm_kernel(z, (zero_norm_args){
-                               .wide = z->squares, .n = ZERO_SQUARE_PARTS, .stride = ZERO_WIDE_WORDS, .row = first });
+        e = norm_kernel(
+            z, (zero_norm_args){ .wide = z->squares, .n = ZERO_SQUARE_PARTS, .stride = ZERO_WIDE_WORDS, .row = first });
     zero_time_end(z, "norm", stream);
     if (!e && z->replicas > 1) e = gather_rows(z, replicate, z->replica_rows, &z->replica_rows_ticket);
     if (!e && z->replicas > 1)
@@ -239,7 +240,8 @@ int zero_tensor_norms(zero *z, double *norms) {
     int e = parts && sums ? sum_squares_of_tensors(z, parts, sums)
                           : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = add_over_all(z, sums, T, "norms of tensors");
-    for (size_t t = 0; t < T && !e; t++) norms[t] = zero_wide_decide(sums + t * ZERO_WIDE_WORDS, zero_total_weight(z), 0).norm;
+    for (size_t t = 0; t < T && !e; t++)
+        norms[t] = zero_wide_decide(sums + t * ZERO_WIDE_WORDS, zero_total_weight(z), 0).norm;
     free(parts);
     free(sums);
     return e;

@@ -101,15 +101,15 @@ struct zero {
     zero_ticket last_unshard;            // of the window
 
     // grad_norm.c
-    uint64_t *squares;                            // device: ZERO_SQUARE_PARTS wide integers
-    uint64_t *rows, *replica_rows;                // symmetric: a row of each rank of the shard and the replicate group
-    zero_ticket rows_ticket, replica_rows_ticket; // the last all-gathers of them
-    uint64_t norm_calls;                          // this rank's hash in the last ones
-    zero_decision *decisions, *learned;           // [ZERO_DECISIONS] device; on the host, pinned
-    cudaEvent_t decided;                          // learned is there
-    int undecided;                                // what the last step has done is not yet in updates and step
-    uint64_t updates;                             // since the fill
-    zero_step_info step;                          // the last one
+    uint64_t *squares;                             // device: ZERO_SQUARE_PARTS wide integers
+    uint64_t *rows, *replica_rows;                 // symmetric: a row of each rank of the shard and the replicate group
+    zero_ticket rows_ticket, replica_rows_ticket;  // the last all-gathers of them
+    uint64_t norm_calls;                           // this rank's hash in the last ones
+    zero_decision *decisions, *learned;            // [ZERO_DECISIONS] device; on the host, pinned
+    cudaEvent_t decided;                           // learned is there
+    int undecided;                                 // what the last step has done is not yet in updates and step
+    uint64_t updates;                              // since the fill
+    zero_step_info step;                           // the last one
 
     // optimizer.c
     zero_tensor_options *options;                 // [num_tensors]
@@ -119,10 +119,10 @@ struct zero {
     float *ema;                                   // fp32 average of the weights, as the optimizer's states; NULL: none
     int uses_ema;                                 // the parameters are the average (zero_use_ema)
     zero_optimizer_arrays *arrays, *device_arrays;  // [num_units]: pinned, on the device
-    int has_arrays;                               // they are written: since units were frozen last
-    zero_optimizer_chunk *chunks;                 // device; places in this rank's part of the unit
-    size_t *first_chunk;                          // [num_units + 1]
-    uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
+    int has_arrays;                                 // they are written: since units were frozen last
+    zero_optimizer_chunk *chunks;                   // device; places in this rank's part of the unit
+    size_t *first_chunk;                            // [num_units + 1]
+    uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];    // the most, by formula, with other frozen units
 
     // state.c
     int in_callback;  // of a fill, load or visit, or in a hash

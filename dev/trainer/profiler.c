@@ -118,7 +118,8 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     add(rows, "norm", 1, 4 * shard / R);
     if (R > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * shard * (R - 1) / R;
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
-    w = add(rows, zero_optimizer_get(r->settings.optimizer)->name, R == 1 && (stage == 3 || r->ranks == 1) ? 1 : units, 0);
+    w = add(rows, zero_optimizer_get(r->settings.optimizer)->name, R == 1 && (stage == 3 || r->ranks == 1) ? 1 : units,
+            0);
     w->bytes = (stage == 0 ? numel : shard) * (double)profile_update_bytes(&r->settings);
     if ((stage == 1 || stage == 2) && r->ranks > 1) {
         add(rows, "all-gather", units, 0)->wire = r->param_bytes;
@@ -268,7 +269,7 @@ struct Profile {
     size_t num_spans, made, room;
     size_t open[MAX_DEPTH], depth;  // begun and not ended
     size_t steps;
-    double ms;          // of all steps
+    double ms;           // of all steps
     DeviceCalls before;  // of this process, when the step began
     DeviceCalls queued;  // in all steps, until all was queued
     unsigned long long waits_at_end;
@@ -476,10 +477,11 @@ int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char
     }
     fprintf(out, "%-34s %9s %11.3f %14s %14s %16s %10.5f %9.1f\n", "in all; streams may overlap", "", ms, "", "", "",
             floors, ms / floors);
-    fprintf(out,
-            "the host, per step: %.1f kernels launched, %.1f copies and fills; it waits for the device %.1f times until "
-            "all is queued, %.1f times at the end\n",
-            (double)p->queued.kernels / (double)steps, (double)p->queued.copies / (double)steps,
-            (double)p->queued.waits / (double)steps, (double)p->waits_at_end / (double)steps);
+    fprintf(
+        out,
+        "the host, per step: %.1f kernels launched, %.1f copies and fills; it waits for the device %.1f times until "
+        "all is queued, %.1f times at the end\n",
+        (double)p->queued.kernels / (double)steps, (double)p->queued.copies / (double)steps,
+        (double)p->queued.waits / (double)steps, (double)p->waits_at_end / (double)steps);
     return wrong;
 }

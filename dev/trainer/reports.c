@@ -218,8 +218,8 @@ void print_header(const Run *r) {
     if (o->settings.ema_decay > 0)
         print_row(r, "average of weights", "decay %g; validation and samples use it", o->settings.ema_decay);
     print_row(r, "gradient clip", "%g%s", o->grad_clip, o->grad_clip > 0 ? "" : " (off)");
-    print_row(r, "update or skip", options_host_decides(o) ? "decided by the host, which waits (-sl, -sg)"
-                                                           : "decided on the device");
+    print_row(r, "update or skip",
+              options_host_decides(o) ? "decided by the host, which waits (-sl, -sg)" : "decided on the device");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
     if (r->kernels.head_chunks > 1) print_row(r, "head", "in %zu chunks of rows", r->kernels.head_chunks);
     if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");

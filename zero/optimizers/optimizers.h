@@ -49,13 +49,13 @@ typedef struct zero_tensor_args {
 // The hyperparameters as a kernel takes them.
 typedef struct zero_optimizer_args {
     float lr, beta1, beta2, eps, weight_decay;
-    float correction1, correction2;   // 1 - beta1^t, 1 - beta2^t
-    float scale;                      // factor on the sum of gradients, unless there is a decision
-    uint64_t seed, t;                 // of stochastic rounding; t: the update, counted from 1
-    const zero_tensor_args *tensors;  // device, by tensor; NULL: all are alike
-    float ema_weight;                 // 1 - settings.ema_decay
+    float correction1, correction2;             // 1 - beta1^t, 1 - beta2^t
+    float scale;                                // factor on the sum of gradients, unless there is a decision
+    uint64_t seed, t;                           // of stochastic rounding; t: the update, counted from 1
+    const zero_tensor_args *tensors;            // device, by tensor; NULL: all are alike
+    float ema_weight;                           // 1 - settings.ema_decay
     const struct zero_optimizer_arrays *units;  // device, by unit, in place of the arrays of the launch; NULL: none
-    const zero_decision *decision;    // device: its factor, or that nothing is to be changed; NULL: none
+    const zero_decision *decision;              // device: its factor, or that nothing is to be changed; NULL: none
 } zero_optimizer_args;
 
 // scale: the factor on the sum of gradients. t: the update, counted from 1.

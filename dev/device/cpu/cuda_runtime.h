@@ -228,9 +228,9 @@ cudaError_t cuda_on_cpu_run(const cudaLaunchConfig_t *config, const cuda_on_cpu_
 cudaError_t cuda_on_cpu_max_dynamic_shared(cuda_on_cpu_fn kernel, int bytes);
 // If dev/test/ptx/ is linked: makes the call run nvcc's PTX of the kernel instead of what g++ made of it.
 void cuda_on_cpu_ptx(cuda_on_cpu_call *call) __attribute__((weak));
-cudaError_t cuda_on_cpu_error(cudaError_t error);  // remembers it for cudaGetLastError, returns it
-bool cuda_on_cpu_deferred();                       // does work wait in its stream's queue?
-void cuda_on_cpu_count_copy(bool waits);           // for cuda_on_cpu_calls_so_far
+cudaError_t cuda_on_cpu_error(cudaError_t error);   // remembers it for cudaGetLastError, returns it
+bool cuda_on_cpu_deferred();                        // does work wait in its stream's queue?
+void cuda_on_cpu_count_copy(bool waits);            // for cuda_on_cpu_calls_so_far
 cudaError_t cuda_on_cpu_wait(cudaStream_t stream);  // cudaStreamSynchronize that does not count
 
 bool cuda_on_cpu_protected();                 // protect.cpp: is the host kept off the device's memory?

@@ -10,7 +10,7 @@ static std::atomic<unsigned long long> kernels{ 0 }, copies{ 0 }, waits{ 0 };
 
 DeviceCalls device_calls(void) { return DeviceCalls{ kernels, copies, waits }; }
 
-#define WRAP(call, counter, parameters, arguments) \
+#define WRAP(call, counter, parameters, arguments)   \
     extern "C" cudaError_t __real_##call parameters; \
     extern "C" cudaError_t __wrap_##call parameters; \
     cudaError_t __wrap_##call parameters {           \

@@ -54,6 +54,23 @@ for trainer in "$@"; do
     profile "$trainer" 2 -z 3 -d 256 --reduce library
 done
 
+# With NCCL, here its stand-in, whose work is done when the host waits for it: the host waits at the end of a step only;
+# so many kernels for 2 layers and 2 micro-steps. -sg makes it wait for the norm, and for the losses of all ranks.
+host_waits() {      # TRAINER WHERE KERNELS WAITS FLAGS...
+    CUDA_ON_CPU_STREAMS=0 timeout -k 10 60 "${MPIRUN:-mpirun}" -np 2 "$1" -e custom:l2,h1,c64,v256,t32 -b 1 -t 32 \
+        -d 128 -x 3 -v 0 -s 0 --profile 2 --transport nccl "${@:5}" > "$log" 2>&1
+    grep -E "^the host, per step|^\| update or skip|^error" "$log"
+    grep -q "^| update or skip .* $2" "$log" &&
+        grep -q "^the host, per step: $3.0 kernels.* waits for the device $4.0 times until" "$log"
+}
+for trainer in "$@"; do
+    for stage in 0 1 3; do
+        check "$trainer: stage $stage, NCCL: the host does not wait in a step" host_waits "$trainer" "on the device" \
+            "[0-9]*" 0 -z $stage
+    done
+done
+check "NCCL, -sg: the host waits" host_waits "$1" "by the host" "[0-9]*" 3 -z 1 -sg 3
+
 longer_than_the_run() {
     ! "${MPIRUN:-mpirun}" -np 1 "$1" -x 3 --profile 3 > "$log" 2>&1 && cat "$log" && grep -q "use -x 4 or more" "$log"
 }

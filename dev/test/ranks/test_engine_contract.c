@@ -336,6 +336,21 @@ static void other_calls_are_told(const struct way *way, int stage) {
     is_told(z);
     zero_comm_destroy(c);
 
+    // The step itself finds it, on the device, and changes nothing.
+    float start[64], after[64];
+    c = join(way, PATIENT);
+    z = make_in_groups(c, NULL, stage);
+    device_read(start, z->units[0].moments[0], sizeof start);
+    CHECK(backward_in_order(z, orders[0]) == ZERO_OK, "a backward: %s", zero_error(z));
+    const int e = zero_step(z, &h);
+    CHECK(isnan(zero_last_step(z).norm) && strstr(zero_error(z), "step with the same hyperparameters"),
+          "the step returns %d, the message is: %s", e, zero_error(z));
+    CHECK(zero_begin_step(z) == ZERO_ERR_COMM, "a call succeeds after: %s", zero_error(z));
+    device_read(after, z->units[0].moments[0], sizeof after);
+    CHECK_BYTES(after, start, sizeof after);
+    zero_destroy(z);
+    zero_comm_destroy(c);
+
     // One rank samples alone. Where it waits for the others in stage 3, the time-out tells.
     const int waits = way != &ways[SHARED_MEMORY] && stage == 3;
     c = join(way, waits ? short_timeout(way) : PATIENT);

@@ -5,12 +5,14 @@
 // other after it. If it waits for the caller's stream, communication runs as late as the events allow; if it waits for
 // the transport's, as early. Two operations that come in one order in the first run and in the other order in the
 // second do not depend on each other: on a GPU they overlap. Operations that must not overlap come in the same order in
-// both. The rows below list the overlap that the engine is designed for.
+// both. The rows below list the overlap that the engine is designed for. Between the first call of a step and the end of
+// the next forward the host must not wait at all, and launches as many kernels as it needs.
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/transport_registry.h"
+#include "zero/kernels.h"
 #include "zero/nvtx.h"
 #include "zero/zero.h"
 
@@ -19,6 +21,7 @@ enum { UNITS = 5, NUMEL = 4096, MAX_EVENTS = 4096 };
 static zero_accounting memory;
 static const char *events[MAX_EVENTS];
 static int num_events;
+static cuda_on_cpu_calls queued;  // of a step and a forward, until the host waits
 
 static void on_event(void *ctx, const char *name) {
     (void)ctx;
@@ -80,10 +83,12 @@ static void trace_step(zero *z, zero_comm *c, cudaStream_t stream, int early) {
     MUST(zero_comm_synchronize(c, zero_comm_stream(c)));
     num_events = 0;
     cuda_on_cpu_trace(on_event, NULL);
+    const cuda_on_cpu_calls before = cuda_on_cpu_calls_so_far();
     backward(z, stream);
-    MUST(zero_comm_synchronize(c, early ? zero_comm_stream(c) : stream));  // here the host waits, for the norm
     MUST(zero_step(z, &adamw));
     forward(z, stream);
+    const cuda_on_cpu_calls now = cuda_on_cpu_calls_so_far();
+    queued = (cuda_on_cpu_calls){ .kernels = now.kernels - before.kernels, .waits = now.waits - before.waits };
     MUST(zero_comm_synchronize(c, early ? zero_comm_stream(c) : stream));
     MUST(zero_comm_synchronize(c, early ? stream : zero_comm_stream(c)));
     cuda_on_cpu_trace(NULL, NULL);
@@ -100,14 +105,23 @@ static void in_order(int first, int second, const char *what, size_t unit) {
     CHECK(first < second, "%s %zu came too early", what, unit);
 }
 
+// A sum for each unit, and one of what several ranks leave; the squares, this rank's row and the decision; the updates.
+static void check_calls(int stage, int ranks) {
+    const int merges = zero_partial_sums_live((uint64_t)ranks) > 1, updates = stage == 3 || ranks == 1 ? 1 : UNITS;
+    CHECK_EQ(queued.waits, 0);
+    CHECK_EQ(queued.kernels, UNITS + merges + 3 + updates);
+}
+
+// In stage 3 one launch updates all units.
 static void check_step(int stage, int early) {
     for (size_t u = 0; u < UNITS; u++) {
+        const int update = when("AdamW", stage == 3 ? 0 : u, 0);
         in_order(when("backward", u, 0), when("reduce", u, 1), "reduce", u);
-        in_order(when("reduce", u, 1), when("AdamW", u, 0), "AdamW", u);
+        in_order(when("reduce", u, 1), update, "AdamW", u);
         if (stage == 3) {
-            in_order(when("AdamW", u, 0), when("forward", u, 0), "forward", u);
+            in_order(update, when("forward", u, 0), "forward", u);
         } else if (stage > 0) {
-            in_order(when("AdamW", u, 0), when("all-gather", u, 1), "all-gather", u);
+            in_order(update, when("all-gather", u, 1), "all-gather", u);
             in_order(when("all-gather", u, 1), when("forward", u, 0), "forward", u);
         }
     }
@@ -166,6 +180,7 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
         CASE("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
             trace_step(z, c, stream, early);
             check_step(stage, early);
+            check_calls(stage, zero_comm_size(c));
         }
     for (int early = 0; early <= 1 && stage == 3; early++)
         CASE("stage 3: gathers overlap the forward, communication as %s as possible", early ? "early" : "late") {

@@ -316,6 +316,81 @@ static void square_sum_hides_nan_or_infinity(void) {
     }
 }
 
+// Ranks' rows, and what they decide, beside long double. sizes: of the largest value; the row of `other` has another hash.
+static void check_norm(size_t ranks, double scale, float clip, size_t other) {
+    const uint64_t calls = 0x123456789abcdef0;
+    const Device<uint64_t> rows(ranks * ZERO_NORM_WORDS), parts(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS);
+    std::vector<zero_decision> decisions(1);
+    std::vector<uint64_t> host(ranks * ZERO_NORM_WORDS);
+    const OnDevice<zero_decision> decided(decisions);
+    zero_norm_args args = {};
+    long double squares = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        const Values x = random_values<float>(64 * (1 + r % 5), scale);
+        for (double v : x) squares += (long double)v * v;
+        const Device<float> device(x);
+        must(zero_kernel_square_sum(parts.p, device.p, x.size(), 0));
+        args.wide = parts.p, args.n = ZERO_SQUARE_PARTS, args.stride = ZERO_WIDE_WORDS;
+        args.calls = r == other ? 17 : calls;
+        args.row = rows.p + r * ZERO_NORM_WORDS;
+        must(zero_kernel_norm(args, 0));
+    }
+    const double weight = 3, want = (double)(sqrtl(squares) / weight);
+    const float max_norm = clip * (float)want;
+    args = zero_norm_args{ rows.p, ranks, ZERO_NORM_WORDS, calls, NULL, decided.p, weight, max_norm };
+    must(zero_kernel_norm(args, 0));
+    must(cudaDeviceSynchronize());
+    must(cudaMemcpy(decisions.data(), decided.p, sizeof(zero_decision), cudaMemcpyDeviceToHost));
+    must(cudaMemcpy(host.data(), rows.p, host.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
+    const zero_decision d = decisions[0];
+    char where[80];
+    snprintf(where, sizeof where, "%zu ranks, scale %g", ranks, scale);
+    CHECK_ERROR(fabs(d.norm - want) / want, 1e-15, "norm, relative", where);
+    const float factor = clip > 0 && clip < 1 ? (float)(max_norm / d.norm) : 1;
+    CHECK(d.scale == factor && d.factor == factor * (1 / 3.0f), "%s: scale %g, factor %g", where, (double)d.scale,
+          (double)d.factor);
+    const int told = other < ranks;
+    CHECK(d.skip == told && d.other == (told ? (int)other : -1) && (!told || d.calls == 17), "%s: skip %d, other %d",
+          where, d.skip, d.other);
+    for (size_t i = 0; i < host.size(); i++)
+        CHECK(i % ZERO_NORM_WORDS >= ZERO_WIDE_DIGITS || host[i] >> 32 == 0, "%s: a carry waits", where);
+    uint64_t sum[ZERO_WIDE_WORDS] = {};
+    for (size_t i = 0; i < host.size(); i++)
+        if (i % ZERO_NORM_WORDS < ZERO_WIDE_WORDS) sum[i % ZERO_NORM_WORDS] += host[i];
+    CHECK(zero_wide_decide(sum, weight, max_norm).norm == d.norm, "%s: another norm on the host", where);
+}
+
+static void device_decides_otherwise(void) {
+    for (size_t ranks : { (size_t)1, (size_t)2, (size_t)33, (size_t)70 }) {
+        for (double scale : { 1.0, 1e-30, 1e-44, 3e18 }) check_norm(ranks, scale, ranks % 2 ? 0.5f : 2, SIZE_MAX);
+        check_norm(ranks, 1, 0, ranks - 1);
+    }
+}
+
+// One that is not finite skips, and the sum of replicas passes on that a rank's calls differ.
+static void device_updates_what_is_not_finite(void) {
+    for (int word : { (int)ZERO_WIDE_INF, (int)ZERO_WIDE_NAN }) {
+        std::vector<uint64_t> host(3 * ZERO_NORM_WORDS, 1);
+        std::vector<zero_decision> decision(1);
+        for (size_t i = 0; i < host.size(); i++) host[i] = i % ZERO_NORM_WORDS == (size_t)ZERO_WIDE_WORDS;
+        host[2 * ZERO_NORM_WORDS + (size_t)word] = 1;
+        const OnDevice<uint64_t> rows(host);
+        const OnDevice<zero_decision> decided(decision);
+        zero_norm_args args = { rows.p, 3, ZERO_NORM_WORDS, 1, rows.p, decided.p, 1, 0 };
+        must(zero_kernel_norm(args, 0));
+        must(cudaDeviceSynchronize());
+        must(cudaMemcpy(decision.data(), decided.p, sizeof(zero_decision), cudaMemcpyDeviceToHost));
+        must(cudaMemcpy(host.data(), rows.p, host.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
+        CHECK(decision[0].skip && decision[0].other == -1 && host[ZERO_WIDE_WORDS] == 1, "norm %g: it is not skipped",
+              decision[0].norm);
+        args.calls = 2;
+        must(zero_kernel_norm(args, 0));
+        must(cudaDeviceSynchronize());
+        must(cudaMemcpy(host.data(), rows.p, host.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
+        CHECK(host[ZERO_WIDE_WORDS] == ~(uint64_t)2, "a rank with other calls is not passed on");
+    }
+}
+
 // Built with contraction, the kernels would still pass most comparisons, and other compilers would give other bits.
 static void products_are_not_rounded(void) {
     int contracts = 1;
@@ -333,6 +408,8 @@ int main(int argc, char **argv) {
     RUN(square_sum_is_inexact_or_overflows);
     RUN(square_sum_depends_on_where_blocks_are);
     RUN(square_sum_hides_nan_or_infinity);
+    RUN(device_decides_otherwise);
+    RUN(device_updates_what_is_not_finite);
     RUN(adamw_is_another_formula);
     RUN(sgd_or_lion_is_another_formula);
     RUN(adamw_moves_padding);
