@@ -69,7 +69,7 @@ for trainer in "$@"; do
             "[0-9]*" 0 -z $stage
     done
 done
-check "NCCL, -sg: the host waits" host_waits "$1" "by the host" "[0-9]*" 3 -z 1 -sg 3
+check "NCCL, -sg: the host waits" host_waits "$1" "by the host" "[0-9]*" 2 -z 1 -sg 3
 
 longer_than_the_run() {
     ! "${MPIRUN:-mpirun}" -np 1 "$1" -x 3 --profile 3 > "$log" 2>&1 && cat "$log" && grep -q "use -x 4 or more" "$log"

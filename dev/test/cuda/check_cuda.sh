@@ -23,7 +23,7 @@ cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 
 # Not bound by memory: attention computes on tiles in shared memory, the probe of a GPU does nothing, tables are small.
-compute_bound='attention|flash|probe|pointers'
+compute_bound='attention|flash|probe|pointers|norm_kernel'
 # They update an array in place, each element once.
 in_place='gelu_backward|layernorm_backward|wte_backward|classifier|optimizer|exchange_ema'
 
