@@ -108,8 +108,8 @@ typedef struct GPT2 {
     size_t arena_bytes;
     floatX *logits;      // [head_rows, Vp], device; after a forward with train, gradients
     float *host_losses;  // [R], pinned
-    // [STAGED_BATCHES][5 R + 1], pinned: inputs, targets, TokenRows, staged for the device, so that the host can be several
-    // micro-batches ahead of it
+    // [STAGED_BATCHES][5 R + 1], pinned: inputs, targets, TokenRows, staged for the device, so that the host can be
+    // several micro-batches ahead of it
     int *host_tokens;
     cudaEvent_t uploaded[STAGED_BATCHES];  // the staged tokens have arrived
     size_t uploads;                // so far

@@ -1,8 +1,8 @@
 // grad_norm.c: the norm of the gradient, of all or by tensor, and what it decides about a step.
 //
 // Squares are summed in double in blocks of 64 elements, and the block sums as exact integers (wide.h), over the rank's
-// gradient sums and then over all ranks. Exact sums have no order, so the norm has the same bits for any number of ranks
-// and shard groups.
+// gradient sums and then over all ranks. Exact sums have no order, so the norm has the same bits for any number of
+// ranks and shard groups.
 //
 // The device decides, so that the host need not wait in a step. Each line is queued:
 //

@@ -65,13 +65,14 @@ cudaError_t zero_kernel_pointers(const void **out, const void *const *chunks, in
 
 // Sum of squares, exact but for the rounding inside blocks of 64 elements. In a block, lane k of 8 adds the squares (in
 // double) of elements k, k + 8, ..., k + 56 in that order; the lanes are added as a tree: (k, k + 4), (k, k + 2), (k, k
-// + 1). The block sums are added exactly, as wide integers (wide.h). out: ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS words; the
-// caller adds the parts, in any order.
+// + 1). The block sums are added exactly, as wide integers (wide.h). out: ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS words;
+// the caller adds the parts, in any order.
 enum { ZERO_SQUARE_PARTS = 256 };
 cudaError_t zero_kernel_square_sum(uint64_t *out, const float *x, size_t n, cudaStream_t stream);
 
 // Adds n wide integers, each at stride words, and
-//     row, if not NULL       their sum, every digit below 2^32; and the hash: calls, or ~calls if a rank has another one
+//     row, if not NULL       their sum, every digit below 2^32; and the hash: calls, or ~calls if a rank has another
+//     one
 //     decision, if not NULL  what the sum decides; weight, max_norm: as for zero_wide_decide
 // With stride ZERO_NORM_WORDS they are rows of n ranks, and their hashes are compared with calls.
 typedef struct zero_norm_args {

@@ -15,9 +15,9 @@
 // Overlap. A transport with a stream of its own (NCCL) never makes the host wait: releasing a unit's gradients queues
 // the whole reduction, accumulation included, on that stream (reduce_stream), where it runs under the backward of the
 // next units. The caller's stream waits for all of them where sums are read (zero_follow), and for one where its buffer
-// is acquired again; all-gathered parameters are waited for unit by unit in the next forward. What the norm decides, the
-// optimizer reads on the device (grad_norm.c). So the host waits nowhere in a step. A transport without a stream (MPI)
-// waits on the host, as late as possible. test_overlap checks what overlaps, and that the host does not wait.
+// is acquired again; all-gathered parameters are waited for unit by unit in the next forward. What the norm decides,
+// the optimizer reads on the device (grad_norm.c). So the host waits nowhere in a step. A transport without a stream
+// (MPI) waits on the host, as late as possible. test_overlap checks what overlaps, and that the host does not wait.
 #include "zero/internal.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // What this process has asked of its device since the start, to count it in a step (--profile).
 //
-// dev/device/cpu/streams.cpp counts in the CUDA runtime itself. On a GPU the linker puts dev/device/cuda/calls.cu between
-// the program's objects and the runtime (COUNTED in cuda.mk). What libraries launch is not seen.
+// dev/device/cpu/streams.cpp counts in the CUDA runtime itself. On a GPU the linker puts dev/device/cuda/calls.cu
+// between the program's objects and the runtime (COUNTED in cuda.mk). What libraries launch is not seen.
 #ifndef DEV_CALLS_H
 #define DEV_CALLS_H
 

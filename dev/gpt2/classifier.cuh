@@ -20,8 +20,8 @@ DEV fvec ld_logits(const floatX *row, int c, int V) {
 // One sweep over the row computes the largest logit and the sum of exp ("online softmax"); with train, a second sweep
 // overwrites the logits with their gradient. In the first, each lane of a thread's packs keeps its own top and sum of
 // exp(x - top); a new top scales the sum by exp(old top - new top), once for every few packs, which a GPU loads
-// together. NaN and +infinity make the loss NaN. A loss that is not finite makes a gradient that is not, so that the step
-// is skipped.
+// together. NaN and +infinity make the loss NaN. A loss that is not finite makes a gradient that is not, so that the
+// step is skipped.
 __global__ void __launch_bounds__(CLASSIFIER_THREADS, 2)
     classifier_kernel(floatX *__restrict__ logits, float *__restrict__ losses, const int *__restrict__ targets,
                       float dloss, int V, int Vp, int train) {

@@ -5,8 +5,8 @@
 //
 //     data, forward, backward    of each micro-batch: reading it; the passes, with the collectives of their units
 //     norm                       waiting until all ranks have reduced all gradients; the norm
-//     losses                     gathering the losses
 //     update                     the optimizer; before stage 3 also the all-gather of the new parameters
+//     losses                     gathering the losses; before the update if it depends on them (-sl, -sg)
 //
 // At each change of phase an event is recorded, which costs a microsecond and waits for nothing. The times are read
 // where the host has waited for the stream anyway: before the losses are gathered, so that each rank can tell the

@@ -94,8 +94,8 @@ static inline void profile_end(Profile *p) {
     if (p) profile_end_work(p);
 }
 
-// The host's calls in a step (device/calls.h), from begin_step on: until all is queued, and until profile_end_step. They
-// take NULL.
+// The host's calls in a step (device/calls.h), from begin_step on: until all is queued, and until profile_end_step.
+// They take NULL.
 void profile_begin_step(Profile *p);
 void profile_step_is_queued(Profile *p);
 
@@ -103,8 +103,8 @@ void profile_step_is_queued(Profile *p);
 cudaError_t profile_end_step(Profile *p, double ms);
 
 // The table: each kind that was measured, with its formula if there is one, and each formula whose work was not seen.
-// Then what the host did in a step. Rows that do not agree end in "calls differ from the formula", "no formula" or "not measured". Returns the number of
-// such rows.
+// Then what the host did in a step. Rows that do not agree end in "calls differ from the formula", "no formula" or "not
+// measured". Returns the number of such rows.
 int profile_print(FILE *out, const Profile *p, const ProfileRun *run, const char *device_name);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 // device/calls.h on a GPU: the linker passes these calls of the program's objects here (ld --wrap; COUNTED in cuda.mk).
-// A copy from or to memory that is not pinned may wait, too, and is not counted as a wait: engine and model make none in
-// a step.
+// A copy from or to memory that is not pinned may wait, too, and is not counted as a wait: engine and model make none
+// in a step.
 #include "device/calls.h"
 
 #include <cuda_runtime_api.h>

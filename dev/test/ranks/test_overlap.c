@@ -5,8 +5,8 @@
 // other after it. If it waits for the caller's stream, communication runs as late as the events allow; if it waits for
 // the transport's, as early. Two operations that come in one order in the first run and in the other order in the
 // second do not depend on each other: on a GPU they overlap. Operations that must not overlap come in the same order in
-// both. The rows below list the overlap that the engine is designed for. Between the first call of a step and the end of
-// the next forward the host must not wait at all, and launches as many kernels as it needs.
+// both. The rows below list the overlap that the engine is designed for. Between the first call of a step and the end
+// of the next forward the host must not wait at all, and launches as many kernels as it needs.
 #include <stdlib.h>
 #include <string.h>
 #include "test/harness/ranks.h"

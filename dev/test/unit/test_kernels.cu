@@ -316,7 +316,8 @@ static void square_sum_hides_nan_or_infinity(void) {
     }
 }
 
-// Ranks' rows, and what they decide, beside long double. sizes: of the largest value; the row of `other` has another hash.
+// Ranks' rows, and what they decide, beside long double. clip: max_norm / norm; the row of `other` has another
+// hash.
 static void check_norm(size_t ranks, double scale, float clip, size_t other) {
     const uint64_t calls = 0x123456789abcdef0;
     const Device<uint64_t> rows(ranks * ZERO_NORM_WORDS), parts(ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS);
