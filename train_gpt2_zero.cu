@@ -112,9 +112,9 @@ typedef struct GPT2 {
     // several micro-batches ahead of it
     int *host_tokens;
     cudaEvent_t uploaded[STAGED_BATCHES];  // the staged tokens have arrived
-    size_t uploads;                // so far
-    int *host_counts;              // [V + 1]
-    size_t distinct;               // tokens in the last inputs
+    size_t uploads;                        // so far
+    int *host_counts;                      // [V + 1]
+    size_t distinct;                       // tokens in the last inputs
 } GPT2;
 
 // Takes count elements from the arena, or, with arena NULL, only counts their bytes. 256: CUDA's own alignment.
@@ -912,12 +912,14 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     else
         update(r, s.lr);
     wait_for_step(r);
+    uint64_t received = zero_comm_received(r->comm, ZERO_WIRE_SCALARS);
     if (!host_decides) {
         s.norm = zero_last_step(r->z).norm;
         if (zero_error(r->z)[0] != '\0') die("%s (update)", zero_error(r->z));
         gather_losses(r, &s);
     }
-    if (!s.skipped) note_wire(r);
+    received = zero_comm_received(r->comm, ZERO_WIRE_SCALARS) - received;
+    if (!s.skipped) note_wire(r, received);
     metrics_enter(r->metrics, METRICS_END);
     return s;
 }

@@ -323,9 +323,12 @@ void print_reports(const Run *r) {
 
 // The engine counts every number that its transport gathered between the first gradient and the update, but its formula
 // knows only its own. The losses are ours; with shard groups they take another transport.
-void note_wire(Run *r) {
+void note_wire(Run *r, uint64_t after_update) {
     r->wire_rows = zero_report_wire(r->z, r->wire, MAX_ROWS);
-    if (r->shard_comm == r->comm) plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
+    if (r->shard_comm != r->comm) return;
+    plan_add_losses(r->wire, r->wire_rows, r->G, (size_t)r->ranks);
+    for (size_t i = 0; i < r->wire_rows; i++)
+        if (r->wire[i].kind == ZERO_WIRE_SCALARS) r->wire[i].measured += after_update;
 }
 
 void print_profile(const Run *r) {

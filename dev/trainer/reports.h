@@ -28,8 +28,9 @@ void free_description(PlanInput *in);
 // --plan: what this run would need. Allocates nothing of a model; r->ranks may be any number.
 void print_plan(const Run *r);
 
-// Keeps the wire bytes of the step that was just taken, for print_reports. Call it after each update.
-void note_wire(Run *r);
+// Keeps the wire bytes of the step that was just taken, for print_reports. after_update: of scalars, received since its
+// update.
+void note_wire(Run *r, uint64_t after_update);
 
 #ifdef __cplusplus
 }

@@ -54,7 +54,7 @@ first_losses() {
 check "-a 1: the first batch of the validation data" first_losses
 many_skips() {
     job 1 -x 140 -d 64 -l 0 "$2" 0.0001 && grep -cE "^skipping update due to $1 z-score of [0-9]+\.[0-9]{6}\$" "$log" &&
-        has 140 '^step' && has 1 '^| update or skip .*decided by the host, which waits'
+        has 140 '^step' && has 1 '^\| update or skip .*decided by the host, which waits'
 }
 check "-sl prints llm.c's line" many_skips loss -sl
 check "-sg prints llm.c's line" many_skips grad -sg
