@@ -49,7 +49,9 @@ class Run:
                     raise ValueError(f"{self.path}, line {number}: is not a record of a run") from None
         if not self.starts:
             raise ValueError(f"{self.path}: has no record of a run")
-        self.start = self.starts[-1]
+        # The last start that took a step: a run may be resumed where it had ended.
+        last = self.steps[-1]["step"] if self.steps else 0
+        self.start = next((s for s in reversed(self.starts) if s["step"] < last), self.starts[-1])
 
     def add(self, record: dict) -> None:
         kind = record["kind"]
@@ -65,7 +67,7 @@ class Run:
                 self.values[kind].append((record["step"], value))
 
     def timed(self) -> List[dict]:
-        """Steps since the last start, without the first, which is slow."""
+        """Steps since that start, without the first, which is slow."""
         mine = [s for s in self.steps if s["step"] > self.start["step"]]
         return mine[1:] or mine
 
@@ -312,7 +314,7 @@ def times(runs: List[Run]) -> str:
     out = legend([(p, COLORS[i], 1) for i, p in enumerate(PHASES)] +
                  [("rest", REST, 1), ("pale: waiting for other ranks", "#666666", 0.35)])
     out += bars(stacks, lambda s: f"{milliseconds(s)} ms") + table(head, rows)
-    out += ("<p>Means on rank 0 over the steps without the first. Phases follow each other, so with the rest, which is "
+    out += ("<p>Means on rank 0 over the steps since the last start, without the first. Phases follow each other, so with the rest, which is "
             "the host's, they add up to the step. With NCCL the stream waits, not the host: such waits are not told "
             "apart.</p>")
     rows = []

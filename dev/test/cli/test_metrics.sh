@@ -52,6 +52,13 @@ if command -v python3 > /dev/null; then
         resumed && scripts/plot.py "$work/half.jsonl" -o "$work/half.html" && grep -q "3 of 4" "$work/half.html"
     }
     check "the report of a run that is not finished" unfinished
+    resumed_at_the_end() {      # the report had no times
+        resumed && { cat "$work/resumed/metrics.jsonl"; sed -n '/"kind":"run"/s/"step":2/"step":6/p' \
+            "$work/resumed/metrics.jsonl"; } > "$work/end.jsonl" && [ "$(grep -c '"kind":"run","step":6' \
+            "$work/end.jsonl")" = 1 ] && scripts/plot.py "$work/end.jsonl" -o "$work/end.html" &&
+            ! grep -q "No steps" "$work/end.html"
+    }
+    check "the report of a run that was resumed at its end" resumed_at_the_end
     equal_runs() {
         whole && cp -r "$work/whole" "$work/again" && scripts/plot.py "$work"/{whole,again} -o "$work/equal.html" &&
             [ "$(grep -o 'whole and again are equal' "$work/equal.html" | wc -l)" = 1 ] &&
