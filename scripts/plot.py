@@ -314,9 +314,9 @@ def times(runs: List[Run]) -> str:
     out = legend([(p, COLORS[i], 1) for i, p in enumerate(PHASES)] +
                  [("rest", REST, 1), ("pale: waiting for other ranks", "#666666", 0.35)])
     out += bars(stacks, lambda s: f"{milliseconds(s)} ms") + table(head, rows)
-    out += ("<p>Means on rank 0 over the steps since the last start, without the first. Phases follow each other, so with the rest, which is "
-            "the host's, they add up to the step. With NCCL the stream waits, not the host: such waits are not told "
-            "apart.</p>")
+    out += ("<p>Means on rank 0 over the steps since the last start, without the first. Phases follow each other, so "
+            "with the rest, which is the host's, they add up to the step. With NCCL the stream waits, not the host: "
+            "such waits are not told apart.</p>")
     rows = []
     for r in runs:
         slow, mean = r.mean("slowest_computing"), r.mean("mean_computing")

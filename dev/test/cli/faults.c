@@ -1,7 +1,7 @@
 // Faults of one rank of the trainer, planted where the linker sends its calls here (-Wl,--wrap; Makefile). In the
 // environment:
 //
-//     FAULT="RANK KIND PHASE"      KIND: kill, stop, abort, exit; PHASE: a name below, or the beginning of a phase's
+//     FAULT="RANK KIND PHASE"      KIND: kill, stop, abort, exit, memory; PHASE: a name below, or the beginning of a phase's
 //     FAULT_SELF=RANK              of this process, where Open MPI does not say it
 //
 //     FAULT_MEMORY=1               when the snapshot for checkpoints is allocated, no host memory is left
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "data/dataloader.h"
@@ -32,6 +33,7 @@ static void fault(const char *phase, int times) {
     if (strcmp(kind, "stop") == 0) raise(SIGSTOP);
     if (strcmp(kind, "abort") == 0) abort();
     if (strcmp(kind, "exit") == 0) _exit(0);
+    if (strcmp(kind, "memory") == 0) setrlimit(RLIMIT_AS, &(struct rlimit){ 0, RLIM_INFINITY });  // no more of it
 }
 
 int __real_MPI_Init(int *argc, char ***argv);

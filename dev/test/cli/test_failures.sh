@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One of four ranks dies or stops, in each phase of a run (faults.c plants that): all others end, non-zero, in time;
 # the error is on a line of its own and names the rank, its host and the true phase; no process is left, and no lock or
-# temporary file after the next start.
+# temporary file after the next start. Or it gets no more memory: then the job ends in the same way, and says so, or the
+# run needed none and is complete.
 #
 #     dev/test/cli/test_failures.sh FAULTY_TRAINER few|some|all [--case WORD]
 #
@@ -61,9 +62,13 @@ lose() {
     rm -rf "$dir" "$dir".*
     FAULT="$3 $4 $5" job "$dir" "$1" -z "$2" > "$log" 2>&1 < /dev/null
     status=$?
-    [ $status != 0 ] && [ $((SECONDS - began)) -lt $limit ] || wrong=", exit status $status"
-    grep -q "^rank $3: $4 in " "$log" || wrong="$wrong, the fault did not come"
-    if [ "$4" = stop ] || [[ $1 == [tf]* ]]; then
+    [ $((SECONDS - began)) -lt $limit ] || wrong=", it does not end"
+    [ $status != 0 ] || { [ "$4" = memory ] && grep -q "^total average" "$log"; } || wrong="$wrong, exit status $status"
+    grep -q "rank $3: $4 in " "$log" || wrong="$wrong, the fault did not come"
+    if [ "$4" = memory ]; then      # MPI, glibc and C++ have errors of their own
+        [ $status = 0 ] || grep -qE "^error: .*rank $3[: ].*memory|out of (dynamic )?memory|^terminate called" "$log" ||
+            wrong="$wrong, no error is about memory"
+    elif [ "$4" = stop ] || [[ $1 == [tf]* ]]; then
         # in MPI's own calls nobody knows which rank is missing
         grep '^error: ' "$log" | grep -E "rank $3 |ranks .*$3|MPI_" | grep -qE -- "$phase" ||
             wrong="$wrong, no error names rank $3 and \"$phase\""
@@ -141,11 +146,14 @@ some)
     plan nccl 3 0 stop "all-gather of parameters" "training|validation"
     plan mpi 3 1 exit optimizer "training|validation"
     plan mpi 1 0 abort "writing a checkpoint"
+    plan mpi 3 2 memory "creating the engine"
+    plan mpi 3 2 memory "all-gather of parameters"
+    plan fs 1 2 memory "reduce-scatter of gradients"
     ;;
 all)
     for way in mpi nccl tcp fs; do
         for stage in 1 3; do
-            for kind in kill stop exit abort; do phases $way $stage 2 $kind; done
+            for kind in kill stop exit abort memory; do phases $way $stage 2 $kind; done
             phases $way $stage 0 stop
         done
     done
