@@ -166,7 +166,7 @@ static void begin(zero_swap *s, struct buffer *b, enum buffer_state state) {
     zero_aio_submit(s->aio, &b->request, s->fd, state == WRITING, b->ptr, bytes, s->offset[b->record]);
 }
 
-// Waits until the disk has done with a buffer.
+// Waits until the disk has finished with a buffer.
 static int settle(zero_swap *s, struct buffer *b) {
     if (b->state != READING && b->state != WRITING) return 0;
     const double since = zero_clock();

@@ -1,7 +1,8 @@
 // Faults of one rank of the trainer, planted where the linker sends its calls here (-Wl,--wrap; Makefile). In the
 // environment:
 //
-//     FAULT="RANK KIND PHASE"      KIND: kill, stop, abort, exit, memory; PHASE: a name below, or the beginning of a phase's
+//     FAULT="RANK KIND PHASE"      KIND: kill, stop, abort, exit, memory; PHASE: a name below, or the beginning of a
+//                                  phase's
 //     FAULT_SELF=RANK              of this process, where Open MPI does not say it
 //
 //     FAULT_MEMORY=1               when the snapshot for checkpoints is allocated, no host memory is left
