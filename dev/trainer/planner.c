@@ -295,22 +295,24 @@ int plan_stage(PlanStage *s, const PlanInput *in, char *err, size_t err_bytes) {
     return status;
 }
 
-// Ranks of a shard group differ in the number of their optimizer chunks.
+// Ranks of a shard group differ in the number of their optimizer chunks: by at most one for each tensor, which is added
+// where asking for each rank would take long.
 uint64_t plan_most_memory(const PlanInput *in, const PlanStage *s) {
+    enum { ASKED = 256 };
     zero_layout l;
     const char *why;
-    size_t most = 0, own = 0;
-    if (zero_layout_create(&l, in->tensors, in->num_tensors, s->shard_group, &why) != 0) return s->memory_total;
-    for (size_t rank = 0; rank < s->shard_group; rank++) {
-        size_t chunks = 0;
-        for (size_t r = 0; r < l.num_runs; r++)
-            chunks += (l.run_first[r + 1] - l.run_first[r]) *
-                      zero_optimizer_chunks(&l, in->settings.stage, rank, l.run_first[r], NULL);
-        if (chunks > most) most = chunks;
-        if (rank == in->rank) own = chunks;
+    uint64_t most = s->memory_total;
+    PlanInput of = *in;
+    of.settings.shard_group = s->shard_group;
+    if (s->shard_group > ASKED) return most + in->num_tensors * sizeof(zero_optimizer_chunk);
+    if (zero_layout_create(&l, in->tensors, in->num_tensors, s->shard_group, &why) != 0) return most;
+    for (of.rank = 0; of.rank < s->shard_group; of.rank++) {
+        const zero_cost cost = plan_cost(&of, in->settings.stage, in->ranks, s->shard_group);
+        const uint64_t bytes = plan_bytes(&of, &cost, &l);
+        if (bytes > most) most = bytes;
     }
     zero_layout_destroy(&l);
-    return s->memory_total + (most - own) * sizeof(zero_optimizer_chunk);
+    return most;
 }
 
 static int make_stages(Plan *p, const PlanInput *in, Layouts *l, const char **why) {
