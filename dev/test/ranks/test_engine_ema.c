@@ -86,10 +86,10 @@ static void equal_hashes(zero *a, zero *b, const char *when) {
     CHECK(!memcmp(hash[0], hash[1], sizeof hash[0]), "%s: other bits", when);
 }
 
-static void reports_agree(const zero *z) {
+static void memory_agrees(const zero *z) {
     zero_row rows[16];
     const zero_comm_shape shape = zero_comm_get_shape(comms.data);
-    const size_t other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
     const size_t n = zero_report_memory(z, rows, 16);
     size_t found = 0;
     for (size_t i = 0; i < n; i++) {
@@ -151,7 +151,7 @@ static void it_costs_what_the_formula_says(int stage) {
     for (size_t step = 0; step < 2; step++) {
         train(z, step);
         CHECK(zero_use_ema(z, 1) == ZERO_OK && zero_use_ema(z, 0) == ZERO_OK, "%s", zero_error(z));
-        reports_agree(z);
+        memory_agrees(z);
     }
     CHECK_EQ(memory.live[ZERO_MEM_EMA], zero_get_layout(z)->numel_padded / (stage ? zero_get_layout(z)->ranks : 1) * 4);
     zero_destroy(z);
