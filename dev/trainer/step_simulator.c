@@ -1,8 +1,7 @@
 // See step_simulator.h.
 //
 // Micro-steps are alike from the second one on, so at most MICRO_STEPS of them are simulated, and the rest is as many
-// times the last one. Two steps are simulated, and the second one counts: in stages 1 and 2 the all-gathers of a step
-// end under the forward of the next one.
+// times the last one. Two steps are simulated, and the second one counts.
 #include "trainer/step_simulator.h"
 
 #include <stdlib.h>
@@ -169,7 +168,7 @@ static void micro_step(Schedule *s) {
         if (!l->unit_frozen[u] && has_tied(l, u)) reduce(s, u);
 }
 
-// The host waits for each of them, so everything does.
+// Computing waits for each of them, and they for what the transport has queued.
 static void scalars(Schedule *s, Group g) {
     const double begin = later(s->queue[COMPUTING], s->queue[TRANSPORT]);
     s->queue[COMPUTING] = s->queue[TRANSPORT] = begin;
@@ -183,7 +182,6 @@ static void update(Schedule *s) {
     const size_t b = zero_dtype_bytes(cost->settings.dtype);
     if (s->shard.ranks > 1) scalars(s, s->shard);  // the norm
     if (s->replicas.ranks > 1) scalars(s, s->replicas);
-    if (s->all.ranks > 1) scalars(s, s->all);  // the losses
     for (size_t u = 0; u < l->num_units; u++) {
         if (l->unit_frozen[u]) continue;
         const size_t shard = zero_layout_shard_numel(l, u);
@@ -196,6 +194,7 @@ static void update(Schedule *s) {
         const double end = compute(s, ready, (double)(numel * s->in->update_bytes) / s->in->cluster.memory);
         if ((stage == 1 || stage == 2) && l->ranks > 1) s->here[u] = all_gather(s, end, s->shard, shard * b);
     }
+    if (s->all.ranks > 1) scalars(s, s->all);  // the losses
     if (stage == 3) zero_param_cache_invalidate(&s->cache);
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Documents that quote programs: the cases that dev/test/README.md names exist, and the examples in dev/docs/planner.md
-# are what their commands print.
+# and the tables in dev/docs/scaling.md are what their commands print.
 #
 #     dev/test/cli/test_docs.sh TRAINER [--case WORD]
 set -u
@@ -42,4 +42,10 @@ check "what fits in dev/docs/planner.md is what its command prints" plan_is_prin
 sed -i 's/13317193728/13317193729/' "$work/example1"
 another_is_noticed() { ! plan_is_printed "$work/example1" && [ -s "$work/printed" ]; }
 check "a plan with another number is noticed" another_is_noticed
+
+scaling_is_printed() {
+    dev/bench/print_scaling.sh "$trainer" > "$work/scaling" && [ "$(grep -c '^    ./train' "$work/scaling")" = 8 ] &&
+        diff dev/docs/scaling.md "$work/scaling"
+}
+check "the tables in dev/docs/scaling.md are what their commands print" scaling_is_printed
 summary
