@@ -182,6 +182,7 @@ done
 run 0 200 "tool for checkpoints" dev/test/cli/test_ckpt.sh {$fp32,$bf16}/train_gpt2_zero build/ckpt$suffix/ckpt
 run 0 60 "Hugging Face, there and back" dev/test/cli/test_huggingface.sh $fp32/train_gpt2_zero build/ckpt$suffix/ckpt
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
+run 0 120 "runs that are asked to end save" dev/test/cli/test_signals.sh $fp32/train_gpt2_zero
 run 0 120 "a file system that fails: some calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer few
 run 0 120 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
