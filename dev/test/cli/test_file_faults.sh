@@ -182,6 +182,7 @@ for kind in eio kill; do
 done
 each_call "$old" 1 0 full "$changes"
 each_call "$old" 1 0 short "pread|pwrite"
+for victim in 1 -1; do each_call "$old" 2 $victim eio "open|pread"; done
 each_call "$old" 2 1 slow "pwrite|fsync"
 each_call "$old" 2 0 slow "rename|unlink|fallocate"
 for seed in 0 1 2; do each_call "$old" 1 0 "power $seed" "$changes"; done
