@@ -11,7 +11,9 @@
 // Wire. A rank receives the N - 1 chunks of the others: of its gradient shard in each micro-batch; once a step of the
 // updated parameters (stages 1, 2), or whenever the parameter cache has to all-gather a unit (3), or of the fp32 sums
 // of gradients instead (0). With R shard groups the sums of a shard are divided among the R ranks that hold it: each
-// receives the others' group sums of its part in each micro-batch, and the others' parts once a step.
+// receives the others' group sums of its part in each micro-batch, and the others' parts once a step. In two levels, on
+// H hosts of h ranks, a rank receives H chunks from each of the h - 1 others of its host, which the host adds, and the
+// sums of its shard from one rank of each of the H - 1 others.
 //
 // With ZERO_ORDER_RANK a rank keeps fp32 sums of all gradients (own_sums.c), and takes buffers for those of a
 // micro-batch from a pool; what is said of each micro-batch happens once a step, with `count` fp32 sums.
@@ -108,6 +110,13 @@ int zero_cost_rank_order_pays(enum zero_dtype dtype, size_t ranks, size_t G) {
     return ranks > 1 && zero_cost_group_sums(G, ZERO_F32).count * sizeof(float) < G * zero_dtype_bytes(dtype);
 }
 
+size_t zero_cost_two_levels(const zero_settings *s, size_t G, const zero_comm_shape *shard) {
+    const size_t h = shard->per_host;
+    if (!h || s->reduction == ZERO_REDUCE_LIBRARY) return 0;
+    const zero_group_sums own = zero_cost_own_sums(s, G), sums = zero_cost_group_sums(h * own.count, own.dtype);
+    return sums.count * zero_dtype_bytes(sums.dtype) < h * own.count * zero_dtype_bytes(own.dtype) ? h : 0;
+}
+
 // What all ranks pass on at a time, and how often in a step.
 static size_t reductions(const zero_cost *p, size_t G) { return p->settings.order == ZERO_ORDER_RANK && G ? 1 : G; }
 
@@ -161,6 +170,12 @@ static zero_group_sums sent_by_group(const zero_cost *p, const zero_layout *l) {
     return zero_cost_group_sums(l->ranks * own.count, own.dtype);
 }
 
+// Two levels, on hosts of h ranks.
+static zero_group_sums sent_by_host(const zero_cost *p, size_t h) {
+    const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
+    return zero_cost_group_sums(h * own.count, own.dtype);
+}
+
 static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int stage = p->settings.stage, rank_order = p->settings.order == ZERO_ORDER_RANK;
     const size_t largest = zero_layout_largest_trained_unit(l);
@@ -169,11 +184,19 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
     const size_t packed = rank_order && zero_cost_own_sums(&p->settings, p->max_micro_batches).count > 1
                               ? sent_by_rank(p)
                               : 0;
+    const size_t h = zero_cost_two_levels(&p->settings, p->max_micro_batches, &p->shard_transport);
     size_t bytes = 0;
-    char more[80] = "";
+    char more[120] = "";
     if (gathered) bytes += zero_comm_alloc_bytes(&p->shard_transport, largest * gathered);
     if (packed) bytes += zero_comm_alloc_bytes(&p->shard_transport, largest * packed);
     if (gathered + packed) snprintf(more, sizeof more, " + %zu x largest unit", gathered + packed);
+    if (h) {
+        const zero_group_sums host = sent_by_host(p, h);
+        const zero_comm_shape across = zero_comm_across_shape(&p->shard_transport);
+        const size_t sums = host.count * zero_dtype_bytes(host.dtype);
+        bytes += zero_comm_alloc_bytes(&across, largest / h * sums);
+        snprintf(more + strlen(more), sizeof more - strlen(more), " + %zu x largest unit/%zu", sums, h);
+    }
     if (p->replicas > 1) {
         const zero_group_sums group = sent_by_group(p, l);
         const size_t numel = zero_layout_replica_buffer(l, p->replicas),
@@ -211,8 +234,17 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
     const size_t gathered = stage == 3   ? 0
                             : stage == 0 ? (l->ranks > 1 ? largest_trained * sizeof(float) : 0)
                                          : largest * b;
-    bytes += zero_comm_scratch_bytes(&p->shard_transport, library ? 0 : largest_trained * sent_by_rank(p),
+    const size_t h = zero_cost_two_levels(&p->settings, p->max_micro_batches, &p->shard_transport);
+    bytes += zero_comm_scratch_bytes(&p->shard_transport, library || h ? 0 : largest_trained * sent_by_rank(p),
                                      max_of(gathered, l->ranks * row), library ? largest_trained : 0);
+    if (h) {
+        const zero_group_sums sums = sent_by_host(p, h);
+        const zero_comm_shape host = zero_comm_host_shape(&p->shard_transport),
+                              across = zero_comm_across_shape(&p->shard_transport);
+        const size_t passed_on = largest_trained / h * sums.count * zero_dtype_bytes(sums.dtype);
+        bytes += zero_comm_scratch_bytes(&host, largest_trained / across.ranks * sent_by_rank(p), 0, 0) +
+                 zero_comm_scratch_bytes(&across, passed_on, 0, 0) + across.ranks * sums.count * sizeof(void *);
+    }
     if (stage == 3)
         bytes += zero_window_scratch_bytes(&p->shard_transport, l->numel_padded / l->ranks * b, largest * b);
     if (p->replicas > 1) {
@@ -278,7 +310,15 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
                                                          : own.count * zero_dtype_bytes(own.dtype);
     const size_t times = reductions(p, G);  // that a gradient is reduced
     const char *g = s->order == ZERO_ORDER_RANK ? "" : " G";
-    if (s->stage == 0)
+    const size_t h = zero_cost_two_levels(s, G, &p->shard_transport), gathered = s->stage == 0 ? of_others * 4 : 0;
+    if (h) {
+        const zero_group_sums sums = zero_cost_group_sums(h * own.count, own.dtype);
+        const size_t hosts = l->ranks / h, each = sums.count * zero_dtype_bytes(sums.dtype);
+        const uint64_t once = trained(l) / l->ranks * (hosts * (h - 1) * b + (hosts - 1) * each);
+        add(&t, ZERO_WIRE_GRADS, "gradients", times * once + gathered,
+            "(%zu (h-1)/h + %zu (H-1)/N)%s %s%s, H %zu, h %zu, G %zu", b, each, g, psi,
+            gathered ? " + 4 (N-1)/N of it" : "", hosts, h, G);
+    } else if (s->stage == 0)
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * (times * b + sizeof(float)),
             "(%zu%s + 4) %s (N-1)/N, G = %zu", b, g, psi, G);
     else
@@ -318,4 +358,41 @@ int zero_cost_one_level(const zero_cost *groups, const zero_layout *groups_layou
     const uint64_t inside = received(groups, groups_layout, &between), all = received(one, one_layout, &none);
     const size_t N = one_layout->ranks, S = groups_layout->ranks;
     return N > S && all / (N - 1) * (N - S) <= between && all < inside + between;
+}
+
+size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t per_host, zero_row *rows, size_t max) {
+    struct table t = { rows, max, 0 };
+    zero_row wire[ZERO_WIRE_KINDS];
+    const zero_settings *s = &p->settings;
+    const zero_comm_shape *shard = &p->shard_transport;
+    const size_t N = l->ranks, G = p->micro_batches, times = reductions(p, G), others = N > 1 ? N - 1 : 1,
+                 here = N < per_host ? N : per_host, groups_here = per_host / here, shard_numel = trained(l) / N;
+    const size_t h = zero_cost_two_levels(s, G, shard), norm = ZERO_NORM_WORDS * sizeof(uint64_t);
+    const zero_group_sums own = zero_cost_own_sums(s, G), sums = zero_cost_group_sums(here * own.count, own.dtype);
+    const size_t summed = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(shard, s->dtype)
+                                                              : own.count * zero_dtype_bytes(own.dtype);
+    const uint64_t each = h ? sums.count * zero_dtype_bytes(sums.dtype) : here * summed,
+                   gathers = groups_here * zero_comm_gather_chunks(shard, here);
+    add(&t, ZERO_WIRE_GRADS, "gradients",
+        groups_here * (N - here) * shard_numel * times * each + (s->stage == 0 ? gathers * shard_numel * 4 : 0),
+        "%llu%s Psi_t/N for each rank of others%s", (unsigned long long)each, s->order == ZERO_ORDER_RANK ? "" : " G",
+        s->stage == 0 ? "; sums" : "");
+    // of an all-gather a rank receives N - 1 shards
+    for (size_t i = 0, n = zero_cost_wire(p, l, wire, ZERO_WIRE_KINDS); i < n; i++)
+        if (wire[i].kind == ZERO_WIRE_PARAMS)
+            add(&t, ZERO_WIRE_PARAMS, "parameters", wire[i].expected / others * gathers,
+                "%llu shards of others in an all-gather", (unsigned long long)gathers);
+    if (p->replicas > 1) {
+        const zero_group_sums group = zero_cost_group_sums(N * own.count, own.dtype);
+        const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas), out = p->replicas - groups_here;
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce",
+            per_host * out * chunks * times * group.count * zero_dtype_bytes(group.dtype) +
+                here * zero_comm_gather_chunks(&p->replicate_transport, groups_here) * (chunks * sizeof(float) + norm),
+            "of %zu groups on other hosts", out);
+    } else {
+        add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
+    }
+    add(&t, ZERO_WIRE_SCALARS, "scalars", groups_here * zero_comm_gather_chunks(shard, here) * norm, "%zu for the norm",
+        norm);
+    return t.n;
 }

@@ -64,6 +64,20 @@ size_t zero_cost_own_pointers(const zero_group_sums *own, size_t ranks, size_t u
 // 4, and there are other ranks.
 int zero_cost_rank_order_pays(enum zero_dtype dtype, size_t ranks, size_t G);
 
+// Two levels of the reduce-scatter in a shard group over several hosts (comm.h: hosts): the ranks of a host add what is
+// for the other hosts, and pass on sums as shard groups do. Returns the ranks of a host, h; 0: one level, since shard
+// says so, or the library reduces, or two levels would send no fewer bytes between hosts. For an element, with `own`
+// what a rank passes on (zero_cost_own_sums), a host sends each other host
+//     zero_group_sums of h own.count: count bytes(dtype)     in two levels: 4 bytes for h a power of two
+//     h own.count bytes(own.dtype)                           in one
+size_t zero_cost_two_levels(const zero_settings *s, size_t G, const zero_comm_shape *shard);
+
+// Bytes that each host sends to the others in a step, headers of messages not counted, and as many as it receives: rows
+// of the same kinds as zero_cost_wire's. All hosts have per_host ranks, contiguous, so that a shard group has several
+// whole hosts, or a host several whole groups. In an all-gather a shard enters another host once in two levels, else
+// once for each of its ranks; in NCCL's ring all but one enter. Not collective.
+size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t per_host, zero_row *rows, size_t max);
+
 // Whether shard groups cost more wire than one shard group of all ranks: no fewer bytes from other groups in a step,
 // and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With groups of S
 // ranks, parameters of b bytes and F gathers of them, a rank receives from each other group, for an element of Psi/N,

@@ -24,11 +24,7 @@
 //     5                  110        ((0+1)+(2+3)) (4+5)    2   ((0+1)+(2+3)) (4+5)   1   ((0+1)+(2+3)) (4+5)
 //     end of step                   ((0+1)+(2+3)) + (4+5), on any number of ranks
 //
-// Several shard groups (MiCS, Zhang et al. 2022; PyTorch's HSDP) of S contiguous ranks. The sums of a shard are divided
-// among the R groups that hold it. A group adds its chunks as far as they are aligned subtrees of the sum over all
-// ranks: one if S is a power of two, else S / 2^k of 2^k leaves, 2^k the largest that divides S. An all-to-all over the
-// replicate group gives each rank all groups' sums of its part of the shard, which it pushes. The optimizer all-gathers
-// the parts once a step. So groups of any size leave the tree as it is.
+// Between hosts, and between shard groups, sums of several leaves travel, parts of the same tree (exchange.c).
 //
 // All this is ZERO_ORDER_STEP. With ZERO_ORDER_RANK a rank's leaves are neighbours. It adds them first (own_sums.c), so
 // what is sent and pushed, once a step, are z->own.count sums of z->own.leaves leaves from each rank, in place of one
@@ -43,7 +39,7 @@
 
 static int create_buffers(zero *z, int e) {
     const zero_layout *l = &z->layout;
-    zero_comm *comm = z->config.shard_comm;
+    zero_comm *comm = z->grads_comm;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     z->pending = calloc(l->num_units, sizeof *z->pending);
     if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH))
@@ -70,22 +66,11 @@ static int create_buffers(zero *z, int e) {
 static int ensure_partial_sum(zero *z, int s);
 static size_t leaves_per_reduction(const zero *z);
 
-static int create_group_sums(zero *z, int e) {
-    const size_t replicas = (size_t)z->replicas;
-    z->group = zero_cost_group_sums((size_t)z->ranks * z->own.count, z->own.dtype);
-    e = zero_alloc_symmetric(z, e, z->config.replicate_comm, ZERO_MEM_UNIT_BUFFERS,
-                             zero_layout_replica_buffer(&z->layout, replicas) * z->group.count *
-                                 zero_dtype_bytes(z->group.dtype),
-                             &z->group_sums);
-    if (e) return e;
-    return zero_alloc(z, ZERO_MEM_TRANSPORT, replicas * z->group.count * sizeof *z->group_pointers, &z->group_pointers);
-}
-
 int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
+    e = zero_exchanges_create(z, e);
     e = zero_own_sums_create(z, create_buffers(z, e));
-    if (z->replicas > 1) e = create_group_sums(z, e);
     for (int s = 0; rank_order(z) && s < zero_partial_sums_live(leaves_per_reduction(z)) && !e; s++)
         e = ensure_partial_sum(z, s);
     if (!sums_comm(z)) return e;
@@ -97,15 +82,10 @@ int zero_grads_create(zero *z, int e) {
 void zero_grads_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
     if (sums_comm(z)) zero_comm_free(sums_comm(z), z->gathered_sums);
-    zero_comm_free(z->config.shard_comm, z->grads);
-    for (size_t i = 0; i < z->num_buffers && pooled_grads(z); i++)
-        zero_comm_free(z->config.shard_comm, z->buffers[i].ptr);
+    zero_comm_free(z->grads_comm, z->grads);
+    for (size_t i = 0; i < z->num_buffers && pooled_grads(z); i++) zero_comm_free(z->grads_comm, z->buffers[i].ptr);
     zero_own_sums_destroy(z);
-    if (z->replicas > 1) {
-        zero_comm_free(z->config.replicate_comm, z->group_sums);
-        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->group_pointers,
-                             (size_t)z->replicas * z->group.count * sizeof *z->group_pointers);
-    }
+    zero_exchanges_destroy(z);
     for (int s = 0; s < ZERO_MAX_PARTIAL_SUMS; s++)
         zero_accounting_free(accounting, ZERO_MEM_GRAD_SHARDS, z->partial_sums[s], sum_total(z) * sizeof(float));
     zero_pool_destroy(&z->pool);
@@ -119,10 +99,9 @@ static int buffers_reusable(zero *z) {
     zero_comm *comm = z->config.shard_comm;
     int e = zero_follow(z, stream, z->reduce_stream);
     for (size_t i = 0; i < z->num_buffers && !e; i++)
-        e = zero_comm_check(z, zero_comm_reusable(comm, z->buffers[i].ticket, stream));
+        e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->buffers[i].ticket, stream));
     if (!e) e = zero_own_sums_reusable(z);
-    if (!e && z->replicas > 1)
-        e = zero_comm_check(z, zero_comm_reusable(z->config.replicate_comm, z->group_ticket, stream));
+    if (!e) e = zero_exchanges_reusable(z);
     if (!e && sums_comm(z)) e = zero_comm_check(z, zero_comm_reusable(sums_comm(z), z->gathered_sums_ticket, stream));
     return e ? e : zero_comm_check(z, zero_comm_synchronize(comm, stream));
 }
@@ -133,8 +112,7 @@ int zero_grads_release(zero *z) {
     zero_grads_destroy(z);
     z->grads = NULL;
     z->gathered_sums = NULL;
-    z->group_sums = z->group_pointers = NULL;
-    z->group_ticket = z->gathered_sums_ticket = z->packed_ticket = 0;
+    z->gathered_sums_ticket = z->packed_ticket = 0;
     z->num_buffers = z->pending_first = z->max_micro_batches = 0;
     memset(z->partial_sums, 0, sizeof z->partial_sums);
     for (size_t u = 0; u < z->layout.num_units; u++) {
@@ -166,11 +144,11 @@ static zero_partial_sums all_partial_sums(const zero *z, size_t offset) {
     return partial_sums(z, 0, count, offset);
 }
 
-// What a reduction adds to the counter: a leaf from each rank, or from each rank or group some subtrees of equal size.
-// The library's reduction has only the sum over ranks to push.
+// What a reduction adds to the counter: that, or some subtrees of equal size from each of several groups. The library's
+// reduction has only the sum over ranks to push.
 static size_t leaves_per_reduction(const zero *z) {
     if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return 1;
-    return z->replicas > 1 ? (size_t)z->replicas * z->group.count : (size_t)z->ranks * z->own.count;
+    return z->groups.comm ? (size_t)z->replicas * z->groups.sums.count : zero_sums_of_group(z);
 }
 
 // Reductions in so many micro-batches.
@@ -230,33 +208,6 @@ int zero_grads_merge(zero *z) {
 
 // ---- reduce-scatter -------------------------------------------------------------------------------------------------
 
-// Several shard groups: adds this group's chunks of a unit, passes the sums on, and gets all groups' sums of this
-// rank's chunk of the shard: *chunks becomes a pointer to each of them, in the order of leaves.
-static int exchange_group_sums(zero *z, size_t u, const void *const **chunks) {
-    const size_t part = zero_layout_replica_chunk(&z->layout, u, (size_t)z->replicas),
-                 bytes = part * zero_dtype_bytes(z->group.dtype);
-    const int count = (int)z->group.count;
-    const cudaStream_t stream = z->reduce_stream;
-    zero_comm *comm = z->config.replicate_comm;
-    const void *const *sums = NULL;
-    zero_comm_phase(comm, "reduce-scatter over replicas", u);
-    int e = zero_comm_check(z, zero_comm_reusable(comm, z->group_ticket, stream));
-    if (!e)
-        e = zero_device_check(z,
-                              zero_kernel_group_sums(z->group_sums, *chunks, z->ranks * (int)z->own.count,
-                                                     (int)z->group.leaves, z->own.dtype, shard_numel(z, u), part,
-                                                     stream),
-                              "ordered sum");
-    if (!e)
-        e = zero_comm_check(
-            z, zero_comm_all_to_all_begin(comm, z->group_sums, (size_t)count * bytes, stream, &z->group_ticket));
-    if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, z->group_ticket, stream, &sums));
-    *chunks = count == 1 ? sums : z->group_pointers;
-    if (e || count == 1) return e;
-    return zero_device_check(
-        z, zero_kernel_pointers(z->group_pointers, sums, count, bytes, z->replicas * count, stream), "table of sums");
-}
-
 // The transport's own reduce-scatter needs a place for its result, which is then pushed as one leaf.
 static int accumulate_by_library(zero *z, size_t u) {
     const size_t offset = sum_offset(z, u), n = shard_numel(z, u), leaves = z->units[u].micro_batches;
@@ -276,33 +227,32 @@ static int accumulate_by_library(zero *z, size_t u) {
                              "ordered sum");
 }
 
-// The last all-to-all of a unit: of its buffer, or of this rank's sums.
-static zero_ticket *ticket_of(zero *z, size_t u) {
-    return rank_order(z) ? &z->units[u].sent : &z->units[u].buffer->ticket;
-}
-
 // Finishes the all-to-all and pushes its chunks onto the partial sums.
 static int accumulate_in_order(zero *z, size_t u) {
     const cudaStream_t stream = z->reduce_stream;
-    zero_comm *comm = z->config.shard_comm;
-    const zero_ticket ticket = *ticket_of(z, u);
+    const zero_ticket ticket = *zero_sent_ticket(z, u);
     const size_t count = leaves_per_reduction(z), leaves = reductions(z, z->units[u].micro_batches) * count;
     const int live = zero_partial_sums_live(leaves + count);
+    const enum zero_dtype dtype = z->groups.comm ? z->groups.sums.dtype : zero_dtype_of_group(z);
     const void *const *chunks = NULL;
     int e = ZERO_OK;
     for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
-    if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(comm, ticket, stream, &chunks));
-    if (z->own.count > 1 && !e) e = zero_own_sums_sent(z, u, &chunks);
-    if (z->replicas > 1 && !e) e = exchange_group_sums(z, u, &chunks);
+    if (!e && z->hosts.comm)
+        e = zero_add_by_hosts(z, u, &chunks);
+    else if (!e)
+        e = zero_comm_check(z, zero_comm_all_to_all_finish(z->grads_comm, ticket, stream, &chunks));
+    if (!e && !z->hosts.comm) e = zero_own_sums_sent(z, u, z->ranks, &chunks);
+    if (!e && z->groups.comm) e = zero_add_by_groups(z, u, &chunks);
     if (!e)
         e = zero_device_check(z,
-                              zero_kernel_push(all_partial_sums(z, sum_offset(z, u)), leaves, chunks, (int)count,
-                                               z->replicas > 1 ? z->group.dtype : z->own.dtype, sum_numel(z, u),
-                                               stream),
+                              zero_kernel_push(all_partial_sums(z, sum_offset(z, u)), leaves, chunks, (int)count, dtype,
+                                               sum_numel(z, u), stream),
                               "ordered sum");
-    if (z->replicas > 1 && !e)
-        e = zero_comm_check(z, zero_comm_all_to_all_done(z->config.replicate_comm, z->group_ticket, stream));
-    return e ? e : zero_comm_check(z, zero_comm_all_to_all_done(comm, ticket, stream));
+    if (!e && z->groups.comm)
+        e = zero_comm_check(z, zero_comm_all_to_all_done(z->groups.comm, z->groups.ticket, stream));
+    if (e) return e;
+    return zero_comm_check(z, z->hosts.comm ? zero_comm_all_to_all_done(z->hosts.comm, z->hosts.ticket, stream)
+                                            : zero_comm_all_to_all_done(z->grads_comm, ticket, stream));
 }
 
 static void give_back_buffer(zero *z, struct unit *unit) {
@@ -404,7 +354,7 @@ static int acquire_grads(zero *z, size_t u, size_t micro_batch) {
     if (e) return e;
     struct grad_buffer *b = unit->buffer;
     zero_comm_phase(z->config.shard_comm, "acquire of a gradient buffer", u);
-    e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, b->ticket, z->config.stream));
+    e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, b->ticket, z->config.stream));
     zero_time_begin(z, "zero gradients", z->config.stream);
     if (!e)
         e = zero_device_check(z, cudaMemsetAsync(b->ptr, 0, unit_numel(z, u) * z->elem, z->config.stream),
@@ -442,12 +392,10 @@ static int begin_reduction(zero *z, size_t u) {
     int last = 1;
     int e = rank_order(z) ? add_to_own_sums(z, u, &last) : ZERO_OK;
     if (e || !last) return e;
-    void *buffer = !rank_order(z) ? z->units[u].buffer->ptr : z->packed ? z->packed : zero_own_sum(z, u, 0);
-    const size_t chunk_bytes = shard_numel(z, u) * z->own.count * zero_dtype_bytes(z->own.dtype);
     zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
     zero_time_begin(z, "all-to-all", z->reduce_stream);
-    e = zero_comm_check(
-        z, zero_comm_all_to_all_begin(z->config.shard_comm, buffer, chunk_bytes, z->config.stream, ticket_of(z, u)));
+    e = zero_comm_check(z, zero_comm_all_to_all_begin(z->grads_comm, zero_sent_buffer(z, u), zero_sent_bytes(z, u),
+                                                      z->config.stream, zero_sent_ticket(z, u)));
     zero_time_end(z, "all-to-all", z->reduce_stream);
     if (e) return e;
     if (z->packed) z->packed_ticket = z->units[u].sent;
@@ -484,7 +432,7 @@ int zero_finish_backward(zero *z) {
     // In every other micro-batch only: this waits for all readers, and a rank that always waits never exposes a race.
     const int poison = z->config.settings.delay_seed && z->micro_batches % 2;
     for (size_t i = 0; i < z->num_buffers && poison && !e; i++) {
-        e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, z->buffers[i].ticket, z->config.stream));
+        e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->buffers[i].ticket, z->config.stream));
         if (!e) e = zero_poison(z, z->buffers[i].ptr, z->buffers[i].numel * z->elem);
     }
     if (e) return e;

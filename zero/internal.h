@@ -4,6 +4,7 @@
 //     zero.c        create and destroy; errors, allocation, timing
 //     agreement.c   agreement of the ranks on their configuration and on failures
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
+//     exchange.c    ... between hosts and shard groups
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
 //     grad_norm.c   norm of the gradient, of all or by tensor; what it decides about a step
 //     optimizer.c   step, discard
@@ -35,6 +36,16 @@ struct grad_buffer {
 struct param_buffer {
     char *ptr;
     zero_ticket unshard;  // the last all-gather into it
+};
+
+// An all-to-all of partial sums of gradients, of one unit: between hosts, or between shard groups.
+struct exchange {
+    zero_comm *comm;        // NULL: there is none
+    zero_group_sums sums;   // what each rank passes on to each other
+    size_t bytes;           // of buffer
+    void *buffer;           // symmetric: what this rank passes on
+    const void **pointers;  // device: to the sums of this rank's part, in the order of leaves
+    zero_ticket ticket;     // the last all-to-all of buffer
 };
 
 struct unit {
@@ -79,10 +90,8 @@ struct zero {
     int has_norm;                                  // the rows of all ranks (grad_norm.c) are theirs
     size_t max_micro_batches, last_micro_batches;  // of any step; of the last step
     zero_group_sums own;                           // what this rank passes on at a time: a micro-batch, or its sums
-    zero_group_sums group;                         // several shard groups: what each passes on
-    void *group_sums;                              // symmetric in the replicate group: this group's, for one unit
-    const void **group_pointers;                   // device: to all groups' sums of this rank's chunk
-    zero_ticket group_ticket;                      // the last all-to-all of group_sums
+    zero_comm *grads_comm;                         // the shard group; in two levels the ranks of it on this host
+    struct exchange hosts, groups;                 // two levels; several shard groups
     float *own_sums;                               // own_sums.c: of this rank's micro-batches, all units
     void *packed;                                  // the sums of a unit, if there are several
     zero_ticket packed_ticket;                     // the last all-to-all of packed
@@ -196,6 +205,29 @@ int zero_grads_reset(zero *z);            // no micro-batches; ends the step's c
 int zero_grads_abandon(zero *z);          // finishes what is pending; no unit holds a buffer
 void zero_wire_start(zero *z);            // counts the step's wire bytes from here on
 
+// ---- exchange.c: sums that hosts and shard groups pass on to each other ---------------------------------------------
+
+int zero_exchanges_create(zero *z, int e);  // chooses z->grads_comm; e: what has failed on this rank so far
+void zero_exchanges_destroy(zero *z);
+int zero_exchanges_reusable(zero *z);  // on the caller's stream
+
+// What this rank passes on of a unit: its gradients, or its own sums; the bytes for each rank; the last all-to-all.
+char *zero_sent_buffer(const zero *z, size_t u);
+size_t zero_sent_bytes(const zero *z, size_t u);
+zero_ticket *zero_sent_ticket(zero *z, size_t u);
+
+// What a shard group has of the sum of a reduction: from each rank, or in two levels from each host, a leaf or some
+// subtrees of equal size.
+size_t zero_sums_of_group(const zero *z);
+enum zero_dtype zero_dtype_of_group(const zero *z);
+
+// Two levels: adds what this host's ranks have, one all-to-all for the shards of each host (the first is
+// begun already);
+// *chunks: all hosts' sums of this rank's shard. Several shard groups: adds *chunks, which become all groups' sums of
+// this rank's part of the shard. Pointers are in the order of leaves. The caller ends with all_to_all_done.
+int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks);
+int zero_add_by_groups(zero *z, size_t u, const void *const **chunks);
+
 // ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK --------------------------------------------
 
 int zero_own_sums_create(zero *z, int e);  // e: what has failed on this rank so far
@@ -208,8 +240,8 @@ float *zero_own_sum(const zero *z, size_t u, size_t slot);
 // slot 0.
 int zero_own_sums_add(zero *z, size_t u);
 
-// *chunks, one from each rank, becomes a pointer to each sum in them, in the order of leaves.
-int zero_own_sums_sent(zero *z, size_t u, const void *const **chunks);
+// *chunks, one from each of so many ranks, becomes a pointer to each sum in them, in the order of leaves.
+int zero_own_sums_sent(zero *z, size_t u, int ranks, const void *const **chunks);
 
 // ---- parameters.c ---------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ static int create_pointers(zero *z) {
 
 int zero_own_sums_create(zero *z, int e) {
     const zero_layout *l = &z->layout;
-    zero_comm *comm = z->config.shard_comm;
+    zero_comm *comm = z->grads_comm;
     if (!rank_order(z)) return e;
     e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, slots(z) * l->trained_offset[l->num_units] * sizeof(float),
                              &z->own_sums);
@@ -58,8 +58,8 @@ int zero_own_sums_create(zero *z, int e) {
 
 void zero_own_sums_destroy(zero *z) {
     if (!rank_order(z)) return;
-    zero_comm_free(z->config.shard_comm, z->own_sums);
-    zero_comm_free(z->config.shard_comm, z->packed);
+    zero_comm_free(z->grads_comm, z->own_sums);
+    zero_comm_free(z->grads_comm, z->packed);
     zero_accounting_free(z->config.accounting, ZERO_MEM_TRANSPORT, z->own_pointers,
                          zero_cost_own_pointers(&z->own, (size_t)z->ranks, z->layout.num_units));
     z->own_sums = z->packed = NULL;
@@ -69,7 +69,7 @@ void zero_own_sums_destroy(zero *z) {
 int zero_own_sums_reusable(zero *z) {
     int e = ZERO_OK;
     for (size_t u = 0; u < z->layout.num_units && !e; u++)
-        e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, z->units[u].sent, z->config.stream));
+        e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->units[u].sent, z->config.stream));
     return e;
 }
 
@@ -83,7 +83,7 @@ int zero_own_sums_poison(zero *z) {
 // Puts the sums of each shard side by side: [ranks][count][shard].
 static int pack(zero *z, size_t u) {
     const cudaStream_t stream = z->config.stream;
-    const int e = zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, z->packed_ticket, stream));
+    const int e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->packed_ticket, stream));
     if (e) return e;
     return zero_device_check(z,
                              zero_kernel_group_sums(z->packed, sum_pointers(z, u), (int)z->own.count, 1, ZERO_F32,
@@ -98,7 +98,7 @@ int zero_own_sums_add(zero *z, size_t u) {
     zero_partial_sums sums = { 0 };
     for (size_t s = block; s < slots(z) && s - block < ZERO_MAX_PARTIAL_SUMS; s++)
         sums.sum[s - block] = zero_own_sum(z, u, s);
-    int e = g ? ZERO_OK : zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, unit->sent, stream));
+    int e = g ? ZERO_OK : zero_comm_check(z, zero_comm_reusable(z->grads_comm, unit->sent, stream));
     zero_time_begin(z, "accumulate", stream);
     if (!e)
         e = zero_device_check(z,
@@ -111,9 +111,10 @@ int zero_own_sums_add(zero *z, size_t u) {
     return e;
 }
 
-int zero_own_sums_sent(zero *z, size_t u, const void *const **chunks) {
+int zero_own_sums_sent(zero *z, size_t u, int ranks, const void *const **chunks) {
     const void **table = sent_pointers(z);
-    const int n = z->ranks * (int)z->own.count;
+    const int n = ranks * (int)z->own.count;
+    if (z->own.count == 1) return ZERO_OK;
     const int e = zero_device_check(
         z,
         zero_kernel_pointers(table, *chunks, (int)z->own.count, shard_numel(z, u) * sizeof(float), n, z->reduce_stream),

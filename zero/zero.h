@@ -253,6 +253,8 @@ int zero_mean(zero *z, const double *values, size_t n, double *mean);
 // last step. They return the number of rows, at most max. Not collective.
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
+// What each host has sent to the others in the last step, by formula alone (zero_cost_between_hosts).
+size_t zero_report_between_hosts(const zero *z, size_t per_host, zero_row *rows, size_t max);
 
 #ifdef __cplusplus
 }

@@ -88,7 +88,8 @@ run 9 180 "sharded = unsharded fp32, 9 ranks" $fp32/test_gpt2_zero --case "M = 9
 for ranks in 5 6; do
     run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero --case ": M = "
 done
-run 9 120 "bytes of 9 ranks" $fp32/test_engine --case "bytes equal"
+run 9 120 "bytes of 9 ranks" $fp32/test_engine_bytes --case "bytes equal"
+run 4 120 "bytes between 2 hosts of 2 ranks" $fp32/test_engine_bytes --case "hosts of 2"     # more: test_list_long.sh
 for breakage in order bit replica; do
     must_fail 2 180 "sharded = unsharded notices: $breakage" FAIL $fp32/test_gpt2_zero --break $breakage
 done

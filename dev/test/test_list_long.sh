@@ -1,7 +1,7 @@
 # test_list_long.sh: the tests of `make test-long`, which take too long for `make test` (dev/test/harness/runner.sh).
 
 if [ -z "$suffix" ]; then
-    build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_failure,test_engine_contract} \
+    build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_bytes,test_engine_failure,test_engine_contract} \
         $fp32/{test_comm_failures,test_stops,test_engine_order} \
         $fp32/{train_gpt2_zero,faulty_trainer,tokenize_text} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
@@ -101,8 +101,10 @@ if [ -z "$suffix" ]; then
     run 0 600 "check of a GPU: every line of the script" dev/test/cli/test_gpu_check.sh
     run 0 300 "the commands of the tutorial" dev/test/cli/test_tutorial.sh
     for ranks in 1 2 3 4 5 6 7 8 9; do
-        run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine --case "bytes equal"
+        run $ranks 300 "bytes of $ranks ranks" $fp32/test_engine_bytes --case "bytes equal"
     done
+    run 6 300 "bytes between hosts of 2 and 3 ranks" $fp32/test_engine_bytes --case "between hosts"
+    run 8 300 "bytes between 2 hosts of 4 ranks" $fp32/test_engine_bytes --case "between hosts of 4"
     build cpu FP32 install PREFIX="$PWD/build/prefix"       # not by two tests at a time
     run 0 300 "the module, installed" dev/test/cli/test_install.sh
     if [ -n "${LLMC-}" ]; then      # a checkout of llm.c

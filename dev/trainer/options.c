@@ -155,6 +155,8 @@ static const Flag FLAGS[] = {
       .help = "how ranks talk to each other; auto: nccl if each has a GPU, or with -pi tcp or fs; else mpi" },
     { "nccl-register", "nccl-register", KEEPS, INTEGER, AT(nccl_register), "0|1", "0", 0, 1,
       .help = "1: symmetric buffers are allocated by NCCL and registered with it" },
+    { "one-level", "one-level", KEEPS, INTEGER, AT(one_level), "0|1", "0", 0, 1,
+      .help = "1: between hosts bytes do not travel in two levels, to compare" },
     { "reduce", "reduce", DECIDES, CHOICE, AT(settings.reduction), "exact|library", "exact", 0, 0,
       .help = "sum of gradients: in a fixed order, or as the library likes" },
     { "warmup-shape", "warmup-shape", DECIDES, CHOICE, AT(schedule.warmup_shape), "llmc|linear|log", "llmc", 0, 0,

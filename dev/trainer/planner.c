@@ -76,13 +76,22 @@ static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     return in->total_tokens % once == 0 ? in->total_tokens / once : 0;
 }
 
-static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, int remote) {
-    return zero_transport_shape(in->transport, &in->comm_config, ranks, remote);
+// How many ranks of a group of neighbours are on a host; *groups_here: of how many groups a host has ranks. 0: that is
+// not the same everywhere.
+static size_t ranks_on_host(const PlanInput *in, size_t ranks, size_t group, size_t *groups_here) {
+    const size_t host = in->ranks_per_host > 0 && in->ranks_per_host < ranks ? in->ranks_per_host : ranks;
+    const int even = ranks % host == 0 && (group % host == 0 || host % group == 0);
+    *groups_here = !even ? 0 : host > group ? host / group : 1;
+    return !even ? 0 : host > group ? group : host;
+}
+
+static zero_comm_shape transport_of(const PlanInput *in, size_t ranks, size_t per_host) {
+    return zero_transport_shape(in->transport, &in->comm_config, ranks, per_host);
 }
 
 zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) {
     size_t micro_steps = micro_steps_of(in, ranks);
-    size_t host = in->ranks_per_host > 0 ? in->ranks_per_host : ranks;
+    size_t groups_here, here = ranks_on_host(in, ranks, group, &groups_here);
     zero_settings settings = in->settings;
     settings.stage = stage;
     if (stage >= 2 || settings.reduction != ZERO_REDUCE_EXACT ||
@@ -93,9 +102,9 @@ zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) 
         .order = in->order,
         .order_length = in->order_length,
         .rank = in->rank,
-        .shard_transport = transport_of(in, group, group > host),
+        .shard_transport = transport_of(in, group, here),
         .replicas = ranks / group,
-        .replicate_transport = transport_of(in, ranks / group, ranks > host),
+        .replicate_transport = transport_of(in, ranks / group, groups_here),
         .max_micro_batches = micro_steps,
         .micro_batches = micro_steps,
     };
@@ -144,7 +153,8 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
                           uint64_t *total) {
     size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 1);
     if (plan->replicas > 1) {
-        plan_add_transport(rows, n, transport_of(in, plan->replicas * l->ranks, plan->replicate_transport.remote));
+        const size_t ranks = plan->replicas * l->ranks, per_host = in->ranks_per_host;
+        plan_add_transport(rows, n, transport_of(in, ranks, per_host > 0 && per_host < ranks ? per_host : ranks));
     }
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes };
     rows[n].what = zero_memory_category_name(ZERO_MEM_ACTIVATIONS);

@@ -79,15 +79,19 @@ static double sums_moved(uint64_t pushed, size_t times) {
 static size_t reductions(const ProfileRun *r) { return r->settings.order == ZERO_ORDER_RANK ? 1 : r->G; }
 
 // The ordered sums of a step (zero/gradients.c). Each reduction reads the N chunks of a shard, reads the partial sums
-// that it changes, and writes those that are new. Several shard groups write and read their sums on the way.
+// that it changes, and writes those that are new. Several shard groups write and read their sums on the way, and so do
+// hosts in two levels.
 static double reduce_bytes(const ProfileRun *r) {
     const zero_group_sums own = zero_cost_own_sums(&r->settings, r->G);
     const double times = (double)reductions(r), shard = (double)r->numel / (double)r->ranks;
     const double chunks = (double)r->numel * (double)(own.count * zero_dtype_bytes(own.dtype));  // of all N
     const size_t R = r->replicas > 1 ? r->replicas : 1;
     const zero_group_sums group = zero_cost_group_sums(r->ranks * own.count, own.dtype);
-    const uint64_t pushed = R > 1 ? R * group.count : r->ranks * own.count;
+    const zero_group_sums host = zero_cost_group_sums((r->per_host ? r->per_host : 1) * own.count, own.dtype);
+    const size_t of_group = r->per_host ? r->ranks / r->per_host * host.count : r->ranks * own.count;
+    const uint64_t pushed = R > 1 ? R * group.count : of_group;
     double bytes = times * chunks;
+    if (r->per_host) bytes += times * 2 * shard * (double)(of_group * zero_dtype_bytes(host.dtype));
     if (R > 1) bytes += times * 2 * shard * (double)(group.count * zero_dtype_bytes(group.dtype));
     return bytes + 4 * shard / (double)R * sums_moved(pushed, reductions(r));
 }

@@ -40,6 +40,7 @@ typedef struct ProfileRun {
     size_t head_chunks;                // in which the head's rows are computed
     size_t ranks;                      // of a shard group
     size_t replicas;                   // number of shard groups; 0 means 1
+    size_t per_host;                   // two levels between hosts (zero_cost_two_levels); 0: one
     size_t numel;                      // parameters, with the padding of shards
     double grad_bytes, param_bytes;    // received in a step, as in zero_report_wire
 } ProfileRun;

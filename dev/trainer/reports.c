@@ -58,6 +58,21 @@ static void print_same_bits(const Run *r) {
     print_what_decides(r);
 }
 
+// How bytes travel between hosts.
+static void print_hosts(const Run *r) {
+    const int h = zero_comm_ranks_per_host(r->comm);
+    const zero_comm_shape shape = zero_comm_get_shape(r->shard_comm);
+    const char *why = zero_comm_why_one_level(r->shard_comm);
+    if (h == r->ranks) return;
+    if (h) print_row(r, "hosts", "%d of %d rank%s each", r->ranks / h, h, h > 1 ? "s" : "");
+    if (shape.per_host == 0)
+        print_row(r, h ? "" : "hosts", "one level%s%s", why[0] ? ": " : ": a shard group is on one host", why);
+    else if (zero_cost_two_levels(&r->options.settings, r->G, &shape))
+        print_row(r, h ? "" : "hosts", "two levels: each adds its ranks' gradients first");
+    else
+        print_row(r, h ? "" : "hosts", "gradients in one level: two send as many bytes");
+}
+
 // The cores of rank 0's host.
 static void print_cores(const Run *r) {
     const CoreShare *c = &r->cores;
@@ -102,6 +117,7 @@ static void print_machine(const Run *r) {
                   group.leaves * own.leaves, group.leaves * own.leaves > 1 ? "es" : "");
     }
     if (r->groups_asked_for) print_row(r, "", "one shard group: groups of %zu cost more wire", r->groups_asked_for);
+    print_hosts(r);
     print_cores(r);
     print_row(r, "transport", "%s", zero_comm_name(r->comm));
     if (r->transport_note[0] != '\0') print_row(r, "", "%s", r->transport_note);
@@ -294,6 +310,16 @@ static void report_process(const Run *r, size_t bytes) {
     }
 }
 
+static void report_hosts(const Run *r) {
+    const int h = zero_comm_ranks_per_host(r->comm);
+    zero_row rows[MAX_ROWS];
+    if (h == 0 || h == r->ranks || (h % r->mesh.shard != 0 && r->mesh.shard % h != 0)) return;
+    const size_t n = zero_report_between_hosts(r->z, (size_t)h, rows, MAX_ROWS);
+    print0(r, "\n%-26s %-40s %15s\n", "sent by each host, bytes", "formula", "by formula");
+    for (size_t i = 0; i < n; i++)
+        print0(r, "%-26s %-40s %15llu\n", rows[i].what, rows[i].formula, (unsigned long long)rows[i].expected);
+}
+
 void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3), bytes = 0;
@@ -313,6 +339,7 @@ void print_reports(const Run *r) {
     FILE *json = metrics_begin(r->metrics, "report");
     report(r, json, "memory", "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
+    if (r->wire_rows > 0) report_hosts(r);
     char err[ERR_BYTES];
     metrics_end(r->metrics, err, sizeof err);
 #ifdef CUDA_ON_CPU  // the process's memory is also the host's
@@ -333,6 +360,7 @@ void note_wire(Run *r, uint64_t after_update) {
 
 void print_profile(const Run *r) {
     const Options *o = &r->options;
+    const zero_comm_shape shape = zero_comm_get_shape(r->shard_comm);
     ProfileRun run = {
         .config = r->config,
         .settings = o->settings,
@@ -348,6 +376,7 @@ void print_profile(const Run *r) {
         .head_chunks = r->kernels.head_chunks,
         .ranks = (size_t)r->mesh.shard,
         .replicas = (size_t)r->mesh.groups,
+        .per_host = zero_cost_two_levels(&o->settings, r->G, &shape),
         .numel = zero_get_layout(r->z)->numel_padded,
     };
     for (size_t i = 0; i < r->wire_rows; i++) {
@@ -384,7 +413,7 @@ void describe_run(const Run *r, PlanInput *in) {
         .ranks = (size_t)r->ranks,
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
         .transport = transport,
-        .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register },
+        .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register, .one_level = (int)o->one_level },
         .snapshot_per_parameter = o->output_dir == NULL      ? 0
                                   : o->checkpoint_every == 0 ? sizeof(float)
                                                              : checkpoint_bytes_per_parameter(&o->settings),

@@ -439,6 +439,7 @@ void create_transport(Run *r) {
     const uint64_t path = o->settings.delay_seed % 4;  // --inject-delays: each seed moves MPI's bytes another way
     const zero_comm_config config = { .timeout_s = o->timeout,
                                       .register_buffers = (int)o->nccl_register,
+                                      .one_level = (int)o->one_level,
                                       .no_shared_memory = path == 1,
                                       .staged = path == 2,
                                       .ranks_per_host = path == 3 ? 2 : 0 };

@@ -16,18 +16,29 @@
 int zero_comm_rank(const zero_comm *c) { return c->rank; }
 int zero_comm_size(const zero_comm *c) { return c->size; }
 const char *zero_comm_name(const zero_comm *c) { return c->name; }
-const char *zero_comm_error(const zero_comm *c) { return c->error; }
+const char *zero_comm_error(const zero_comm *c) {
+    if (!*c->error && c->host && *c->host->error) return c->host->error;
+    return !*c->error && c->across ? c->across->error : c->error;
+}
 void zero_comm_reset_error(zero_comm *c) {
     if (!c->failed) c->error[0] = '\0';
+    if (c->host) zero_comm_reset_error(c->host);
+    if (c->across) zero_comm_reset_error(c->across);
 }
-uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) { return c->received[kind]; }
-double zero_comm_waited(const zero_comm *c) { return c->waited; }
+uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind) {
+    return c->received[kind] + (c->host ? c->host->received[kind] : 0) + (c->across ? c->across->received[kind] : 0);
+}
+double zero_comm_waited(const zero_comm *c) {
+    return c->waited + (c->host ? c->host->waited : 0) + (c->across ? c->across->waited : 0);
+}
 cudaStream_t zero_comm_stream(const zero_comm *c) { return c->stream; }
 int zero_comm_in_flight(const zero_comm *c) { return c->in_flight; }
 
 void zero_comm_phase(zero_comm *c, const char *phase, size_t unit) {
     c->phase = phase;
     c->phase_unit = unit;
+    if (c->host) zero_comm_phase(c->host, phase, unit);
+    if (c->across) zero_comm_phase(c->across, phase, unit);
 }
 
 int zero_comm_world_rank(const zero_comm *c, int rank) { return c->world_rank ? c->world_rank[rank] : rank; }
@@ -49,6 +60,8 @@ int zero_comm_fail(zero_comm *c, int code, const char *format, ...) {
 
 void zero_comm_set_delay_seed(zero_comm *c, uint64_t seed) {
     c->delay_state = seed && c->size > 1 ? (seed + (uint64_t)c->rank + 1) * 0x9e3779b97f4a7c15u : 0;
+    if (c->host) zero_comm_set_delay_seed(c->host, seed);
+    if (c->across) zero_comm_set_delay_seed(c->across, seed);
 }
 
 void zero_comm_inject_delay(zero_comm *c) {
@@ -150,9 +163,7 @@ static int finished(zero_comm *c, enum zero_comm_call_kind kind, int e, zero_tic
     return e;
 }
 
-int zero_comm_write_records(const zero_comm *c, const char *path) {
-    FILE *f = fopen(path, "w");
-    if (!f) return ZERO_ERR_ARG;
+static void write_records(const zero_comm *c, FILE *f) {
     const double now = zero_clock();
     fprintf(f, "rank %d (%d of %d), %s\n%s\n", zero_comm_world_rank(c, c->rank), c->rank, c->size, c->name, c->error);
     for (uint64_t n = c->calls >= ZERO_COMM_RECORDS ? c->calls - ZERO_COMM_RECORDS + 1 : 1; n <= c->calls; n++) {
@@ -165,7 +176,56 @@ int zero_comm_write_records(const zero_comm *c, const char *path) {
         else
             fprintf(f, "not finished\n");
     }
+}
+
+int zero_comm_write_records(const zero_comm *c, const char *path) {
+    FILE *f = fopen(path, "w");
+    if (!f) return ZERO_ERR_ARG;
+    write_records(c, f);
+    if (c->host) write_records(c->host, f);
+    if (c->across) write_records(c->across, f);
     return fclose(f) ? ZERO_ERR_ARG : ZERO_OK;
+}
+
+// ---- hosts ----------------------------------------------------------------------------------------------------------
+
+void zero_comm_set_hosts(zero_comm *c, int per_host, const zero_comm_config *config) {
+    c->ranks_per_host = per_host;
+    if (per_host == c->size) return;
+    if (config->one_level)
+        c->why_one_level = "zero_comm_config.one_level";
+    else if (per_host > 1)
+        c->per_host = per_host;
+    else
+        c->why_one_level = per_host ? "each host has one rank" : "hosts have different numbers of ranks, or mixed ones";
+}
+
+int zero_comm_ranks_per_host(const zero_comm *c) { return c->size == 1 ? 1 : c->ranks_per_host; }
+const char *zero_comm_why_one_level(const zero_comm *c) { return c->why_one_level ? c->why_one_level : ""; }
+
+int zero_comm_levels(zero_comm *c, zero_comm **host, zero_comm **across) {
+    const int n = c->per_host, of_host = c->rank / n, in_host = c->rank % n;
+    int e = c->failed;
+    if (!e && !c->host) e = c->ops->split(c, of_host, in_host, n, &c->host);
+    if (!e && !c->across) e = c->ops->split(c, in_host, of_host, c->size / n, &c->across);
+    *host = c->host;
+    *across = c->across;
+    return e;
+}
+
+zero_comm_shape zero_comm_host_shape(const zero_comm_shape *s) {
+    zero_comm_shape host = *s;
+    host.ranks = s->per_host;
+    host.remote = 0;
+    host.per_host = 0;
+    return host;
+}
+
+zero_comm_shape zero_comm_across_shape(const zero_comm_shape *s) {
+    zero_comm_shape across = *s;
+    across.ranks = s->ranks / s->per_host;
+    across.per_host = 0;
+    return across;
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
@@ -225,6 +285,12 @@ size_t zero_comm_alloc_bytes(const zero_comm_shape *s, size_t bytes) {
 size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                size_t reduced_numel) {
     return s->ops->scratch_bytes(s, all_to_all_bytes, gather_bytes, reduced_numel);
+}
+
+size_t zero_comm_gather_chunks(const zero_comm_shape *s, size_t here) {
+    const size_t others = s->ranks - here;
+    if (!others) return 0;
+    return s->ops->gathers_in_ring ? s->ranks - 1 : s->per_host ? others : here * others;
 }
 
 size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype) {
@@ -353,5 +419,8 @@ size_t zero_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, s
 }
 
 void zero_comm_destroy(zero_comm *c) {
-    if (c) c->ops->destroy(c);
+    if (!c) return;
+    zero_comm_destroy(c->across);
+    zero_comm_destroy(c->host);
+    c->ops->destroy(c);
 }

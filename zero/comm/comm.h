@@ -62,7 +62,7 @@ int zero_comm_size(const zero_comm *c);
 const char *zero_comm_name(const zero_comm *c);   // "none: one rank", "MPI, shared memory", ... for a table
 const char *zero_comm_error(const zero_comm *c);  // message of the last error; "" if none
 void zero_comm_reset_error(zero_comm *c);         // its caller has recovered from it; ZERO_ERR_COMM stays
-uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);
+uint64_t zero_comm_received(const zero_comm *c, enum zero_wire kind);  // by its two levels (see hosts) too
 
 // Seconds in which this rank's host has waited for other ranks since the start. 0 for a transport that has a stream of
 // its own: there it is the stream that waits.
@@ -79,6 +79,19 @@ cudaStream_t zero_comm_stream(const zero_comm *c);
 // time-out and errors. Not collective.
 int zero_comm_synchronize(zero_comm *c, cudaStream_t stream);
 
+// ---- hosts ----------------------------------------------------------------------------------------------------------
+
+// Between hosts bytes travel in two levels, where that is possible: an all-gather brings each host one copy of what
+// others have (NCCL sees to that by itself), and the engine adds gradients on each host before it sends them to others.
+// It is possible if there are several hosts, each with the same number of ranks, at least two of them, contiguous.
+// Returns why not (a literal); "" if it is so, or if there is one host only. Not collective.
+const char *zero_comm_why_one_level(const zero_comm *c);
+int zero_comm_ranks_per_host(const zero_comm *c);  // 0: hosts have different numbers, or mixed ones. Not collective
+
+// The levels: the ranks of this host; those of all hosts with this rank's number on its host. They belong to c, and are
+// created when first asked for. Only if the shape says per_host. Collective.
+int zero_comm_levels(zero_comm *c, zero_comm **host, zero_comm **across);
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 // What decides how much memory a transport takes. zero_transport_shape (transport_registry.h) gives it without a
@@ -88,9 +101,12 @@ typedef struct zero_comm_shape {
     size_t ranks;
     int staged;          // device memory is out of the host's reach
     int remote;          // there are ranks on other hosts, or the host's memory is not shared
+    size_t per_host;     // ranks of each host, if bytes travel between hosts in two levels (see hosts); 0: they do not
     size_t granularity;  // symmetric memory is allocated in multiples of so many bytes; 0: to the byte
 } zero_comm_shape;
 zero_comm_shape zero_comm_get_shape(const zero_comm *c);
+zero_comm_shape zero_comm_host_shape(const zero_comm_shape *s);  // of its levels, if it has them (see hosts)
+zero_comm_shape zero_comm_across_shape(const zero_comm_shape *s);
 
 // Symmetric device memory, zeroed, 256-byte aligned, accounted in mem. Collective, all ranks with the same bytes.
 int zero_comm_alloc(zero_comm *c, zero_accounting *mem, enum zero_memory_category category, void **ptr, size_t bytes);
@@ -104,6 +120,9 @@ size_t zero_comm_alloc_bytes(const zero_comm_shape *s, size_t bytes);
 // reduce-scatter of reduced_numel elements (0: never). Not collective.
 size_t zero_comm_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes, size_t gather_bytes,
                                size_t reduced_numel);
+
+// Chunks that come from other hosts to one with `here` of the ranks in an all-gather of symmetric memory.
+size_t zero_comm_gather_chunks(const zero_comm_shape *s, size_t here);
 
 // Bytes of an element on the wire in the library's own reduce-scatter (below).
 size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype);

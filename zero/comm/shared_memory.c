@@ -47,7 +47,23 @@ struct host {
     int pretended;
 };
 
-int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_shm_meet *meet, void *ctx) {
+static int compare_hosts(const void *a, const void *b) { return memcmp(a, b, sizeof(struct host)); }
+
+// Sorts all.
+static int ranks_per_host(struct host *all, int ranks) {
+    int n = 1;
+    while (n < ranks && !compare_hosts(&all[n], &all[0])) n++;
+    if (ranks % n) return 0;
+    for (int r = 0; r < ranks; r++)
+        if (compare_hosts(&all[r], &all[r - r % n])) return 0;
+    qsort(all, (size_t)ranks, sizeof *all, compare_hosts);
+    for (int r = n; r < ranks; r++)  // another run of n ranks on the same host
+        if (!compare_hosts(&all[r], &all[r - n])) return 0;
+    return n;
+}
+
+int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, int *per_host, zero_shm_meet *meet,
+                       void *ctx) {
     struct host mine, *all = calloc((size_t)ranks, sizeof *all);
     struct stat st;
     if (!all) return ZERO_ERR_MEMORY;
@@ -58,7 +74,8 @@ int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_sh
     if (f) fclose(f);
     if (!stat("/proc/self/ns/pid", &st)) mine.pid_namespace = st.st_ino;
     const int e = meet(ctx, &mine, sizeof mine, all);
-    for (int r = 0; r < ranks && !e; r++) on_host[r] = r == rank || !memcmp(&all[r], &mine, sizeof mine);
+    for (int r = 0; r < ranks && !e; r++) on_host[r] = r == rank || !compare_hosts(&all[r], &mine);
+    *per_host = e ? 0 : ranks_per_host(all, ranks);
     free(all);
     return e;
 }

@@ -20,8 +20,9 @@ struct zero_shm {
 typedef int zero_shm_meet(void *ctx, const void *mine, size_t bytes, void *all);
 
 // on_host[r] = 1 if this rank can hope to map rank r's memory: they have the kernel, the namespace of process ids and
-// `pretended` in common. Collective over the ranks of meet.
-int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, zero_shm_meet *meet, void *ctx);
+// `pretended` in common. *per_host: ranks of each host; 0 if hosts have different numbers of ranks, or a host's ranks
+// are not contiguous. Collective over the ranks of meet.
+int zero_shm_find_host(int rank, int ranks, int pretended, int *on_host, int *per_host, zero_shm_meet *meet, void *ctx);
 
 // Allocates `bytes` of zeroed memory, and maps that of the ranks with on_host[r]. refusal: why this rank may not have
 // it, which fails as if the host had none; "" if it may. Collective over the ranks of meet. Returns ZERO_OK; or, if

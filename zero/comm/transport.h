@@ -14,6 +14,7 @@ struct zero_transport {
     int needs_device;   // no two ranks may share a GPU
 
     // transport_registry.h: zero_transport_available, zero_transport_shape. Neither communicates.
+    // shape leaves per_host 0, for its caller.
     int (*available)(const zero_comm_config *config, char *message, size_t bytes);
     zero_comm_shape (*shape)(const zero_comm_config *config, size_t ranks, int remote);
 
@@ -103,7 +104,8 @@ typedef struct zero_comm_ops {
     // Frees everything, symmetric buffers that are left included (zero_comm_free_all). Safe after any failure, that of
     // create included.
     void (*destroy)(zero_comm *c);
-    int sums_narrow;  // 1: the library's reduce-scatter sends bf16 as it is; 0: widened to fp32
+    int sums_narrow;      // 1: the library's reduce-scatter sends bf16 as it is; 0: widened to fp32
+    int gathers_in_ring;  // 1: an all-gather passes N - 1 of N chunks on from host to host, the library's way
 } zero_comm_ops;
 
 // A transport's own window begins with this.
@@ -117,9 +119,12 @@ struct zero_window {
 struct zero_comm {
     const zero_comm_ops *ops;
     int rank, size;
-    cudaStream_t stream;  // the transport's own, or NULL
-    int *world_rank;      // [size] a rank's number among all ranks of the job, for messages; NULL: not known yet
-    const char *phase;    // for messages: what the ranks are doing, and to which unit
+    cudaStream_t stream;           // the transport's own, or NULL
+    int ranks_per_host, per_host;  // zero_comm_ranks_per_host; of the shape
+    const char *why_one_level;     // zero_comm_why_one_level; NULL: ""
+    zero_comm *host, *across;      // zero_comm_levels; NULL: not asked for
+    int *world_rank;    // [size] a rank's number among all ranks of the job, for messages; NULL: not known yet
+    const char *phase;  // for messages: what the ranks are doing, and to which unit
     size_t phase_unit;
     uint64_t calls, history;                             // collectives so far, and a hash of their records
     struct zero_comm_record records[ZERO_COMM_RECORDS];  // of collective n at n % ZERO_COMM_RECORDS
@@ -132,6 +137,9 @@ struct zero_comm {
     char name[160], error[640];
     struct zero_comm_buffer buffers[ZERO_COMM_MAX_BUFFERS];
 };
+
+// Sets per_host and why_one_level: `per_host` as zero_shm_find_host found it.
+void zero_comm_set_hosts(zero_comm *c, int per_host, const zero_comm_config *config);
 
 // The place in c->buffers, the same on all ranks, of the buffer that contains these bytes; -1: none.
 int zero_comm_find_buffer(const zero_comm *c, const void *at, size_t bytes);

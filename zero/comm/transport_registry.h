@@ -27,7 +27,8 @@ typedef struct zero_transport zero_transport;
 typedef struct zero_comm_config {
     double timeout_s;      // how long a rank may keep the others waiting; 0: 300 s
     int no_shared_memory;  // mpi: 1: messages even between ranks of one host
-    int ranks_per_host;    // mpi: > 0: pretend that hosts hold this many ranks each, as tests do; 0: ask MPI
+    int ranks_per_host;    // > 0: pretend that hosts hold this many ranks each, as tests do; 0: find out
+    int one_level;         // 1: not in two levels between hosts (comm.h), to compare
     int staged;            // mpi: 1: treat device memory as out of the host's reach (always so on a real GPU)
     int register_buffers;  // nccl: 1: symmetric memory is allocated by and registered with NCCL (ncclMemAlloc,
                            // ncclCommRegister)
@@ -48,8 +49,10 @@ int zero_transport_needs_device(const zero_transport *t);   // no two ranks may 
 // message says why not and what to do. Not collective.
 int zero_transport_available(const zero_transport *t, const zero_comm_config *config, char *message, size_t bytes);
 
-// What decides its memory (comm.h), without creating it. remote: there are ranks on other hosts. Pure.
-zero_comm_shape zero_transport_shape(const zero_transport *t, const zero_comm_config *config, size_t ranks, int remote);
+// What decides its memory (comm.h), without creating it. per_host: of the ranks, how many each host has; 0: there are
+// several hosts, and they have different numbers. Pure.
+zero_comm_shape zero_transport_shape(const zero_transport *t, const zero_comm_config *config, size_t ranks,
+                                     size_t per_host);
 
 // A communicator of all ranks of the bootstrap, which must live until this returns. The current device is the rank's.
 // Collective; fails on all ranks. On failure *out is NULL and err has the message.

@@ -190,7 +190,8 @@ static void memory_equals_the_formula(const struct way *w, zero_comm *c) {
     const zero_comm_shape shape = zero_comm_get_shape(c);
     zero_comm_config config = w->config;
     config.staged = shape.staged;
-    const zero_comm_shape planned = zero_transport_shape(t, &config, (size_t)ranks, shape.remote);
+    const zero_comm_shape planned = zero_transport_shape(
+        t, &config, (size_t)ranks, (size_t)(config.ranks_per_host ? config.ranks_per_host : ranks));
     const size_t whole = CHUNK * (size_t)ranks * sizeof(float), shard = 123456, unit = 1024 * (size_t)ranks;
     void *p = NULL;
     zero_window *window = NULL;

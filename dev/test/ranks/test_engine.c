@@ -2,31 +2,16 @@
 // precision and way of moving bytes. (test_gpt2_zero compares with unsharded training.) Run under mpirun.
 //
 // Received bytes are counted by the transport, and predicted by the formula. A third count is independent of both:
-// MPI_Isend and MPI_Irecv here add up bytes (MPI's profiling interface). Where everything goes by messages, the
+// message_counter.h adds up what MPI sends and receives. Where everything goes by messages, the
 // transport's count must equal what the others have sent to a rank, and what it has posted.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "test/ranks/toy_model.h"
+#include "test/ranks/message_counter.h"
+#include "test/ranks/variants.h"
 #include "zero/internal.h"  // to see the padding of optimizer state, which no call shows
-
-static uint64_t *sent_to, asked_for;  // bytes in messages of MPI since the start: to each rank; from all
-
-int MPI_Isend(const void *buf, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
-    int size;
-    MPI_Type_size(type, &size);
-    if (tag % 4 == 0) sent_to[to] += (uint64_t)count * (uint64_t)size;  // not the records of the calls
-    return PMPI_Isend(buf, count, type, to, tag, comm, request);
-}
-
-int MPI_Irecv(void *buf, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm, MPI_Request *request) {
-    int size;
-    MPI_Type_size(type, &size);
-    if (tag % 4 == 0) asked_for += (uint64_t)count * (uint64_t)size;
-    return PMPI_Irecv(buf, count, type, from, tag, comm, request);
-}
 
 static void padding_is_zero(zero *z) {
     const zero_layout *l = zero_get_layout(z);
@@ -54,36 +39,6 @@ static void padding_is_zero(zero *z) {
         free(v);
         zero_release_params(z, u);
     }
-}
-
-// The size of stage 3's pool depends on prefetch, too. With a delay_seed random delays are injected, and released
-// buffers are filled with NaN.
-static const struct {
-    const char *name;
-    int stage, prefetch;
-    uint64_t debug;
-} variants[] = {
-    { "stage 0", 0, 0, 0 },
-    { "stage 1", 1, 0, 0 },
-    { "stage 2", 2, 0, 0 },
-    { "stage 3, no prefetch", 3, 0, 0 },
-    { "stage 3, prefetch 1", 3, 1, 0 },
-    { "stage 3, prefetch 2", 3, 2, 0 },
-    { "stage 1, debug", 1, 0, 1 },
-    { "stage 2, debug", 2, 0, 2 },
-    { "stage 3, no prefetch, debug", 3, 0, 3 },
-    { "stage 3, prefetch 1, debug", 3, 1, 4 },
-    { "stage 3, prefetch 2, debug", 3, 2, 5 },
-};
-enum { VARIANTS = sizeof variants / sizeof *variants };
-
-static zero *make_variant(zero_comm *c, zero_comm *replicas, int variant, enum zero_reduction reduction) {
-    zero_config config = config_of(c, variants[variant].stage);
-    config.replicate_comm = replicas;
-    config.settings.prefetch = variants[variant].prefetch;
-    config.settings.delay_seed = variants[variant].debug;
-    config.settings.reduction = reduction;
-    return make_of(config);
 }
 
 // See the top of the file. Only where all goes by messages.
@@ -220,36 +175,6 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
     data_ranks = ranks;
     stripe = 0;
     other_transport = 0;
-}
-
-// Engines that take one step, of 1 to 9 micro-batches a rank: the partial sums that were needed, and all else.
-static void rows_equal_formulas(zero_comm *c, zero_comm *replicas) {
-    static const int of_stages[] = { 0, 1, 2, 4 };  // variants
-    for (kind = F32; kind <= BF16; kind++)
-        for (int stage = replicas ? 1 : 0; stage < 4; stage++)
-            for (size_t G = 1; G <= 9; G++) {
-                double norm = -1;
-                memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
-                zero *z = make_variant(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
-                CHECK(one_step(z, 0, G, &norm) == ZERO_OK, "step: %s", zero_error(z));
-                reports_agree(z, "after a step of G micro-batches");
-                zero_destroy(z);
-            }
-    kind = F32;
-}
-
-// All ranks shard, or groups of every size.
-static void every_group_needs_its_formula(void) {
-    for (int shard = 1; shard <= ranks; shard++) {
-        if (ranks % shard) continue;
-        memset(&memory, 0, sizeof memory);
-        zero_mesh_comms comms = join_groups(&ways[SHARED_MEMORY], shard, PATIENT);
-        const zero_comm_shape shape = zero_comm_get_shape(comms.data);
-        other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-        rows_equal_formulas(comms.shard, comms.replicate);
-        zero_mesh_comms_destroy(&comms);
-        other_transport = 0;
-    }
 }
 
 static int fill_many(void *ctx, size_t tensor, size_t begin, size_t count, float *out) {
@@ -526,7 +451,6 @@ int main(int argc, char **argv) {
     for (int w = 0; w < num_ways; w++)
         CASE("any order of acquires, empty units: %s", ways[main_ways[w]].name)
             every_order_of_acquires_works(&ways[main_ways[w]]);
-    CASE("bytes equal the formulas, 1 to 9 micro-batches, groups of every size") every_group_needs_its_formula();
     const int tensor = ranks % 2 ? 1 : 2, pipe = ranks % 8 ? 1 : 2, data = ranks / tensor / pipe;
     for (int nccl = 0; nccl <= nccl_runs_here(); nccl++)
         CASE("data-parallel groups of a %d x %d x %d mesh reduce apart, with groups that shard in them: %s", data,

@@ -24,15 +24,22 @@ static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum ze
     micro_batch_order = ZERO_ORDER_STEP;
 }
 
-// In groups of `shard` ranks. A rank passes on one sum (G a power of two), or several. Scratch of the transport only
-// grows, so that what needs more comes later.
-static void orders_agree(const struct way *way, int shard, size_t G) {
+static zero_mesh_comms join_counted(const struct way *way, int shard) {
     memset(&memory, 0, sizeof memory);
-    zero_mesh_comms comms = join_groups(way, shard, PATIENT);
+    const zero_mesh_comms comms = join_groups(way, shard, PATIENT);
     const zero_comm_shape shape = zero_comm_get_shape(comms.data);
     other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    return comms;
+}
+
+// In groups of `shard` ranks. A rank passes on one sum (G a power of two), or several. Scratch of the transport only
+// grows, so that what needs more comes later. One order may take two levels between hosts and the other one not.
+static void orders_agree(const struct way *way, int shard, size_t G) {
     uint64_t want[2], have[2];
+    zero_mesh_comms comms = join_counted(way, shard);
     train_in_order(comms.shard, comms.replicate, 1, ZERO_ORDER_STEP, G, want);
+    zero_mesh_comms_destroy(&comms);
+    comms = join_counted(way, shard);
     for (int stage = 1; stage >= (comms.replicate ? 1 : 0); stage--) {
         train_in_order(comms.shard, comms.replicate, stage, ZERO_ORDER_RANK, G, have);
         CHECK(!memcmp(have, want, sizeof want), "stage %d, G = %zu, groups of %d, %s: other bits", stage, G, shard,

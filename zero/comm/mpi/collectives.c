@@ -8,7 +8,10 @@
 // N buffers costs one pass over them, about as much as copying them.
 //
 // Messages. To ranks of other hosts chunks go by MPI_Isend/Irecv (messages.c), posted in finish, into a scratch of one
-// unit.
+// unit. All-gathers in two levels (comm.h: hosts) bring each host one copy of a chunk. 2 hosts of 2 ranks, the chunk of
+// rank 1, whose number on its host is 1:
+//
+//     rank 1 --message--> rank 3, in its buffer --*relayed*--> rank 2 reads it there
 //
 // Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies
 // the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
@@ -41,6 +44,25 @@ int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint64_t *counter, uint64_t val
         "took another path; see its own output, or allow more time (zero_comm_config.timeout_s)",
         zero_comm_world_rank(&m->base, peer), m->config.timeout_s, verb, (unsigned long long)seen,
         (unsigned long long)value);
+}
+
+void zero_mpi_publish_relay(comm_mpi *m, int e, _Atomic uint64_t *counter, uint64_t value) {
+    if (!e || zero_mpi_control(m, m->base.rank)->other.kind) zero_shm_publish(counter, value);
+}
+
+int zero_mpi_wait_relay(comm_mpi *m, const struct zero_comm_call *call, int r, _Atomic uint64_t *counter,
+                        uint64_t value) {
+    uint64_t seen;
+    const int relay = zero_mpi_relay(m, r);
+    const struct control *its = zero_mpi_control(m, relay);
+    if (!wait_counter(m, counter, value, &seen))
+        return its->other.kind ? zero_comm_compare(&m->base, call, its->other_rank, &its->other) : ZERO_OK;
+    return zero_comm_fail(&m->base, ZERO_ERR_COMM,
+                          "rank %d has not come within %.3g s, or rank %d has not passed its chunk on: it died, "
+                          "stopped, or took another path; see its own output, or allow more time "
+                          "(zero_comm_config.timeout_s)",
+                          zero_comm_world_rank(&m->base, r), m->config.timeout_s,
+                          zero_comm_world_rank(&m->base, relay));
 }
 
 int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket) {
@@ -127,7 +149,7 @@ static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes,
 
 static int exchange_messages(comm_mpi *m, const struct zero_comm_call *call, char *send, size_t send_stride,
                              char *receive, size_t receive_stride, size_t bytes) {
-    const int e = zero_mpi_post(m, &m->messages, call, send, send_stride, receive, receive_stride, bytes);
+    const int e = zero_mpi_post(m, &m->messages, call, send, send_stride, receive, receive_stride, 1, bytes);
     return e ? e : zero_mpi_wait_messages(m, &m->messages);
 }
 
@@ -146,6 +168,11 @@ static void finished(comm_mpi *m, zero_ticket ticket) {
     m->pending[ticket % RING].finished = 1;
     while (m->finished < m->begun && m->pending[(m->finished + 1) % RING].finished) m->finished++;
     if (m->base.size > 1) zero_shm_publish(&zero_mpi_control(m, m->base.rank)->done[ticket % RING], ticket);
+}
+
+// What this rank reads of a peer on this host: its buffer, or the staging of it.
+static const char *peer_buffer(const comm_mpi *m, const struct pending *p, int peer) {
+    return m->staged ? m->staging.peer[peer] : m->maps[p->call.buffer].peer[peer] + p->call.offset;
 }
 
 int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
@@ -174,8 +201,7 @@ int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
         if (!m->on_host[r]) {
             from = m->received + (size_t)r * bytes;
         } else if ((e = wait_ready(m, r, ticket)) == ZERO_OK) {
-            from = (m->staged ? m->staging.peer[r] : m->maps[p->call.buffer].peer[r] + p->call.offset) +
-                   (size_t)c->rank * bytes;
+            from = peer_buffer(m, p, r) + (size_t)c->rank * bytes;
         }
         if (m->staged && !e) {
             char *to = m->device_scratch + (size_t)r * bytes;
@@ -209,23 +235,28 @@ int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t str
     if (e) return e;
     const struct pending *p = &m->pending[ticket % RING];
     const size_t bytes = p->call.bytes, own = (size_t)c->rank * bytes;
-    const int remote = m->num_remote > 0, size = c->size;
-    char *arrived = p->buf;  // where messages arrive: in place unless staged
+    const int remote = m->num_remote > 0, size = c->size, relays = zero_mpi_relays(m, &p->call);
+    char *arrived = p->buf;  // where messages arrive: in place unless staged; what peers read if relayed
     if (m->staged && size > 1) e = stage_out(m, p->buf + own, own, bytes, bytes * (size_t)size, ticket, stream);
-    if (remote && !e && m->staged) {
+    if (remote && !e && m->staged && !relays)
         e = zero_mpi_grow(m, &m->received, &m->received_bytes, bytes * (size_t)size, 0);
-        arrived = m->received;
-    }
+    if (remote && !e && m->staged) arrived = relays ? m->staging.peer[c->rank] : m->received;
     if (remote && !e)
         e = exchange_messages(m, &p->call, m->staged ? m->staging.peer[c->rank] + own : p->buf + own, 0, arrived, bytes,
                               bytes);
+    if (relays) zero_mpi_publish_relay(m, e, &zero_mpi_control(m, c->rank)->relayed[ticket % RING], ticket);
     for (int r = 0; r < size && !e; r++) {
         if (r == c->rank) continue;
         const char *from = arrived + (size_t)r * bytes;
         if (m->on_host[r]) {
             e = wait_ready(m, r, ticket);
-            from = (m->staged ? m->staging.peer[r] : m->maps[p->call.buffer].peer[r] + p->call.offset) +
-                   (size_t)r * bytes;
+            from = peer_buffer(m, p, r) + (size_t)r * bytes;
+        } else if (relays && zero_mpi_relay(m, r) != c->rank) {
+            const int relay = zero_mpi_relay(m, r);
+            e = wait_ready(m, relay, ticket);
+            if (!e)
+                e = zero_mpi_wait_relay(m, &p->call, r, &zero_mpi_control(m, relay)->relayed[ticket % RING], ticket);
+            from = peer_buffer(m, p, relay) + (size_t)r * bytes;
         }
         char *to = p->buf + (size_t)r * bytes;
         if (from != to && !e) e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));

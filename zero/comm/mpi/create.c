@@ -10,19 +10,24 @@
 #include "zero/comm/bootstrap/mpi.h"
 #include "zero/comm/mpi/mpi_internal.h"
 
-static zero_comm_shape shape_of(size_t ranks, int staged, int remote) {
-    return (zero_comm_shape){ &zero_mpi_ops, ranks, staged, remote, 0 };
+static zero_comm_shape shape_of(size_t ranks, int staged, int remote, int per_host) {
+    return (zero_comm_shape){
+        .ops = &zero_mpi_ops, .ranks = ranks, .staged = staged, .remote = remote, .per_host = (size_t)per_host
+    };
 }
 
 static zero_comm_shape mpi_shape(const zero_comm *c) {
     const comm_mpi *m = (const comm_mpi *)c;
-    return shape_of((size_t)c->size, m->staged, m->num_remote > 0);
+    return shape_of((size_t)c->size, m->staged, m->num_remote > 0, c->per_host);
 }
 
 static int find_host(comm_mpi *m) {
-    const int pretended = m->config.ranks_per_host > 0 ? m->base.rank / m->config.ranks_per_host : 0;
-    const int e = zero_shm_find_host(m->base.rank, m->base.size, pretended, m->on_host, zero_mpi_meet, m);
-    return e == ZERO_ERR_MEMORY ? zero_comm_fail(&m->base, e, "out of host memory") : e;
+    zero_comm *c = &m->base;
+    const int pretended = m->config.ranks_per_host > 0 ? c->world_rank[c->rank] / m->config.ranks_per_host : 0;
+    int per_host = 0;
+    const int e = zero_shm_find_host(c->rank, c->size, pretended, m->on_host, &per_host, zero_mpi_meet, m);
+    if (!e) zero_comm_set_hosts(c, per_host, &m->config);
+    return e == ZERO_ERR_MEMORY ? zero_comm_fail(c, e, "out of host memory") : e;
 }
 
 static int find_world_ranks(comm_mpi *m) {
@@ -39,6 +44,8 @@ static int find_world_ranks(comm_mpi *m) {
 
 static void only_messages(comm_mpi *m) {
     for (int r = 0; r < m->base.size; r++) m->on_host[r] = r == m->base.rank;
+    m->base.per_host = 0;
+    m->base.why_one_level = "ranks of a host share no memory";
 }
 
 // Maps the control blocks of the ranks of this host.
@@ -241,7 +248,7 @@ static int available(const zero_comm_config *config, char *message, size_t bytes
 }
 
 static zero_comm_shape planned_shape(const zero_comm_config *config, size_t ranks, int remote) {
-    return shape_of(ranks, config->staged, remote);
+    return shape_of(ranks, config->staged, remote || (config->no_shared_memory && ranks > 1), 0);
 }
 
 const zero_transport zero_transport_mpi = {

@@ -111,7 +111,7 @@ size_t zero_mpi_scratch_bytes(const zero_comm_shape *s, size_t all_to_all_bytes,
     const size_t larger = all_to_all_bytes > gather_bytes ? all_to_all_bytes : gather_bytes;
     size_t bytes = s->ranks * sizeof(void *) + (s->ranks > 1 ? sizeof(struct control) : 0);
     if (s->staged && s->ranks > 1) bytes += larger + all_to_all_bytes;  // staging; the chunks on the device
-    size_t received = s->remote ? s->staged ? larger : all_to_all_bytes : 0;
+    size_t received = s->remote ? s->staged && !s->per_host ? larger : all_to_all_bytes : 0;
     // in fp32, and this rank's sum
     const size_t reduced = (reduced_numel + reduced_numel / s->ranks) * sizeof(float);
     if (reduced > received) received = reduced;

@@ -68,8 +68,13 @@ static void give_up(comm_mpi *m, struct messages *msgs) {
     msgs->count = 0;
 }
 
+// Whether this rank and rank r send each other messages in this call.
+static int exchanges(const comm_mpi *m, const struct zero_comm_call *call, int r) {
+    return !m->on_host[r] && (!zero_mpi_relays(m, call) || zero_mpi_relay(m, r) == m->base.rank);
+}
+
 int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_call *call, char *send, size_t send_stride,
-                  char *receive, size_t receive_stride, size_t bytes) {
+                  char *receive, size_t receive_stride, int per_stride, size_t bytes) {
     if (!msgs->theirs) msgs->theirs = calloc((size_t)m->base.size, sizeof *msgs->theirs);
     if (!msgs->theirs) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
     msgs->mine = *call;
@@ -77,8 +82,8 @@ int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_cal
     for (int r = 0; r < m->base.size; r++) msgs->theirs[r] = *call;
     for (int is_send = 0; is_send <= 1; is_send++)
         for (int r = 0; r < m->base.size && !e; r++) {
-            if (m->on_host[r]) continue;
-            char *at = is_send ? send + (size_t)r * send_stride : receive + (size_t)r * receive_stride;
+            if (!exchanges(m, call, r)) continue;
+            char *at = is_send ? send + (size_t)r * send_stride : receive + (size_t)(r / per_stride) * receive_stride;
             e = post(m, msgs, r, is_send, ZERO_MPI_RECORD, is_send ? &msgs->mine : &msgs->theirs[r], sizeof *call);
             if (!e) e = post(m, msgs, r, is_send, ZERO_MPI_CHUNKS, at, bytes);
         }
@@ -89,8 +94,12 @@ int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_cal
 // Whether all records that have arrived are this rank's own.
 static int same_call(comm_mpi *m, const struct messages *msgs) {
     int e = ZERO_OK;
-    for (int r = 0; r < m->base.size && msgs->theirs && !e; r++)
+    for (int r = 0; r < m->base.size && msgs->theirs && !e; r++) {
         e = zero_comm_compare(&m->base, &msgs->mine, r, &msgs->theirs[r]);
+        if (!e) continue;
+        zero_mpi_control(m, m->base.rank)->other = msgs->theirs[r];
+        zero_mpi_control(m, m->base.rank)->other_rank = r;
+    }
     return e;
 }
 
@@ -136,7 +145,8 @@ static int wait_messages(comm_mpi *m, struct messages *msgs) {
         }
         if (all) {
             msgs->count = 0;
-            for (int r = 0; r < m->base.size && msgs->theirs; r++) m->last[r] = msgs->theirs[r];
+            for (int r = 0; r < m->base.size && msgs->theirs; r++)
+                if (exchanges(m, &msgs->mine, r)) m->last[r] = msgs->theirs[r];
             return same_call(m, msgs);
         }
         if (zero_stopwatch_read(&waited) > m->config.timeout_s) {

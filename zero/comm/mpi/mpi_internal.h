@@ -18,7 +18,10 @@ enum { RING = 2 * ZERO_COMM_MAX_PENDING, SCALAR_BYTES = 4096 };
 struct control {                               // one per rank, written by its owner, read by the ranks of its host
     _Atomic uint64_t begun;                    // the last ticket, for messages
     _Atomic uint64_t ready[RING], done[RING];  // by ticket: the last one that peers may read; that its owner has read
-    struct zero_comm_call ring[RING];          // what was begun, by ticket
+    _Atomic uint64_t relayed[RING];    // by ticket: the last one of which they may read other hosts' chunks, too
+    struct zero_comm_call ring[RING];  // what was begun, by ticket
+    struct zero_comm_call other;       // another call that a message has told of (kind 0: none), and whose it is
+    int other_rank;
     char scalars[2][SCALAR_BYTES];
 };
 
@@ -78,6 +81,17 @@ static inline struct control *zero_mpi_control(comm_mpi *m, int rank) {
     return (struct control *)m->control.peer[rank];
 }
 
+// Two levels: a chunk that is gathered goes to the rank of each other host that has its owner's number there; the
+// others read it from there.
+static inline int zero_mpi_relays(const comm_mpi *m, const struct zero_comm_call *call) {
+    return m->base.per_host && (call->kind == ZERO_CALL_ALLGATHER || call->kind == ZERO_CALL_WINDOW_GATHER);
+}
+// The rank of this host to which rank r sends.
+static inline int zero_mpi_relay(const comm_mpi *m, int r) {
+    const int n = m->base.per_host;
+    return m->base.rank / n * n + r % n;
+}
+
 extern const zero_comm_ops zero_mpi_ops;
 
 // ZERO_OK, or ZERO_ERR_DEVICE with CUDA's message.
@@ -85,6 +99,11 @@ int zero_mpi_device_check(comm_mpi *m, cudaError_t e);
 
 // collectives.c: waits until a counter of a peer has reached value. verb ("has begun collective") is for the message.
 int zero_mpi_wait(comm_mpi *m, int peer, _Atomic uint64_t *counter, uint64_t value, const char *verb);
+// Relays: this rank publishes, after e, that what it relays has come, or that ranks have made other calls; rank r's
+// chunk is waited for, until the counter of its relay has reached value.
+void zero_mpi_publish_relay(comm_mpi *m, int e, _Atomic uint64_t *counter, uint64_t value);
+int zero_mpi_wait_relay(comm_mpi *m, const struct zero_comm_call *call, int r, _Atomic uint64_t *counter,
+                        uint64_t value);
 int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket);  // until the ranks of this host have read ticket's buffer
 int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
                               zero_ticket *ticket);
@@ -99,10 +118,11 @@ int zero_mpi_reduce_scatter(zero_comm *c, const struct zero_comm_call *call, con
 int zero_mpi_allgather_host(zero_comm *c, const struct zero_comm_call *call, const void *mine, size_t bytes, void *all);
 int zero_mpi_synchronize(zero_comm *c, cudaStream_t stream);
 
-// messages.c: with every rank of another host: bytes from send + r * send_stride to rank r, and from it to receive + r
-// * receive_stride. post does not wait; wait fails if a peer has made another call.
+// messages.c: with every rank r of another host, or, relayed, with those whose relay is this rank: bytes from send + r
+// * send_stride, and to receive + r / per_stride * receive_stride. post does not wait; wait fails if a peer has made
+// another call.
 int zero_mpi_post(comm_mpi *m, struct messages *msgs, const struct zero_comm_call *call, char *send, size_t send_stride,
-                  char *receive, size_t receive_stride, size_t bytes);
+                  char *receive, size_t receive_stride, int per_stride, size_t bytes);
 int zero_mpi_wait_messages(comm_mpi *m, struct messages *msgs);
 // An all-gather of a few bytes of all ranks, those of this host included, for setting up: all[r * bytes] = rank r's
 // mine. On a time-out the message names the ranks that are missing.

@@ -7,7 +7,11 @@
 //     close    closed = epoch                  and waits until closed of all ranks of the host has reached it
 //
 // Between hosts a gather is messages, posted in begin, so that they travel while the rank computes; staged, the copies
-// to and from the device make it synchronous, in finish.
+// to and from the device make it synchronous, in finish. In two levels (comm.h: hosts) finish passes the chunks that
+// have come to this rank on to its host, in a *relay* that the others map. Its counters:
+//
+//     relayed = n      the relay has the chunks of the n-th gather that was finished
+//     read = n         its owner has read the relays of all others; they may be written again
 #include <stdlib.h>
 #include <string.h>
 #include "zero/comm/mpi/mpi_internal.h"
@@ -17,6 +21,10 @@ struct epochs {
     char pad[56];
     _Atomic uint64_t closed;
     char pad2[56];
+    _Atomic uint64_t relayed;
+    char pad3[56];
+    _Atomic uint64_t read;
+    char pad4[56];
 };
 
 struct gather {
@@ -32,8 +40,10 @@ struct window {
     uint64_t epoch;
     zero_ticket begun;
     struct gather gathers[ZERO_WINDOW_MAX_GATHERS];
-    char *received;  // staged: chunks from remote ranks, on the host
+    char *received;  // staged, one level: chunks from remote ranks, on the host
     size_t received_bytes;
+    struct zero_shm relay;  // two levels: chunks from the ranks whose relay this rank is, one from each host
+    uint64_t relays;        // gathers finished
 };
 
 static struct window *of(zero_window *w) { return (struct window *)w; }
@@ -93,11 +103,12 @@ void zero_mpi_window_destroy(zero_comm *c, zero_window *base) {
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->epochs.bytes + w->received_bytes);
     if (c->in_flight) {
         zero_keep(w);
-        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes);
+        zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, w->staging.bytes + w->relay.bytes);
         return;
     }
     zero_shm_unmap(&w->map);
     zero_mpi_unmap_staging(m, &w->staging);
+    zero_mpi_unmap_staging(m, &w->relay);
     zero_shm_unmap(&w->epochs);
     (void)cudaFreeHost(w->received);
     free(w);
@@ -133,9 +144,10 @@ int zero_mpi_window_close(zero_comm *c, zero_window *base, cudaStream_t stream) 
     return e;
 }
 
-static int post_gather(comm_mpi *m, struct window *w, struct gather *g, char *arrived) {
+// per_chunk: as in zero_mpi_post
+static int post_gather(comm_mpi *m, struct window *w, struct gather *g, char *arrived, int per_chunk) {
     return zero_mpi_post(m, &g->messages, &g->call, shard_of(m, w, m->base.rank) + g->call.offset, 0, arrived,
-                         g->call.bytes, g->call.bytes);
+                         g->call.bytes, per_chunk, g->call.bytes);
 }
 
 int zero_mpi_window_gather_begin(zero_comm *c, zero_window *base, const struct zero_comm_call *call, void *out,
@@ -150,7 +162,53 @@ int zero_mpi_window_gather_begin(zero_comm *c, zero_window *base, const struct z
     g->pending = 1;
     if (!m->num_remote || m->staged) return ZERO_OK;
     const int e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));  // what used `out` before is over
-    return e ? e : post_gather(m, w, g, g->out);
+    return e ? e : post_gather(m, w, g, g->out, 1);
+}
+
+// The relay has room for a chunk from each host, and nobody reads it any more.
+static int take_relay(comm_mpi *m, struct window *w, size_t chunk_bytes) {
+    const zero_comm *c = &m->base;
+    const size_t bytes = (size_t)(c->size / c->per_host) * chunk_bytes, need = bytes ? bytes : 1;
+    int e = ZERO_OK;
+    for (int r = 0; r < c->size && !e; r++)
+        if (r != c->rank && m->on_host[r])
+            e = zero_mpi_wait(m, r, &epochs_of(w, r)->read, w->relays, "has read gather");
+    if (e || w->relay.bytes >= need) return e;
+    zero_mpi_unmap_staging(m, &w->relay);
+    return zero_mpi_map_staging(m, &w->relay, need);
+}
+
+// Receives what this rank relays, and publishes it.
+static int relay_gather(comm_mpi *m, struct window *w, struct gather *g) {
+    const zero_comm *c = &m->base;
+    const size_t bytes = g->call.bytes;
+    int e = take_relay(m, w, bytes);
+    if (!e && m->staged) e = post_gather(m, w, g, w->relay.peer[c->rank], c->per_host);
+    if (!e) e = zero_mpi_wait_messages(m, &g->messages);
+    for (int r = c->rank % c->per_host; r < c->size && !e && !m->staged; r += c->per_host)
+        if (r != c->rank)
+            memcpy(w->relay.peer[c->rank] + (size_t)(r / c->per_host) * bytes, g->out + (size_t)r * bytes, bytes);
+    zero_mpi_publish_relay(m, e, &epochs_of(w, c->rank)->relayed, ++w->relays);
+    return e;
+}
+
+// Where rank r's chunk is, once it has come: in its shard, where messages arrive, or in a relay.
+static int find_chunk(comm_mpi *m, struct window *w, const struct gather *g, const char *arrived, int r,
+                      const char **from) {
+    const size_t bytes = g->call.bytes;
+    int e = ZERO_OK;
+    *from = arrived + (size_t)r * bytes;
+    if (r == m->base.rank) {
+        *from = w->base.shard + g->call.offset;
+    } else if (m->on_host[r]) {
+        e = zero_mpi_wait(m, r, &epochs_of(w, r)->opened, w->epoch, "has opened its window in epoch");
+        *from = shard_of(m, w, r) + g->call.offset;
+    } else if (zero_mpi_relays(m, &g->call) && (m->staged || zero_mpi_relay(m, r) != m->base.rank)) {
+        const int relay = zero_mpi_relay(m, r);
+        e = zero_mpi_wait_relay(m, &g->call, r, &epochs_of(w, relay)->relayed, w->relays);
+        *from = w->relay.peer[relay] + (size_t)(r / m->base.per_host) * bytes;
+    }
+    return e;
 }
 
 int zero_mpi_window_gather_finish(zero_comm *c, zero_window *base, zero_ticket ticket, cudaStream_t stream) {
@@ -159,32 +217,34 @@ int zero_mpi_window_gather_finish(zero_comm *c, zero_window *base, zero_ticket t
     struct gather *g = &w->gathers[ticket % ZERO_WINDOW_MAX_GATHERS];
     const size_t bytes = g->call.bytes;
     int e = g->pending ? ZERO_OK : zero_comm_fail(c, ZERO_ERR_ARG, "a gather is finished that was not begun");
+    const int relays = zero_mpi_relays(m, &g->call);
     char *arrived = g->out;
-    if (m->num_remote && m->staged && !e) {
-        e = zero_mpi_grow(m, &w->received, &w->received_bytes, bytes * (size_t)c->size, 0);
-        arrived = w->received;
-        if (!e) e = post_gather(m, w, g, arrived);
+    if (relays && !e) {
+        e = relay_gather(m, w, g);
+    } else if (m->num_remote && !e) {
+        if (m->staged) {
+            e = zero_mpi_grow(m, &w->received, &w->received_bytes, bytes * (size_t)c->size, 0);
+            arrived = w->received;
+            if (!e) e = post_gather(m, w, g, arrived, 1);
+        }
+        if (!e) e = zero_mpi_wait_messages(m, &g->messages);
     }
-    if (m->num_remote && !e) e = zero_mpi_wait_messages(m, &g->messages);
     for (int r = 0; r < c->size && !e; r++) {
         char *to = g->out + (size_t)r * bytes;
-        const char *from = arrived + (size_t)r * bytes;
-        if (r == c->rank) {
-            from = base->shard + g->call.offset;
-        } else if (m->on_host[r]) {
-            e = zero_mpi_wait(m, r, &epochs_of(w, r)->opened, w->epoch, "has opened its window in epoch");
-            from = shard_of(m, w, r) + g->call.offset;
-        }
+        const char *from = NULL;
+        e = find_chunk(m, w, g, arrived, r, &from);
         if (from != to && !e) e = zero_mpi_device_check(m, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
         if (r != c->rank) c->received[ZERO_WIRE_PARAMS] += bytes;
     }
     // the host buffers may be used again
-    if (m->staged && !e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
+    if ((m->staged || relays) && !e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
+    if (relays && !e) zero_shm_publish(&epochs_of(w, c->rank)->read, w->relays);
     g->pending = 0;
     return e;
 }
 
 size_t zero_mpi_window_scratch_bytes(const zero_comm_shape *s, size_t shard_bytes, size_t unit_bytes) {
     if (s->ranks == 1) return 0;
-    return sizeof(struct epochs) + (s->staged ? shard_bytes + (s->remote ? unit_bytes : 0) : 0);
+    const size_t arrive = s->per_host ? unit_bytes / s->per_host : s->staged && s->remote ? unit_bytes : 0;
+    return sizeof(struct epochs) + (s->staged ? shard_bytes : 0) + arrive;
 }

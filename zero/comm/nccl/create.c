@@ -26,7 +26,8 @@ static void destroy(zero_comm *c) { free(c); }
 static const zero_comm_ops ops = { .scratch_bytes = zero_nccl_scratch_bytes,
                                    .window_scratch_bytes = zero_nccl_window_scratch_bytes,
                                    .destroy = destroy,
-                                   .sums_narrow = 1 };
+                                   .sums_narrow = 1,
+                                   .gathers_in_ring = 1 };
 
 static int create(zero_comm **out, zero_bootstrap *boot, const zero_comm_config *config, zero_accounting *memory) {
     char why[300];
@@ -47,7 +48,9 @@ static int create(zero_comm **out, zero_bootstrap *boot, const zero_comm_config 
 
 static zero_comm_shape planned_shape(const zero_comm_config *config, size_t ranks, int remote) {
     (void)remote;
-    return (zero_comm_shape){ &OPS, ranks, 0, 0, config->register_buffers && ranks > 1 ? NCCL_GRANULARITY : 0 };
+    return (zero_comm_shape){ .ops = &OPS,
+                              .ranks = ranks,
+                              .granularity = config->register_buffers && ranks > 1 ? NCCL_GRANULARITY : 0 };
 }
 
 #ifdef ZERO_HAS_NCCL
@@ -76,7 +79,10 @@ static size_t device_granularity(int device) {
 
 static zero_comm_shape nccl_shape(const zero_comm *c) {
     const comm_nccl *m = (const comm_nccl *)c;
-    return (zero_comm_shape){ &zero_nccl_ops, (size_t)c->size, 0, 0, m->comm ? m->context->granularity : 0 };
+    return (zero_comm_shape){ .ops = &zero_nccl_ops,
+                              .ranks = (size_t)c->size,
+                              .per_host = (size_t)c->per_host,
+                              .granularity = m->comm ? m->context->granularity : 0 };
 }
 
 static int available(const zero_comm_config *config, char *message, size_t bytes) {
@@ -180,12 +186,15 @@ static int meet(void *comm, const void *mine, size_t bytes, void *all) {
     return zero_comm_allgather_host(comm, mine, bytes, all);
 }
 
-// Ranks of one host see each other's last collective, so that after a time-out they can tell who is behind. Where they
-// cannot map each other's memory, as between containers, they do without.
+// Finds the hosts. Ranks of one host see each other's last collective, so that after a time-out they can tell who is
+// behind. Where they cannot map each other's memory, as between containers, they do without.
 static int show_collectives(comm_nccl *m) {
-    const int rank = m->base.rank, size = m->base.size;
-    int *on_host = calloc((size_t)size, sizeof *on_host);
-    int e = on_host ? zero_shm_find_host(rank, size, 0, on_host, meet, m) : ZERO_ERR_MEMORY;
+    const zero_comm_config *config = &m->context->config;
+    const int rank = m->base.rank, size = m->base.size, world_rank = zero_comm_world_rank(&m->base, rank),
+              pretended = config->ranks_per_host > 0 ? world_rank / config->ranks_per_host : 0;
+    int *on_host = calloc((size_t)size, sizeof *on_host), per_host = 0;
+    int e = on_host ? zero_shm_find_host(rank, size, pretended, on_host, &per_host, meet, m) : ZERO_ERR_MEMORY;
+    if (!e) zero_comm_set_hosts(&m->base, per_host, config);
     if (!e) e = zero_shm_map(&m->shown, rank, size, on_host, sizeof(struct zero_comm_shown), "", meet, m);
     free(on_host);
     if (!e) m->base.shown = (struct zero_comm_shown *)m->shown.peer[rank];
@@ -341,6 +350,7 @@ const zero_comm_ops zero_nccl_ops = {
     .synchronize = zero_nccl_synchronize,
     .destroy = destroy,
     .sums_narrow = 1,
+    .gathers_in_ring = 1,
 };
 #endif
 

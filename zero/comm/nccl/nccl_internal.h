@@ -50,7 +50,7 @@ struct nccl_library {
     int version;
 };
 
-enum { NCCL_RING = ZERO_COMM_MAX_PENDING, NCCL_MAX_COMMS = 4 };
+enum { NCCL_RING = ZERO_COMM_MAX_PENDING, NCCL_MAX_COMMS = 12 };
 
 // For messages: what a rank does, in which phase, for which collective of a communicator.
 struct nccl_activity {
