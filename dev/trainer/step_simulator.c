@@ -12,9 +12,10 @@
 enum { MICRO_STEPS = 3 };
 enum { COMPUTING, TRANSPORT, QUEUES };
 
-// Ranks of a communicator: all, those on one host, and how many communicators like it a host is part of.
+// Ranks of a communicator: all, those on one host, how many communicators like it a host is part of, and the transport.
 typedef struct {
     size_t ranks, local, beside;
+    zero_comm_shape shape;
 } Group;
 
 typedef struct {
@@ -23,6 +24,7 @@ typedef struct {
     zero_group_sums own;  // what a rank passes on
     int sends;            // in this micro-step
     Group shard, replicas, all;
+    Group host, across;      // the levels of a reduce-scatter in two levels; 0 ranks: there is one level
     double queue[QUEUES];    // when it has finished what is queued
     zero_param_cache cache;  // stage 3
     zero_pool pool;          // of gradients
@@ -40,12 +42,19 @@ static size_t common_divisor(size_t a, size_t b) { return b ? common_divisor(b, 
 
 // Of groups that are no multiple of a host's ranks, nor the other way round, the ranks that have the fewest at home.
 static void find_groups(Schedule *s) {
-    const size_t S = s->in->layout->ranks, R = s->in->cost->replicas > 1 ? s->in->cost->replicas : 1, N = S * R;
+    const zero_cost *cost = s->in->cost;
+    const size_t S = s->in->layout->ranks, R = cost->replicas > 1 ? cost->replicas : 1, N = S * R;
     const size_t h = s->in->cluster.ranks_per_host, host = h && h < N ? h : N;
     const size_t shard = S == N ? host : common_divisor(S, host), replicas = host / shard;
-    s->all = (Group){ N, host, 1 };
-    s->shard = (Group){ S, shard, host / shard };
-    s->replicas = (Group){ R, replicas, host / replicas };
+    const size_t levels = zero_cost_two_levels(&cost->settings, cost->micro_batches, &cost->shard_transport);
+    s->all = s->shard = (Group){ S, shard, host / shard, cost->shard_transport };
+    s->replicas = (Group){ R, replicas, host / replicas, cost->replicate_transport };
+    s->all.ranks = s->all.shape.ranks = N;
+    s->all.local = host;
+    s->all.beside = 1;
+    s->all.shape.per_host = 0;  // hosts gather the losses, in one level
+    if (levels) s->host = (Group){ levels, levels, 1, cost->shard_transport };
+    if (levels) s->across = (Group){ S / levels, 1, levels, cost->shard_transport };
 }
 
 static double run(Schedule *s, int queue, double ready, double seconds) {
@@ -54,24 +63,47 @@ static double run(Schedule *s, int queue, double ready, double seconds) {
     return *q;
 }
 
-static double transfer(Schedule *s, double ready, Group g, double chunk_bytes, int ring, int counts) {
+// What a rank and its host receive in a transfer, in chunks, and the messages to a rank from other hosts.
+typedef struct {
+    double all, inside, host, messages;
+} Chunks;
+
+static Chunks all_to_all_chunks(Group g) {
+    const double others = (double)(g.ranks - g.local);
+    return (Chunks){ (double)g.ranks - 1, (double)g.local - 1, others * (double)(g.local * g.beside), others };
+}
+
+static Chunks all_gather_chunks(Group g) {
+    const size_t host = zero_comm_gather_chunks(&g.shape, g.local);
+    Chunks c = all_to_all_chunks(g);
+    if (host == g.local * (g.ranks - g.local)) return c;  // one copy for each rank
+    if (g.local > 1) c.inside = c.all;
+    c.host = (double)(host * g.beside);
+    c.messages = g.shape.per_host ? c.messages / (double)g.local : (double)host;
+    return c;
+}
+
+static double transfer(Schedule *s, double ready, Chunks n, double bytes, int counts) {
     const StepCluster *c = &s->in->cluster;
-    const double n = (double)g.ranks, local = (double)g.local, beside = (double)g.beside;
-    const double inside = ring && g.local > 1 ? n - 1 : local - 1;
-    const double remote = g.local == g.ranks ? 0 : ring ? n - 1 : n - local;
-    const double host = remote * beside * (ring ? 1 : local);
-    const double link = inside * (c->link_latency + chunk_bytes / c->link_bytes_per_second);
-    const double net = remote * c->net_latency + host * chunk_bytes / c->net_bytes_per_second;
+    const double link = n.inside * (c->link_latency + bytes / c->link_bytes_per_second);
+    const double net = n.messages * c->net_latency + n.host * bytes / c->net_bytes_per_second;
     s->times.link += link;
     s->times.net += net;
-    s->times.received += counts ? (n - 1) * chunk_bytes : 0;
-    s->times.between_hosts += counts ? host * chunk_bytes : 0;
+    s->times.received += counts ? n.all * bytes : 0;
+    s->times.between_hosts += counts ? n.host * bytes : 0;
     return run(s, TRANSPORT, ready, later(link, net));
 }
 
-static double all_gather(Schedule *s, double ready, Group g, size_t bytes) {
-    return transfer(s, ready, g, (double)bytes, s->in->cluster.streams, 1);
+static double all_to_all(Schedule *s, double ready, Group g, size_t bytes) {
+    return transfer(s, ready, all_to_all_chunks(g), (double)bytes, 1);
 }
+
+static double all_gather(Schedule *s, double ready, Group g, size_t bytes) {
+    return transfer(s, ready, all_gather_chunks(g), (double)bytes, 1);
+}
+
+// A sum on the transport's stream, which reads and writes so many bytes.
+static double add(Schedule *s, size_t bytes) { return run(s, TRANSPORT, 0, (double)bytes / s->in->cluster.memory); }
 
 static double compute(Schedule *s, double ready, double seconds) {
     s->times.compute += seconds;
@@ -121,27 +153,38 @@ static void end_of_gradients(Schedule *s, size_t u, double end) {
     if (pooled(s, u)) s->shared_free[s->shared_next++ % ZERO_GRAD_POOL_DEPTH] = end;
 }
 
+// The reduce-scatter inside the shard group.
+static double reduce_scatter(Schedule *s, double ready, size_t u) {
+    const size_t shard = zero_layout_shard_numel(s->in->layout, u), chunk = shard * s->chunk_elem;
+    if (s->host.ranks) {
+        const zero_group_sums sums = zero_cost_group_sums(s->host.ranks * s->own.count, s->own.dtype);
+        const size_t passed_on = shard * sums.count * zero_dtype_bytes(sums.dtype), hosts = s->across.ranks;
+        all_to_all(s, ready, s->host, hosts * chunk);
+        add(s, s->shard.ranks * chunk + hosts * passed_on);
+        all_to_all(s, 0, s->across, passed_on);
+        return add(s, hosts * passed_on);
+    }
+    if (s->in->cost->settings.reduction == ZERO_REDUCE_LIBRARY && s->in->cluster.streams)
+        all_gather(s, ready, s->shard, chunk);  // a ring, too
+    else
+        all_to_all(s, ready, s->shard, chunk);
+    return add(s, s->shard.ranks * chunk);
+}
+
 static void reduce(Schedule *s, size_t u) {
     const zero_layout *l = s->in->layout;
-    const zero_cost *cost = s->in->cost;
-    const int library = cost->settings.reduction == ZERO_REDUCE_LIBRARY;
-    const size_t numel = zero_layout_unit_numel(l, u), b = zero_dtype_bytes(cost->settings.dtype);
-    const double unit = (double)(numel * (rank_order(s) ? s->chunk_elem : b));
+    const size_t numel = zero_layout_unit_numel(l, u), b = zero_dtype_bytes(s->in->cost->settings.dtype);
     double end = s->queue[COMPUTING];
     if (rank_order(s)) {  // added to a sum, which is read and written
         end = compute(s, 0, (double)(numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
         end_of_gradients(s, u, end);
         if (!s->sends) return;
     }
-    if (s->all.ranks > 1) {
-        transfer(s, end, s->shard, (double)(zero_layout_shard_numel(l, u) * s->chunk_elem),
-                 library && s->in->cluster.streams, 1);
-        end = run(s, TRANSPORT, 0, unit / s->in->cluster.memory);
-    }
+    if (s->all.ranks > 1) end = reduce_scatter(s, end, u);
     if (s->replicas.ranks > 1) {
         const zero_group_sums sums = zero_cost_group_sums(l->ranks * s->own.count, s->own.dtype);
         const size_t part = zero_layout_replica_chunk(l, u, s->replicas.ranks);
-        end = transfer(s, end, s->replicas, (double)(part * sums.count * zero_dtype_bytes(sums.dtype)), 0, 1);
+        end = all_to_all(s, end, s->replicas, part * sums.count * zero_dtype_bytes(sums.dtype));
     }
     if (!rank_order(s)) end_of_gradients(s, u, end);
 }
@@ -172,7 +215,7 @@ static void micro_step(Schedule *s) {
 static void scalars(Schedule *s, Group g) {
     const double begin = later(s->queue[COMPUTING], s->queue[TRANSPORT]);
     s->queue[COMPUTING] = s->queue[TRANSPORT] = begin;
-    s->queue[COMPUTING] = transfer(s, begin, g, ZERO_NORM_WORDS * sizeof(uint64_t), s->in->cluster.streams, 0);
+    s->queue[COMPUTING] = transfer(s, begin, all_gather_chunks(g), ZERO_NORM_WORDS * sizeof(uint64_t), 0);
 }
 
 static void update(Schedule *s) {

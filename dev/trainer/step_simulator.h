@@ -21,15 +21,18 @@
 // With NCCL the queues run beside each other. The MPI transport has no stream: the host moves the bytes, and both are
 // one queue.
 //
-// A transfer among n ranks, `local` of them on a host, of which a host with h ranks takes part in h / local at a time:
+// A transfer among n ranks, `local` of them on a host of h, which takes part in h / local such transfers at a time:
 //
-//                                    all-to-all; all-gather by MPI    all-gather by NCCL: a ring
-//     a rank receives                (n - 1) chunks                   the same
-//     ... inside its host            (local - 1) chunks               n - 1 chunks, if local > 1
-//     a host receives from others    h (n - local) chunks             h / local (n - 1) chunks
+//                                     a rank receives     inside its host   a host receives from others
+//     all-to-all                      n - 1 chunks        local - 1         h (n - local)
+//     all-gather, one level           n - 1               local - 1         h (n - local)
+//     all-gather, two levels (MPI)    n - 1               n - 1             h / local (n - local)
+//     all-gather, NCCL: a ring        n - 1               n - 1             h / local (n - 1)
 //
-// It takes the longer of the two links' times, each latency x messages of a rank, one after the other, + bytes / rate.
-// Bytes are those of zero/cost.c (test_step_simulator compares them).
+// A reduce-scatter in two levels is an all-to-all inside the host, the host's sum, and an all-to-all of sums between
+// the ranks of one number on all hosts (zero/gradients.c). A transfer takes the longer of the two links' times, each
+// latency x messages of a rank, one after the other, + bytes / rate. Bytes are those of zero/cost.c
+// (test_step_simulator compares them).
 #ifndef TRAINER_STEP_SIMULATOR_H
 #define TRAINER_STEP_SIMULATOR_H
 

@@ -305,6 +305,7 @@ static void test_the_recommended_plan_suits_the_cluster(void) {
     in.ranks_per_host = 8;
     in.B = 1024;
     in.cluster.net_bytes_per_second = 5e9;
+    in.comm_config.one_level = 1;
     CHECK_EQ(plan_make(&p, &in, err, sizeof err), 0);
     REQUIRE(p.recommended > 0, "none");
     const PlanChoice *slow = &p.fastest[p.recommended], *one = &p.one_group[p.recommended];
@@ -324,6 +325,9 @@ static void test_the_recommended_plan_suits_the_cluster(void) {
     CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
     CHECK_EQ(q.recommended, -1);
     in.device_bytes = 80e9;
+    in.comm_config.one_level = 0;  // two levels send fewer bytes between hosts, and take less time
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK(q.one_group[1].times.step < 0.5 * p.one_group[1].times.step);
     in.cluster.net_bytes_per_second = in.cluster.link_bytes_per_second = 1e18;
     CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
     CHECK_EQ(q.recommended, 1);

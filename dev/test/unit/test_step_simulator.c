@@ -18,6 +18,7 @@ static double flops[2 * MAX_UNITS + 1];
 static zero_layout layout;
 static zero_cost cost;
 static StepInput input;
+static int one_level;  // bytes between hosts travel in one level
 
 // A model of GPT-2's shape: unit 0 is tied, and used first, in the middle twice. A use takes `use` seconds; a link and
 // a network have a byte a second, without latency.
@@ -31,15 +32,16 @@ static void describe(size_t units, size_t numel, size_t ranks, size_t group, siz
     for (size_t u = units - 1; u > 0; u--) order[n++] = u;
     for (size_t i = 0; i < n; i++) flops[i] = use;
     const zero_transport *transport = zero_transport_find(nccl ? "nccl" : "mpi");
-    const zero_comm_config config = { 0 };
+    const zero_comm_config config = { .one_level = one_level };
+    const size_t per_host = host > 0 && host < ranks ? host : ranks, here = group < per_host ? group : per_host;
     zero_layout_destroy(&layout);
     REQUIRE(zero_layout_create(&layout, tensors, units, group, &why) == 0, "%s", why);
     cost = (zero_cost){ .settings = { .dtype = ZERO_F32, .prefetch = 1 },
                         .order = order,
                         .order_length = n,
-                        .shard_transport = zero_transport_shape(transport, &config, group, 1),
+                        .shard_transport = zero_transport_shape(transport, &config, group, here),
                         .replicas = ranks / group,
-                        .replicate_transport = zero_transport_shape(transport, &config, ranks / group, 1),
+                        .replicate_transport = zero_transport_shape(transport, &config, ranks / group, per_host / here),
                         .max_micro_batches = 1,
                         .micro_batches = 1 };
     input = (StepInput){ .cluster = { .ranks_per_host = host,
@@ -61,61 +63,82 @@ static StepTimes simulate(int stage) {
     return t;
 }
 
-// Bytes of a rank, without scalars, by the formulas.
-static double received(void) {
-    zero_row rows[ZERO_WIRE_KINDS];
+// The rows of a table of formulas, without scalars and the norm: of `norms` ranks.
+static double sum(const zero_row *rows, size_t n, size_t norms) {
     uint64_t bytes = 0;
-    for (size_t i = 0, n = zero_cost_wire(&cost, &layout, rows, ZERO_WIRE_KINDS); i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         if (rows[i].kind != ZERO_WIRE_SCALARS) bytes += rows[i].expected;
         if (rows[i].kind == ZERO_WIRE_REPLICAS && cost.replicas > 1)
-            bytes -= (cost.replicas - 1) * ZERO_NORM_WORDS * sizeof(uint64_t);
+            bytes -= norms * ZERO_NORM_WORDS * sizeof(uint64_t);
     }
     return (double)bytes;
 }
 
-static void test_bytes_are_those_of_the_wire_table(void) {
+static void check_bytes(size_t ranks, size_t group, size_t host) {
+    zero_row rows[ZERO_WIRE_KINDS];
+    for (int way = 0; way < 6; way++) {
+        const int stage = way % 4;
+        cost.settings.order = way < 4 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK;
+        if (way >= 4 && cost.settings.reduction == ZERO_REDUCE_LIBRARY) break;
+        const StepTimes t = simulate(stage);
+        const size_t G = cost.micro_batches, R = ranks / group, here = host < group ? host : group;
+        const size_t norms = here * zero_comm_gather_chunks(&cost.replicate_transport, host / here);
+        const double wire = sum(rows, zero_cost_wire(&cost, &layout, rows, ZERO_WIRE_KINDS), R - 1);
+        CHECK(t.received == wire, "%zu ranks, groups of %zu, hosts of %zu, G %zu, way %d: %.0f, not %.0f", ranks, group,
+              host, G, way, t.received, wire);
+        const double between = sum(rows, zero_cost_between_hosts(&cost, &layout, host, rows, ZERO_WIRE_KINDS), norms);
+        CHECK(t.between_hosts == between, "%zu ranks, groups of %zu, hosts of %zu, G %zu, way %d: %.0f, not %.0f",
+              ranks, group, host, G, way, t.between_hosts, between);
+    }
+}
+
+static void test_bytes_are_those_of_the_formulas(void) {
     static const struct {
-        size_t ranks, group;
-    } groups[] = { { 1, 1 }, { 2, 2 }, { 12, 12 }, { 12, 4 }, { 12, 6 }, { 9, 3 }, { 65536, 64 }, { 65536, 65536 } };
-    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        for (size_t G = 1; G <= 12; G = G < 4 ? G + 1 : G + 4) {
-            for (int variant = 0; variant < 6; variant++) {
-                describe(5, 10007, groups[i].ranks, groups[i].group, 4, variant % 2, 1);
-                if (variant >= 4) zero_layout_set_frozen(&layout, 2, 1);
-                cost.settings.dtype = variant < 3 ? ZERO_F32 : ZERO_BF16;
+        size_t ranks, group, host;
+    } cases[] = { { 1, 1, 1 },  { 2, 2, 1 }, { 2, 2, 2 }, { 12, 12, 4 },    { 12, 4, 4 },        { 12, 2, 4 },
+                  { 12, 6, 3 }, { 9, 3, 3 }, { 9, 9, 3 }, { 16, 8, 4 },     { 16, 4, 8 },        { 18, 18, 6 },
+                  { 8, 8, 2 },  { 8, 4, 1 }, { 8, 2, 2 }, { 65536, 64, 8 }, { 65536, 65536, 8 }, { 65536, 8, 8 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t ranks = cases[i].ranks, group = cases[i].group, host = cases[i].host;
+        for (int variant = 0; variant < 12; variant++) {
+            for (size_t G = 1; G <= 12; G = G < 4 ? G + 1 : G + 4) {
+                one_level = variant / 6;
+                describe(5, 10007, ranks, group, host, variant % 2, 1);
+                if (variant % 6 >= 4) zero_layout_set_frozen(&layout, 2, 1);
+                if (variant % 6 == 2) cost.settings.reduction = ZERO_REDUCE_LIBRARY;
+                cost.settings.dtype = variant % 6 < 3 ? ZERO_F32 : ZERO_BF16;
                 cost.settings.prefetch = variant % 3;
                 cost.micro_batches = cost.max_micro_batches = G;
-                for (int way = 0; way < 6; way++) {
-                    const int stage = way % 4;
-                    cost.settings.order = way < 4 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK;
-                    const double simulated = simulate(stage).received, expected = received();
-                    CHECK(simulated == expected, "%zu ranks, groups of %zu, G %zu, variant %d, way %d: %.0f not %.0f",
-                          groups[i].ranks, groups[i].group, G, variant, way, simulated, expected);
-                }
+                check_bytes(ranks, group, host);
             }
         }
     }
+    one_level = 0;
 }
 
 // Worked out by hand, in units of all parameters in fp32; no padding.
 static void test_bytes_between_hosts(void) {
     static const struct {
         size_t ranks, group, host, G;
-        int nccl, stage;
+        int nccl, one_level, stage;
         double all;
     } cases[] = {
-        { 16, 16, 8, 1, 0, 1, 8 },     // 8 ranks receive 8 of 16 shards, of gradients and of parameters
-        { 8, 8, 4, 8, 0, 1, 16 + 2 },  // eight reduce-scatters
-        { 4, 4, 2, 1, 0, 2, 2 },       // 2 of 4 shards each, twice
-        { 9, 9, 3, 1, 0, 2, 2 * 3 * 6 / 9.0 },
-        { 8, 8, 2, 1, 0, 0, 2 * 2 * 6 / 8.0 },  // the sums, in place of parameters
-        { 16, 16, 8, 1, 1, 1, 4 + 15 / 16.0 },  // NCCL gathers in a ring
-        { 16, 16, 16, 1, 0, 1, 0 },             // one host
-        { 16, 16, 0, 1, 0, 1, 0 },
-        { 16, 8, 8, 1, 0, 1, 1 },                 // 8 ranks receive the other group's sum of 1/16, there and back
-        { 16, 4, 8, 1, 0, 2, 8 * 2 * 2 / 16.0 },  // 4 replicas of a shard of 1/4, 2 of them on this host
+        { 16, 16, 8, 1, 0, 1, 1, 8 },     // 8 ranks receive 8 of 16 shards, of gradients and of parameters
+        { 16, 16, 8, 1, 0, 0, 1, 1 },     // 8 of 16 shards, twice
+        { 8, 8, 4, 8, 0, 1, 1, 16 + 2 },  // eight reduce-scatters
+        { 8, 8, 4, 8, 0, 0, 1, 4 + 0.5 },
+        { 9, 9, 3, 1, 0, 0, 2, 2 * 3 * 6 / 9.0 - 2 * 6 / 9.0 },  // three sums of a micro-batch: as many as in one level
+        { 8, 8, 2, 1, 0, 1, 0, 2 * 2 * 6 / 8.0 },                // the sums, in place of parameters
+        { 16, 16, 8, 1, 1, 1, 1, 4 + 15 / 16.0 },                // NCCL gathers in a ring
+        { 16, 16, 8, 1, 1, 0, 1, 0.5 + 15 / 16.0 },
+        { 16, 16, 16, 1, 0, 0, 1, 0 },  // one host
+        { 16, 16, 0, 1, 0, 0, 1, 0 },
+        { 16, 8, 8, 1, 0, 0, 1, 1 },                 // 8 ranks receive the other group's sum of 1/16, there and back
+        { 16, 4, 8, 1, 0, 1, 2, 8 * 2 * 2 / 16.0 },  // 4 replicas of a shard of 1/4, 2 of them on this host
+        { 16, 4, 8, 1, 0, 0, 2, 8 * 2 / 16.0 + 4 * 2 / 16.0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        one_level = cases[i].one_level;
         describe(4, 64 * 1440, cases[i].ranks, cases[i].group, cases[i].host, cases[i].nccl, 1);
         cost.micro_batches = cases[i].G;
         const double bytes = simulate(cases[i].stage).between_hosts, psi = 4 * (double)layout.numel_padded;
@@ -150,12 +173,18 @@ static void test_schedules_worked_out_by_hand(void) {
     describe(3, 128, 2, 2, 1, 1, 1);
     NEAR(simulate(3).step, 3 * U + 4 + 3 * U + S);
     // A message takes longer: each rank of two hosts of 2 sends one inside, two between.
+    one_level = 1;
     describe(3, 256, 4, 4, 2, 0, C);
     const double without = simulate(0).step;
     input.cluster.net_latency = 10;
     NEAR(simulate(0).step, without + 2 * 10 * (3 + 3 + 2));
     input.cluster.link_latency = 1e6;
     NEAR(simulate(0).link, 1e6 * (3 + 3 + 2) + 6 * U + S);
+    // In two levels: two chunks inside the host, one of sums to the other. A chunk takes U on a link, 2 U on the network.
+    // The norm is gathered like parameters, the losses are not.
+    one_level = 0;
+    describe(3, 256, 4, 4, 2, 0, C);
+    NEAR(simulate(2).step, 7 * C + 3 * (2 * U + 2 * U) + 3 * 3 * U + 3 * 184 + 2 * S);
 }
 
 static void test_a_step_is_between_the_longest_and_the_sum(void) {
@@ -191,7 +220,7 @@ static void test_many_ranks_and_micro_steps_cost_no_time(void) {
 
 int main(int argc, char **argv) {
     test_start(&argc, argv);
-    RUN(test_bytes_are_those_of_the_wire_table);
+    RUN(test_bytes_are_those_of_the_formulas);
     RUN(test_bytes_between_hosts);
     RUN(test_schedules_worked_out_by_hand);
     RUN(test_a_step_is_between_the_longest_and_the_sum);
