@@ -180,8 +180,8 @@ static void test_schedules_worked_out_by_hand(void) {
     NEAR(simulate(0).step, without + 2 * 10 * (3 + 3 + 2));
     input.cluster.link_latency = 1e6;
     NEAR(simulate(0).link, 1e6 * (3 + 3 + 2) + 6 * U + S);
-    // In two levels: two chunks inside the host, one of sums to the other. A chunk takes U on a link, 2 U on the network.
-    // The norm is gathered like parameters, the losses are not.
+    // In two levels: two chunks inside the host, one of sums to the other. A chunk takes U on a link, 2 U on the
+    // network. The norm is gathered like parameters, the losses are not.
     one_level = 0;
     describe(3, 256, 4, 4, 2, 0, C);
     NEAR(simulate(2).step, 7 * C + 3 * (2 * U + 2 * U) + 3 * 3 * U + 3 * 184 + 2 * S);
