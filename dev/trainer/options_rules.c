@@ -119,6 +119,10 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
         return FAIL("--device-memory: --memory-limit gives the memory of a rank too: use one of the two");
     }
     if (o->fit && o->total_batch_tokens > 0) options_set_default(o, "b", "1");  // it is searched
+    if (o->plan == OPTION_PLAN_SCALING && o->settings.shard_group > 0) {
+        return FAIL("--shard-group %zu: --plan scaling chooses it for each number of ranks: leave it out",
+                    o->settings.shard_group);
+    }
     if (o->plan_ranks == 0) {
         return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
     }

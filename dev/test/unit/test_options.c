@@ -203,6 +203,7 @@ static const struct {
     { "--plan --link-latency inf", "--link-latency inf" },
     { "--plan --memory-gbs 0", "--memory-gbs 0: out of range" },
     { "--net-gbs 50", "--net-gbs: is about a plan" },
+    { "--plan scaling --shard-group 8", "--shard-group 8: --plan scaling chooses it" },
     { "--plan --inject-delays 7", "without delays" },
 };
 
