@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run that is asked to end by a signal saves and ends, however it was started; what it saved continues to the state of a
+# A run that is asked to end by a signal saves and ends, however started; what it saved continues to the state of a
 # run without a break. A rank that is killed under run_resilient.sh costs the steps since the last checkpoint, and no
 # bits. Ranks that do not see the same output directory publish nothing.
 #
