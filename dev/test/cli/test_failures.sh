@@ -56,7 +56,7 @@ job() {
 
 # lose WAY STAGE RANK KIND PHASE [TOLD]: a case. TOLD: what the messages call the phase
 lose() {
-    local name="$1, stage $2: rank $3, $4 in $5" dir wrong='' log phase=${6-$5} began=$SECONDS status
+    local name="$1, stage $2: rank $3, $4 in $5" dir wrong='' log phase=${6-$5} began=$SECONDS status words
     dir=$work/${name//[^a-z0-9]/_}
     log=$dir.log
     rm -rf "$dir" "$dir".*
@@ -66,8 +66,8 @@ lose() {
     [ $status != 0 ] || { [ "$4" = memory ] && grep -q "^total average" "$log"; } || wrong="$wrong, exit status $status"
     grep -q "rank $3: $4 in " "$log" || wrong="$wrong, the fault did not come"
     if [ "$4" = memory ]; then      # MPI, glibc and C++ have errors of their own
-        [ $status = 0 ] || grep -qE "^error: .*rank $3[: ].*memory|out of (dynamic )?memory|^terminate called" "$log" ||
-            wrong="$wrong, no error is about memory"
+        words="^error: .*rank $3[: ].*(memory|do not fit)|out of (dynamic )?memory|^terminate called"
+        [ $status = 0 ] || grep -qE "$words" "$log" || wrong="$wrong, no error is about memory"
     elif [ "$4" = stop ] || [[ $1 == [tf]* ]]; then
         # in MPI's own calls nobody knows which rank is missing
         grep '^error: ' "$log" | grep -E "rank $3 |ranks .*$3|MPI_" | grep -qE -- "$phase" ||
@@ -86,7 +86,7 @@ lose() {
     for _ in {1..30}; do pgrep -f -- "-o $dir " > /dev/null || break; sleep 0.1; done
     pgrep -f -- "-o $dir " > /dev/null && wrong="$wrong, processes are left"
     # rank 0 may have been killed before it could tidy up: the next start recognises a dead run's lock, and does it
-    "$trainer" "${flags[@]}" -x 0 -v 0 -s 0 -n 0 -o "$dir" --overwrite 1 > "$dir.next" 2>&1 ||
+    "$trainer" "${flags[@]}" --timeout 60 -x 0 -v 0 -s 0 -n 0 -o "$dir" --overwrite 1 > "$dir.next" 2>&1 ||
         wrong="$wrong, the next start fails: $(grep '^error' "$dir.next")"
     [ -z "$(find "$dir" -name '*.tmp' -o -name 'flight_recorder_*.txt' -o -name run.lock 2> /dev/null)" ] ||
         wrong="$wrong, left: $(ls "$dir" | xargs)"
