@@ -36,7 +36,8 @@ class Entry:
         self.source, self.name, self.line, self.body = source, name, line, body
         self.params, self.param_bytes = {}, 0
         for declaration in split(params):
-            m = re.fullmatch(r'\.param \.(?:align (\d+) \.b8 ([\w$]+)\[(\d+)\]|(\w+) ([\w$]+))', declaration)
+            m = re.fullmatch(r'\.param \.(?:align (\d+) \.b8 ([\w$]+)\[(\d+)\]|(\w+)(?: \.ptr(?: \.\w+)? \.align \d+)? ([\w$]+))',
+                             declaration)
             if not m:
                 raise Error(f'parameter "{declaration}"')
             alignment, n = (int(m[1]), int(m[3])) if m[2] else (size(m[4]), size(m[4]))
