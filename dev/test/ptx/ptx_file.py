@@ -36,8 +36,8 @@ class Entry:
         self.source, self.name, self.line, self.body = source, name, line, body
         self.params, self.param_bytes = {}, 0
         for declaration in split(params):
-            m = re.fullmatch(r'\.param \.(?:align (\d+) \.b8 ([\w$]+)\[(\d+)\]|(\w+)(?: \.ptr(?: \.\w+)? \.align \d+)? ([\w$]+))',
-                             declaration)
+            declaration = re.sub(r' \.ptr(?: \.\w+)? \.align \d+', '', declaration)     # of sm_100
+            m = re.fullmatch(r'\.param \.(?:align (\d+) \.b8 ([\w$]+)\[(\d+)\]|(\w+) ([\w$]+))', declaration)
             if not m:
                 raise Error(f'parameter "{declaration}"')
             alignment, n = (int(m[1]), int(m[3])) if m[2] else (size(m[4]), size(m[4]))
@@ -50,6 +50,7 @@ class Entry:
 def read(path, source):
     """The entries of a PTX file."""
     text = re.sub(r'//[^\n]*', '', open(path).read())
+    text = re.sub(r'(?<=[{ ])tmp(?=[,};])', '%tmp', text)   # for sm_100: the half of a word that is not needed
     entries, shared, at = [], {}, 0
     patterns = (
         (r'\.(?:version|target|address_size)\b[^\n]*', None),
