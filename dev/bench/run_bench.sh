@@ -9,7 +9,8 @@
 # 4. a step in each stage on 8 ranks
 # 5. a step on 1 to 8 ranks, those that are no power of two beside the mean of the nearest powers of two
 # 6. a checkpoint against dd; optimizer states on the disk against fio
-# 7. GPT-2 124M on one rank with 2 threads, in tokens/s
+# 7. a step on two hosts of four ranks with links of 1 Gbit/s, in one level and in two (needs namespaces)
+# 8. GPT-2 124M on one rank with 2 threads, in tokens/s
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/cpu-fp32}
@@ -77,6 +78,13 @@ ROUNDS=$rounds NP=$ranks bash dev/bench/bench_checkpoint.sh "$build/train_gpt2_z
 
 echo; echo "== optimizer states on the disk"
 ROUNDS=$rounds bash dev/bench/bench_offload.sh "$build" "$build"
+
+echo; echo "== a step on two hosts of four ranks, links of 1 Gbit/s, model of 11M parameters, stage 2"
+if dev/test/hosts/up.sh 2 unlimited true > /dev/null 2>&1; then
+    ROUNDS=$rounds dev/bench/bench_hosts.sh "$build/train_gpt2_zero"
+else
+    echo "not run: no namespaces (dev/test/hosts/up.sh 2 unlimited true)"
+fi
 
 echo; echo "== GPT-2 124M, FP32, B 4, T 64, one rank, $threads threads"
 tokens=256

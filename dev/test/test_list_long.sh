@@ -16,6 +16,7 @@ if [ -z "$suffix" ]; then
     if dev/test/hosts/up.sh 2 unlimited true > /dev/null 2>&1; then
         run 0 180 "two hosts: TCP, bytes between them, a cable that is cut" dev/test/cli/test_hosts.sh \
             {$fp32,$bf16}/train_gpt2_zero
+        run 0 600 "bytes that leave a host" dev/test/cli/test_host_bytes.sh $fp32/train_gpt2_zero
     else
         echo "not run: two hosts: no namespaces (dev/test/hosts/up.sh 2 unlimited true)"
     fi
