@@ -3,18 +3,28 @@
 #include "zero/accounting.h"
 #include <cuda_runtime_api.h>
 #include <stdio.h>
+#include <string.h>
 
 const char *zero_memory_category_name(enum zero_memory_category c) {
     static const char *const names[ZERO_MEM_CATEGORIES] = {
-        "parameters",        "gradients",          "gradient shards", "master weights", "optimizer state 1",
-        "optimizer state 2", "average of weights", "unit buffers",    "activations",    "transport"
+        "parameters",        "gradients",         "gradient shards",    "master weights",
+        "optimizer state 1", "optimizer state 2", "average of weights", "unit buffers",
+        "activations",       "transport",         "offload, host",      "offload, disk"
     };
     return names[c];
 }
 
+int zero_memory_on_device(enum zero_memory_category c) {
+#ifdef CUDA_ON_CPU
+    return c != ZERO_MEM_DISK;
+#else
+    return c != ZERO_MEM_DISK && c != ZERO_MEM_HOST;
+#endif
+}
+
 void zero_accounting_add(zero_accounting *m, enum zero_memory_category c, size_t added, size_t removed) {
     m->live[c] += added - removed;
-    m->total_live += added - removed;
+    if (zero_memory_on_device(c)) m->total_live += added - removed;
     if (m->live[c] > m->peak[c]) m->peak[c] = m->live[c];
     if (m->total_live > m->total_peak) m->total_peak = m->total_live;
 }
@@ -50,4 +60,23 @@ void zero_accounting_free(zero_accounting *m, enum zero_memory_category c, void 
     if (!ptr) return;
     (void)cudaFree(ptr);
     zero_accounting_add(m, c, 0, bytes);
+}
+
+void *zero_accounting_alloc_host(zero_accounting *m, size_t bytes) {
+    char refusal[ZERO_REFUSAL_BYTES];
+    void *p = NULL;
+    if (zero_memory_on_device(ZERO_MEM_HOST) && *zero_accounting_refusal(m, bytes, refusal)) return NULL;
+    if (cudaMallocHost(&p, bytes ? bytes : 1) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    memset(p, 0, bytes);
+    zero_accounting_add(m, ZERO_MEM_HOST, bytes, 0);
+    return p;
+}
+
+void zero_accounting_free_host(zero_accounting *m, void *ptr, size_t bytes) {
+    if (!ptr) return;
+    (void)cudaFreeHost(ptr);
+    zero_accounting_add(m, ZERO_MEM_HOST, 0, bytes);
 }

@@ -21,12 +21,14 @@ enum zero_memory_category {
     ZERO_MEM_UNIT_BUFFERS,  // pools of unit-sized buffers; stage 0's unit of gathered gradient sums
     ZERO_MEM_ACTIVATIONS,   // the caller's
     ZERO_MEM_TRANSPORT,     // scratch and tables of the transport and the engine
+    ZERO_MEM_HOST,          // host memory: optimizer state that is offloaded there, or buffers for that on a disk
+    ZERO_MEM_DISK,          // a file: optimizer state that is offloaded there
     ZERO_MEM_CATEGORIES
 };
 
 typedef struct zero_accounting {
     size_t live[ZERO_MEM_CATEGORIES], peak[ZERO_MEM_CATEGORIES];  // bytes
-    size_t total_live, total_peak;
+    size_t total_live, total_peak;                                // of the device
     size_t limit;  // of total_live: what would exceed it is refused, as if memory were exhausted. 0: no limit
 } zero_accounting;
 
@@ -34,10 +36,17 @@ enum { ZERO_REFUSAL_BYTES = 96 };
 
 const char *zero_memory_category_name(enum zero_memory_category c);
 
+// Returns 1 if it takes memory of the device. If that is the CPU, host memory is its memory.
+int zero_memory_on_device(enum zero_memory_category c);
+
 // Allocates device memory, zeroed and 256-byte aligned. NULL: it is exhausted, or the limit refuses it. bytes = 0 gives
 // a valid pointer.
 void *zero_accounting_alloc(zero_accounting *m, enum zero_memory_category c, size_t bytes);
 void zero_accounting_free(zero_accounting *m, enum zero_memory_category c, void *ptr, size_t bytes);
+
+// The same for pinned host memory, which the device can read and write; of ZERO_MEM_HOST.
+void *zero_accounting_alloc_host(zero_accounting *m, size_t bytes);
+void zero_accounting_free_host(zero_accounting *m, void *ptr, size_t bytes);
 
 // Accounts for memory that somebody else allocates (added bytes) or frees (removed bytes). The limit refuses nothing
 // here: ask zero_accounting_refusal before allocating.

@@ -29,7 +29,7 @@ static void *gather(zero *z, zero_comm *comm, const void *mine, size_t bytes) {
 
 struct verdict {
     int code;
-    char message[508];
+    char message[ZERO_AGREEMENT_BYTES - sizeof(int)];
 };
 
 static int agree(zero *z, zero_comm *comm, int e) {
@@ -112,6 +112,8 @@ static const struct {
     FIELD("settings.prefetch", settings.prefetch),
     FIELD("settings.shard_group", settings.shard_group),
     FIELD("settings.ema_decay", settings.ema_decay),
+    FIELD("settings.offload", settings.offload),
+    FIELD("settings.offload_fraction", settings.offload_fraction),
     FIELD("settings.seed", settings.seed),
     FIELD("settings.delay_seed", settings.delay_seed),
     FIELD("the size of replicate_comm", replicas),
@@ -133,8 +135,11 @@ static long long value_of(const struct card *c, size_t field) {
 }
 
 static void write_value(char *text, size_t bytes, const struct card *c, size_t field) {
-    if (fields[field].offset == offsetof(struct card, settings.ema_decay))
+    const size_t offset = fields[field].offset;
+    if (offset == offsetof(struct card, settings.ema_decay))
         snprintf(text, bytes, "%.17g", c->settings.ema_decay);
+    else if (offset == offsetof(struct card, settings.offload_fraction))
+        snprintf(text, bytes, "%.17g", c->settings.offload_fraction);
     else
         snprintf(text, bytes, "%lld", value_of(c, field));
 }

@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "zero/kernels.h"
+#include "zero/offload/swap.h"
 #include "zero/optimizers/optimizers.h"
 #include "zero/param_cache.h"
 
@@ -215,18 +216,57 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
 
 static size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
 
+// What a rank has of the optimizer's state. [1]: of it, what is offloaded.
+struct state {
+    size_t numel[2], trained[2];  // elements: of all units, of trained ones
+    size_t arrays;                // with an element for each
+    size_t parts, chunks;
+    uint64_t file_bytes, buffer_bytes;  // ZERO_OFFLOAD_NVME
+};
+
+static void add_part(struct state *s, const size_t bytes[], const zero_state_part *at, size_t units, int frozen) {
+    s->numel[at->offloaded] += units * at->numel;
+    if (!frozen) s->trained[at->offloaded] += units * at->numel;
+    for (size_t i = 0; i < s->arrays && at->offloaded; i++) {
+        const size_t record = at->numel * bytes[i], rounded = zero_swap_file_bytes(&record, 1);
+        s->file_bytes += units * rounded;
+        if (ZERO_OFFLOAD_PARTS * s->arrays * rounded > s->buffer_bytes)
+            s->buffer_bytes = ZERO_OFFLOAD_PARTS * s->arrays * rounded;
+    }
+}
+
+static struct state count_state(const zero_cost *p, const zero_layout *l) {
+    const zero_settings *s = &p->settings;
+    const zero_optimizer *optimizer = zero_optimizer_get(s->optimizer);
+    const size_t master = zero_master_bytes(s->dtype, s->master);
+    struct state sum = { .arrays = 0 };
+    size_t bytes[2 + ZERO_MAX_OPTIMIZER_STATES];
+    if (master) bytes[sum.arrays++] = master;
+    if (s->ema_decay > 0) bytes[sum.arrays++] = sizeof(float);
+    for (size_t i = 0; optimizer && i < optimizer->num_states; i++) bytes[sum.arrays++] = sizeof(float);
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r], units = l->run_first[r + 1] - u, numel = zero_layout_unit_numel(l, u),
+                     shard = s->stage == 0 ? numel : numel / l->ranks, begin = s->stage == 0 ? 0 : p->rank * shard;
+        zero_state_part at;
+        for (size_t i = 0; zero_state_part_at(s, shard, i, &at); i++) {
+            add_part(&sum, bytes, &at, units, l->unit_frozen[u]);
+            sum.parts += units;
+            sum.chunks += units * zero_optimizer_chunks(l, u, begin + at.begin, begin + at.begin + at.numel, NULL);
+        }
+    }
+    return sum;
+}
+
 // The engine's tables, and scratch of the transports.
-static void add_transport(struct table *t, const zero_cost *p, const zero_layout *l) {
+static void add_transport(struct table *t, const zero_cost *p, const zero_layout *l, const struct state *state) {
     const int library = p->settings.reduction == ZERO_REDUCE_LIBRARY, stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), largest = zero_layout_largest_unit(l),
                  largest_trained = zero_layout_largest_trained_unit(l);
     const size_t row = ZERO_NORM_WORDS * sizeof(uint64_t);  // of a rank, for the norm
     size_t bytes = ZERO_SQUARE_PARTS * ZERO_WIDE_WORDS * sizeof(uint64_t) + ZERO_DECISIONS * sizeof(zero_decision) +
                    zero_comm_alloc_bytes(&p->shard_transport, l->ranks * row) +
-                   l->num_tensors * sizeof(zero_tensor_args) + l->num_units * sizeof(zero_optimizer_arrays);
-    for (size_t r = 0; r < l->num_runs; r++)
-        bytes += (l->run_first[r + 1] - l->run_first[r]) *
-                 zero_optimizer_chunks(l, stage, p->rank, l->run_first[r], NULL) * sizeof(zero_optimizer_chunk);
+                   l->num_tensors * sizeof(zero_tensor_args) + state->parts * sizeof(zero_optimizer_arrays) +
+                   state->chunks * sizeof(zero_optimizer_chunk);
     if (p->settings.order == ZERO_ORDER_RANK) {
         const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
         bytes += zero_cost_own_pointers(&own, l->ranks, l->num_units);
@@ -258,28 +298,53 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
     add(t, MEMORY(ZERO_MEM_TRANSPORT), bytes, "optimizer chunks, norm, transport's own");
 }
 
+// The rows of optimizer state on the device.
+static void add_state(struct table *t, const zero_cost *p, const zero_layout *l, const struct state *state) {
+    const zero_settings *s = &p->settings;
+    const size_t master = zero_master_bytes(s->dtype, s->master);
+    const zero_optimizer *optimizer = zero_optimizer_get(s->optimizer);
+    char over[32];
+    snprintf(over, sizeof over, "%s", s->stage == 0 ? "" : "/N");
+    if (state->numel[1]) snprintf(over + strlen(over), 16, " x %.4g", 1 - s->offload_fraction);
+    if (master)
+        add(t, MEMORY(ZERO_MEM_MASTER), state->numel[0] * master, "%zu Psi%s", master, over);
+    else
+        add(t, MEMORY(ZERO_MEM_MASTER), 0, s->dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
+    for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
+        add(t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i], state->trained[0] * sizeof(float), "4 %s%s",
+            psi_trained(l), over);
+    if (s->ema_decay > 0) add(t, MEMORY(ZERO_MEM_EMA), state->numel[0] * sizeof(float), "4 Psi%s", over);
+}
+
+// The rows of what is offloaded.
+static void add_offloaded(struct table *t, const zero_cost *p, const zero_layout *l, const struct state *state) {
+    const zero_settings *s = &p->settings;
+    const size_t all = zero_master_bytes(s->dtype, s->master) + (s->ema_decay > 0 ? sizeof(float) : 0),
+                 states = zero_optimizer_get(s->optimizer) ? zero_optimizer_get(s->optimizer)->num_states : 0;
+    const char *over = s->stage == 0 ? "" : "/N";
+    if (s->offload == ZERO_OFFLOAD_CPU)
+        add(t, MEMORY(ZERO_MEM_HOST), state->numel[1] * all + state->trained[1] * states * sizeof(float),
+            "(%zu Psi + %zu %s)%s x %.4g", all, states * sizeof(float), psi_trained(l), over, s->offload_fraction);
+    if (s->offload != ZERO_OFFLOAD_NVME) return;
+    add(t, MEMORY(ZERO_MEM_HOST), state->buffer_bytes, "%d x %zu records of at most %d elements", ZERO_OFFLOAD_PARTS,
+        state->arrays, ZERO_OFFLOAD_PART);
+    add(t, MEMORY(ZERO_MEM_DISK), state->file_bytes, "%zu Psi%s x %.4g", all + states * sizeof(float), over,
+        s->offload_fraction);
+}
+
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const int stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), psi = l->numel_padded, shard = psi / l->ranks;
-    const size_t master = zero_master_bytes(p->settings.dtype, p->settings.master);
-    const size_t state = (stage == 0 ? psi : shard) * sizeof(float);
-    const char *over = stage == 0 ? "" : "/N";
-    const zero_optimizer *optimizer = zero_optimizer_get(p->settings.optimizer);
+    const struct state state = count_state(p, l);
     add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(&p->shard_transport, (stage == 3 ? shard : psi) * b),
         "%zu Psi%s", b, stage == 3 ? "/N" : "");
     add_gradients(&t, p, l);
     add_partial_sums(&t, p, l);
-    if (master)
-        add(&t, MEMORY(ZERO_MEM_MASTER), state / sizeof(float) * master, "%zu Psi%s", master, over);
-    else
-        add(&t, MEMORY(ZERO_MEM_MASTER), 0, p->settings.dtype == ZERO_F32 ? "0: fp32 parameters" : "0: none are kept");
-    for (size_t i = 0; optimizer && i < optimizer->num_states; i++)
-        add(&t, ZERO_MEM_STATE + (int)i, optimizer->state_names[i],
-            trained(l) / (stage == 0 ? 1 : l->ranks) * sizeof(float), "4 %s%s", psi_trained(l), over);
-    if (p->settings.ema_decay > 0) add(&t, MEMORY(ZERO_MEM_EMA), state, "4 Psi%s", over);
+    add_state(&t, p, l, &state);
     add_unit_buffers(&t, p, l);
-    add_transport(&t, p, l);
+    add_transport(&t, p, l, &state);
+    add_offloaded(&t, p, l, &state);
     return t.n;
 }
 
@@ -298,6 +363,11 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
         add(t, ZERO_WIRE_PARAMS, "parameters", numel / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f all-gathers", b,
             (double)numel / (double)l->numel_padded);
     }
+}
+
+// What a rank receives from each other one for the norm, and to agree on whether a disk has failed.
+static size_t norm_bytes(const zero_settings *s) {
+    return ZERO_NORM_WORDS * sizeof(uint64_t) + (s->offload == ZERO_OFFLOAD_NVME ? ZERO_AGREEMENT_BYTES : 0);
 }
 
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
@@ -324,17 +394,18 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
     else
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * times * b, "%zu%s %s (N-1)/N, G = %zu", b, g, psi, G);
     add_params(&t, p, l);
-    const size_t norm = ZERO_NORM_WORDS * sizeof(uint64_t);
+    const size_t norm = norm_bytes(s);
+    const char *agreement = s->offload == ZERO_OFFLOAD_NVME ? ", the disk" : "";
     if (p->replicas > 1) {
         const zero_group_sums group = zero_cost_group_sums(l->ranks * own.count, own.dtype);
         const size_t each = group.count * zero_dtype_bytes(group.dtype), others_R = p->replicas - 1;
         const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas);
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", others_R * (chunks * (times * each + sizeof(float)) + norm),
-            "(%zu%s + 4) %s/N (R-1)/R, R = %zu; norm", each, g, psi, p->replicas);
+            "(%zu%s + 4) %s/N (R-1)/R, R = %zu; norm%s", each, g, psi, p->replicas, agreement);
     } else {
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     }
-    add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm", norm);
+    add(&t, ZERO_WIRE_SCALARS, "scalars", others * norm, "%zu (N-1) for the norm%s", norm, agreement);
     return t.n;
 }
 
@@ -345,7 +416,7 @@ static uint64_t received(const zero_cost *p, const zero_layout *l, uint64_t *rep
     *replicas = 0;
     for (size_t i = 0, n = zero_cost_wire(p, l, rows, ZERO_WIRE_KINDS); i < n; i++) {
         if (rows[i].kind == ZERO_WIRE_REPLICAS && p->replicas > 1)
-            *replicas = rows[i].expected - (p->replicas - 1) * ZERO_NORM_WORDS * sizeof(uint64_t);
+            *replicas = rows[i].expected - (p->replicas - 1) * norm_bytes(&p->settings);
         else if (rows[i].kind != ZERO_WIRE_SCALARS)
             own += rows[i].expected;
     }

@@ -27,6 +27,9 @@ typedef struct zero_cost {
     size_t micro_batches;                 // for the wire: of the step
 } zero_cost;
 
+// What ranks exchange to agree on whether one of them has failed; with ZERO_OFFLOAD_NVME in each step.
+enum { ZERO_AGREEMENT_BYTES = 512 };
+
 typedef struct zero_row {
     int kind;                     // memory: enum zero_memory_category; wire: enum zero_wire
     const char *what;             // "parameters"

@@ -8,12 +8,14 @@
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
 //     grad_norm.c   norm of the gradient, of all or by tensor; what it decides about a step
 //     optimizer.c   step, discard
+//     optimizer_state.c  where its state is: on the device, in host memory, on a disk
 //     ema.c         the moving average of the weights in place of the parameters
 //     state.c       fill, load, visit, hash; reports
 //     host_io.c     helpers for data in host memory and in files
 #ifndef ZERO_INTERNAL_H
 #define ZERO_INTERNAL_H
 #include "zero/kernels.h"
+#include "zero/offload/swap.h"
 #include "zero/optimizers/optimizers.h"
 #include "zero/param_cache.h"
 #include "zero/zero.h"
@@ -51,12 +53,30 @@ struct exchange {
 struct unit {
     enum unit_state state;
     struct grad_buffer *buffer;
-    size_t micro_batches;                       // reduced since the last step
-    size_t users;                               // acquires of its parameters that were not released
-    zero_ticket sent;                           // rank order: the last all-to-all of this rank's sums
-    zero_ticket params_ticket;                  // the last all-gather that reads this rank's parameters
-    int gathering;                              // it is not finished
-    float *moments[ZERO_MAX_OPTIMIZER_STATES];  // the optimizer's states; NULL in a frozen unit
+    size_t micro_batches;       // reduced since the last step
+    size_t users;               // acquires of its parameters that were not released
+    zero_ticket sent;           // rank order: the last all-to-all of this rank's sums
+    zero_ticket params_ticket;  // the last all-gather that reads this rank's parameters
+    int gathering;              // it is not finished
+};
+
+// The arrays of optimizer state.
+enum { ARRAY_MASTER, ARRAY_EMA, ARRAY_STATES, NUM_ARRAYS = ARRAY_STATES + ZERO_MAX_OPTIMIZER_STATES };
+
+// A part of the state that this rank has of a unit (zero_state_part).
+struct part {
+    size_t unit, begin, numel;
+    int offloaded;
+    size_t first_chunk, num_chunks;
+    size_t record;             // on a disk: of its first array
+    char *arrays[NUM_ARRAYS];  // in memory; NULL: on a disk, or there is none, as of a frozen unit's states
+};
+
+// A record that state.c reads or writes.
+struct open_record {
+    const struct part *part;  // NULL: none
+    char *ptr;
+    int changed;
 };
 
 struct zero {
@@ -121,17 +141,22 @@ struct zero {
     zero_step_info step;                           // the last one
 
     // optimizer.c
-    zero_tensor_options *options;                 // [num_tensors]
-    zero_tensor_args *tensor_args, *device_args;  // [num_tensors]: on the host, on the device
-    int has_options;                              // some tensor's options are not those of all
-    void *master;                                 // fp32, 16-bit low halves, or NULL: master_bytes per element
-    float *ema;                                   // fp32 average of the weights, as the optimizer's states; NULL: none
-    int uses_ema;                                 // the parameters are the average (zero_use_ema)
-    zero_optimizer_arrays *arrays, *device_arrays;  // [num_units]: pinned, on the device
+    zero_tensor_options *options;                   // [num_tensors]
+    zero_tensor_args *tensor_args, *device_args;    // [num_tensors]: on the host, on the device
+    int has_options;                                // some tensor's options are not those of all
+    int uses_ema;                                   // the parameters are the average (zero_use_ema)
+    zero_optimizer_arrays *arrays, *device_arrays;  // of each part: pinned, on the device
     int has_arrays;                                 // they are written: since units were frozen last
-    zero_optimizer_chunk *chunks;                   // device; places in this rank's part of the unit
-    size_t *first_chunk;                            // [num_units + 1]
-    uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];    // the most, by formula, with other frozen units
+    zero_optimizer_chunk *chunks;                   // device; of all parts
+    size_t num_chunks;
+    uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
+
+    // optimizer_state.c
+    struct part *parts;  // of all units, ascending
+    size_t *first_part;  // [num_units + 1]
+    zero_swap *swap;     // ZERO_OFFLOAD_NVME: a record for each array of each offloaded part
+    size_t swap_bytes;   // of its file
+    struct open_record open[NUM_ARRAYS];
 
     // state.c
     int in_callback;  // of a fill, load or visit, or in a hash
@@ -270,6 +295,27 @@ int zero_norm_learn(zero *z);                   // waits until the host knows wh
 // Before the frozen units change: what was allocated so far counts in the report of peak memory.
 void zero_keep_earlier_bytes(zero *z);
 
+// ---- optimizer_state.c ----------------------------------------------------------------------------------------------
+
+int zero_state_create(zero *z, int e);
+void zero_state_destroy(zero *z);
+// A unit becomes a frozen one, without optimizer states, or a trained one, whose states are zero.
+int zero_state_create_unit(zero *z, size_t u);
+void zero_state_destroy_unit(zero *z, size_t u);
+int zero_state_clear_unit(zero *z, size_t u);  // its states become zero
+
+// For the device: arrays of a part, NULL where there are none. Reads ahead what the step needs next. Then whatever was
+// queued on the stream for it has changed all of them.
+int zero_part_acquire(zero *z, const struct part *p, char *arrays[NUM_ARRAYS]);
+int zero_part_release(zero *z, const struct part *p);
+
+// One by one: sets *out to element `at` of an array of unit u (counted in what this rank has of it), for copies and
+// fills on the stream, and *count to the number of elements that follow it there, itself included. It stays valid until
+// another element of this array is asked for. Afterwards call zero_state_close, whatever happened; it returns e, or the
+// first failure.
+int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char **out, size_t *count);
+int zero_state_close(zero *z, int e);
+
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
 
 // Fails if the parameters are the moving average.
@@ -332,22 +378,24 @@ static inline size_t state_begin(const zero *z, size_t u) {
 static inline size_t state_numel(const zero *z, size_t u) {
     return whole_state(z) ? unit_numel(z, u) : shard_numel(z, u);
 }
-static inline size_t state_offset(const zero *z, size_t u) {
-    return whole_state(z) ? z->layout.unit_offset[u] : shard_offset(z, u);
-}
-static inline size_t state_total(const zero *z) {
-    return z->layout.numel_padded / (whole_state(z) ? 1 : (size_t)z->ranks);
-}
 static inline size_t master_bytes(const zero *z) {
     return zero_master_bytes(z->config.settings.dtype, z->config.settings.master);
 }
 
-// The parameters of a unit whose optimizer state this rank has, and their master weights.
+// A disk may fail on one rank alone, so what uses it ends with an agreement.
+static inline int uses_disk(const zero *z) { return z->config.settings.offload == ZERO_OFFLOAD_NVME; }
+static inline int has_ema(const zero *z) { return z->config.settings.ema_decay > 0; }
+
+// Bytes of an element of an array; 0: there is no such array.
+static inline size_t array_bytes(const zero *z, size_t array) {
+    if (array == ARRAY_MASTER) return master_bytes(z);
+    if (array == ARRAY_EMA) return has_ema(z) ? sizeof(float) : 0;
+    return array - ARRAY_STATES < z->optimizer->num_states ? sizeof(float) : 0;
+}
+
+// The parameters of a unit whose optimizer state this rank has.
 static inline char *updated_params(const zero *z, size_t u) {
     return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
-}
-static inline char *updated_master(const zero *z, size_t u) {
-    return z->master ? (char *)z->master + state_offset(z, u) * master_bytes(z) : NULL;
 }
 
 #endif

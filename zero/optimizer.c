@@ -14,29 +14,6 @@
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
-// The table of this rank's chunks, by unit, on the device.
-static int create_chunks(zero *z) {
-    const zero_layout *l = &z->layout;
-    const int stage = z->config.settings.stage;
-    size_t n = 0;
-    z->first_chunk = malloc((l->num_units + 1) * sizeof *z->first_chunk);
-    if (!z->first_chunk) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t u = 0; u <= l->num_units; u++) {
-        z->first_chunk[u] = n;
-        if (u < l->num_units) n += zero_optimizer_chunks(l, stage, (size_t)z->rank, u, NULL);
-    }
-    zero_optimizer_chunk *chunks = malloc((n + 1) * sizeof *chunks);
-    if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t u = 0; u < l->num_units; u++)
-        zero_optimizer_chunks(l, stage, (size_t)z->rank, u, chunks + z->first_chunk[u]);
-    int e = zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *chunks, &z->chunks);
-    if (!e && n)
-        e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, n * sizeof *chunks, cudaMemcpyHostToDevice),
-                              "copying the optimizer's chunks");
-    free(chunks);
-    return e;
-}
-
 static int create_options(zero *z) {
     const size_t n = z->layout.num_tensors;
     z->options = malloc(n * sizeof *z->options);
@@ -53,52 +30,30 @@ static int create_options(zero *z) {
     return zero_alloc(z, ZERO_MEM_TRANSPORT, n * sizeof *z->device_args, &z->device_args);
 }
 
+static size_t num_parts(const zero *z) { return z->first_part[z->layout.num_units]; }
+
 static int create_arrays(zero *z) {
-    const size_t bytes = z->layout.num_units * sizeof *z->arrays;
-    if (cudaMallocHost((void **)&z->arrays, bytes) != cudaSuccess) {
+    const size_t bytes = num_parts(z) * sizeof *z->arrays;
+    if (bytes && cudaMallocHost((void **)&z->arrays, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         return zero_fail(z, ZERO_ERR_MEMORY, "no pinned host memory for the tables of %zu units", z->layout.num_units);
     }
     return zero_alloc(z, ZERO_MEM_TRANSPORT, bytes, &z->device_arrays);
 }
 
-static int create_moments(zero *z, size_t u) {
-    int e = ZERO_OK;
-    for (size_t s = 0; s < z->optimizer->num_states && !unit_frozen(z, u) && !e; s++)
-        e = zero_alloc(z, ZERO_MEM_STATE + s, state_numel(z, u) * sizeof(float), &z->units[u].moments[s]);
-    return e;
-}
-
-static void destroy_moments(zero *z, size_t u) {
-    for (size_t s = 0; s < ZERO_MAX_OPTIMIZER_STATES; s++) {
-        zero_accounting_free(z->config.accounting, ZERO_MEM_STATE + s, z->units[u].moments[s],
-                             state_numel(z, u) * sizeof(float));
-        z->units[u].moments[s] = NULL;
-    }
-}
-
 int zero_optimizer_create(zero *z, int e) {
-    if (!e && master_bytes(z)) e = zero_alloc(z, ZERO_MEM_MASTER, state_total(z) * master_bytes(z), &z->master);
-    for (size_t u = 0; u < z->layout.num_units && !e; u++) e = create_moments(z, u);
-    if (!e && z->config.settings.ema_decay > 0)
-        e = zero_alloc(z, ZERO_MEM_EMA, state_total(z) * sizeof(float), &z->ema);
-    if (!e) e = create_chunks(z);
+    e = zero_state_create(z, e);
     if (!e) e = create_arrays(z);
     return e ? e : create_options(z);
 }
 
 void zero_optimizer_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
-    zero_accounting_free(accounting, ZERO_MEM_MASTER, z->master, state_total(z) * master_bytes(z));
-    for (size_t u = 0; u < z->layout.num_units && z->units; u++) destroy_moments(z, u);
-    zero_accounting_free(accounting, ZERO_MEM_EMA, z->ema, state_total(z) * sizeof(float));
-    if (z->first_chunk)
-        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks,
-                             z->first_chunk[z->layout.num_units] * sizeof *z->chunks);
-    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_arrays, z->layout.num_units * sizeof *z->arrays);
+    if (z->first_part)
+        zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_arrays, num_parts(z) * sizeof *z->arrays);
+    zero_state_destroy(z);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->device_args,
                          z->layout.num_tensors * sizeof *z->device_args);
-    free(z->first_chunk);
     free(z->options);
     if (z->arrays) (void)cudaFreeHost(z->arrays);
     if (z->tensor_args) (void)cudaFreeHost(z->tensor_args);
@@ -106,25 +61,20 @@ void zero_optimizer_destroy(zero *z) {
 
 // ---- options of tensors ---------------------------------------------------------------------------------------------
 
-// Clears elements of tensor t in an array of `elements` [begin, end) of its unit, the first of them at `array`.
-static int clear_tensor(zero *z, size_t t, size_t begin, size_t end, float *array) {
-    size_t cursor = 0;
-    zero_segment s;
-    int e = ZERO_OK;
-    while (!e && zero_layout_next_segment(&z->layout, z->layout.tensors[t].unit, begin, end, &cursor, &s))
-        if (s.tensor == t)
-            e = zero_device_check(
-                z, cudaMemsetAsync(array + s.unit_begin - begin, 0, s.count * sizeof(float), z->config.stream),
-                "clearing a tensor");
-    return e;
+static int clear_floats(zero *z, void *to, size_t count) {
+    return zero_device_check(z, cudaMemsetAsync(to, 0, count * sizeof(float), z->config.stream), "clearing a tensor");
 }
 
 int zero_clear_frozen(zero *z) {
     int e = ZERO_OK;
     for (size_t t = 0; t < z->layout.num_tensors && z->has_options && !e; t++) {
-        const size_t u = z->layout.tensors[t].unit;
-        if (z->options[t].frozen && !unit_frozen(z, u))
-            e = clear_tensor(z, t, sum_begin(z, u), sum_end(z, u), z->partial_sums[0] + sum_offset(z, u));
+        const size_t u = z->layout.tensors[t].unit, begin = sum_begin(z, u);
+        size_t cursor = 0;
+        zero_segment s;
+        if (!z->options[t].frozen || unit_frozen(z, u)) continue;
+        while (!e && zero_layout_next_segment(&z->layout, u, begin, sum_end(z, u), &cursor, &s))
+            if (s.tensor == t)
+                e = clear_floats(z, z->partial_sums[0] + sum_offset(z, u) + s.unit_begin - begin, s.count);
     }
     return e;
 }
@@ -143,22 +93,36 @@ static int set_frozen_unit(zero *z, size_t t, int frozen) {
     zero_keep_earlier_bytes(z);
     int e = zero_grads_release(z);
     if (e) return e;
-    destroy_moments(z, u);
+    zero_state_destroy_unit(z, u);
     z->has_arrays = 0;
     zero_layout_set_frozen(&z->layout, t, frozen);
     e = zero_grads_create(z, ZERO_OK);
-    return zero_agree(z, e ? e : create_moments(z, u));
+    return zero_agree(z, e || frozen ? e : zero_state_create_unit(z, u));
+}
+
+// Clears the optimizer's states of a tensor.
+static int clear_states(zero *z, size_t t) {
+    const size_t u = z->layout.tensors[t].unit, begin = state_begin(z, u);
+    int e = ZERO_OK;
+    size_t cursor = 0;
+    zero_segment s;
+    while (!e && zero_layout_next_segment(&z->layout, u, begin, begin + state_numel(z, u), &cursor, &s))
+        for (size_t i = 0; i < z->optimizer->num_states && s.tensor == t; i++)
+            for (size_t at = 0, n; at < s.count && !e; at += n) {
+                char *to = NULL;
+                if ((e = zero_state_open(z, u, ARRAY_STATES + i, s.unit_begin - begin + at, 1, &to, &n))) break;
+                if (n > s.count - at) n = s.count - at;
+                e = clear_floats(z, to, n);
+            }
+    return zero_state_close(z, e);
 }
 
 static int set_frozen(zero *z, size_t t, int frozen) {
-    const size_t u = z->layout.tensors[t].unit, begin = state_begin(z, u), end = begin + state_numel(z, u);
-    int e = ZERO_OK;
     if (z->layout.tensors[t].frozen == frozen) return ZERO_OK;
     if (decides_for_its_unit(&z->layout, t)) return set_frozen_unit(z, t, frozen);
     zero_layout_set_frozen(&z->layout, t, frozen);
-    for (size_t s = 0; s < z->optimizer->num_states && !e; s++)
-        e = clear_tensor(z, t, begin, end, z->units[u].moments[s]);
-    return e;
+    const int e = clear_states(z, t);
+    return uses_disk(z) ? zero_agree(z, e) : e;
 }
 
 zero_tensor_options zero_get_tensor_options(const zero *z, size_t tensor) { return z->options[tensor]; }
@@ -236,30 +200,48 @@ static int gather_sums(zero *z, size_t u) {
     return e;
 }
 
-static zero_optimizer_arrays arrays_of(const zero *z, size_t u, float *grads) {
+// grads: the sums of its unit.
+static zero_optimizer_arrays arrays_of(const zero *z, const struct part *p, float *grads, char *const in[NUM_ARRAYS]) {
     zero_optimizer_arrays arrays = {
-        .params = updated_params(z, u),
-        .master = updated_master(z, u),
-        .grads = grads,
-        .ema = z->ema ? z->ema + state_offset(z, u) : NULL,
+        .params = updated_params(z, p->unit) + p->begin * z->elem,
+        .master = in[ARRAY_MASTER],
+        .grads = grads + p->begin,
+        .ema = (float *)(void *)in[ARRAY_EMA],
     };
-    memcpy(arrays.state, z->units[u].moments, sizeof arrays.state);
+    memcpy(arrays.state, in + ARRAY_STATES, sizeof arrays.state);
     return arrays;
 }
 
-// Updates units [first, end): one, or all that args.units describes.
-static int launch(zero *z, size_t first, size_t end, zero_optimizer_arrays arrays, zero_optimizer_args args) {
+// Updates n chunks: of one part, or of all that args.parts describes.
+static int launch(zero *z, size_t first, size_t n, zero_optimizer_arrays arrays, zero_optimizer_args args) {
     const zero_settings *s = &z->config.settings;
-    zero_comm_inject_delay(z->config.shard_comm);
-    zero_nvtx_push(z->optimizer->name, first);
-    zero_time_begin(z, z->optimizer->name, z->config.stream);
-    const int e = zero_device_check(
+    return zero_device_check(
         z,
-        zero_optimizer_launch(s->optimizer, arrays, s->dtype, s->master, z->chunks + z->first_chunk[first],
-                              z->first_chunk[end] - z->first_chunk[first], args, z->config.stream),
+        zero_optimizer_launch(s->optimizer, arrays, s->dtype, s->master, z->chunks + first, n, args, z->config.stream),
         z->optimizer->name);
+}
+
+static void begin_work(zero *z, size_t u) {
+    zero_comm_inject_delay(z->config.shard_comm);
+    zero_nvtx_push(z->optimizer->name, u);
+    zero_time_begin(z, z->optimizer->name, z->config.stream);
+}
+
+static void end_work(zero *z) {
     zero_time_end(z, z->optimizer->name, z->config.stream);
     zero_nvtx_pop();
+}
+
+static int update_unit(zero *z, size_t u, float *grads, zero_optimizer_args args) {
+    int e = ZERO_OK;
+    begin_work(z, u);
+    for (const struct part *p = z->parts + z->first_part[u]; p < z->parts + z->first_part[u + 1] && !e; p++) {
+        char *in[NUM_ARRAYS];
+        e = zero_part_acquire(z, p, in);
+        if (!e) e = launch(z, p->first_chunk, p->num_chunks, arrays_of(z, p, grads, in), args);
+        if (!e) e = zero_part_release(z, p);
+    }
+    end_work(z);
     return e;
 }
 
@@ -267,16 +249,21 @@ static int launch(zero *z, size_t first, size_t end, zero_optimizer_arrays array
 static int update_all(zero *z, zero_optimizer_args args) {
     int e = ZERO_OK;
     if (!z->has_arrays) {
-        for (size_t u = 0; u < z->layout.num_units; u++)
-            z->arrays[u] = arrays_of(z, u, z->partial_sums[0] + sum_offset(z, u));
+        for (size_t i = 0; i < num_parts(z); i++) {
+            const struct part *p = &z->parts[i];
+            z->arrays[i] = arrays_of(z, p, z->partial_sums[0] + sum_offset(z, p->unit), p->arrays);
+        }
         e = zero_device_check(z,
-                              cudaMemcpyAsync(z->device_arrays, z->arrays, z->layout.num_units * sizeof *z->arrays,
+                              cudaMemcpyAsync(z->device_arrays, z->arrays, num_parts(z) * sizeof *z->arrays,
                                               cudaMemcpyHostToDevice, z->config.stream),
                               "copying the tables of units");
     }
     z->has_arrays = !e;
-    args.units = z->device_arrays;
-    return e ? e : launch(z, 0, z->layout.num_units, (zero_optimizer_arrays){ 0 }, args);
+    args.parts = z->device_arrays;
+    begin_work(z, 0);
+    if (!e) e = launch(z, 0, z->num_chunks, (zero_optimizer_arrays){ 0 }, args);
+    end_work(z);
+    return e;
 }
 
 static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
@@ -298,19 +285,22 @@ static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
     return ZERO_OK;
 }
 
+// A rank whose disk has failed continues with the collective part; then all ranks learn of it.
 static int update(zero *z, zero_optimizer_args args) {
-    const int gathers = sums_comm(z) != NULL, one_launch = !gathers && (sharded_params(z) || z->ranks == 1);
-    int e = zero_params_update_begin(z);
+    const int gathers = sums_comm(z) != NULL,
+              one_launch = !gathers && !uses_disk(z) && (sharded_params(z) || z->ranks == 1);
+    int e = zero_params_update_begin(z), mine = ZERO_OK;
     if (!e && one_launch) e = update_all(z, args);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (unit_frozen(z, u)) continue;
         if (gathers) e = gather_sums(z, u);
-        if (!e && !one_launch)
-            e = launch(z, u, u + 1, arrays_of(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u)),
-                       args);
+        if (!e && !mine && !one_launch)
+            mine = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u), args);
+        if (!e && !uses_disk(z)) e = mine;
         if (!e) e = zero_params_update_written(z, u);
     }
-    return e ? e : zero_params_update_end(z);
+    if (!e) e = zero_params_update_end(z);
+    return uses_disk(z) ? zero_agree(z, e ? e : mine) : e;
 }
 
 int zero_step(zero *z, const zero_hyperparameters *h) {

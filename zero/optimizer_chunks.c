@@ -1,4 +1,5 @@
-// optimizer_chunks.c: which elements a rank updates, and with which hyperparameters (optimizers/optimizers.h).
+// optimizer_chunks.c: which elements a rank updates, where their state is, and with which hyperparameters
+// (optimizers/optimizers.h).
 #include <math.h>
 #include "zero/optimizers/optimizers.h"
 
@@ -16,9 +17,19 @@ static size_t cut(zero_optimizer_chunk first, size_t numel, zero_optimizer_chunk
     return (numel + ZERO_OPTIMIZER_CHUNK - 1) / ZERO_OPTIMIZER_CHUNK;
 }
 
-size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out) {
-    const size_t numel = zero_layout_unit_numel(l, unit), shard = numel / l->ranks;
-    const size_t begin = stage == 0 ? 0 : rank * shard, end = stage == 0 ? numel : begin + shard;
+int zero_state_part_at(const zero_settings *s, size_t numel, size_t i, zero_state_part *out) {
+    const size_t blocks = numel / ZERO_ALIGN, offloaded_blocks = (size_t)(s->offload_fraction * (double)blocks),
+                 resident = s->offload == ZERO_OFFLOAD_NONE ? numel : (blocks - offloaded_blocks) * ZERO_ALIGN,
+                 most = s->offload == ZERO_OFFLOAD_NVME ? ZERO_OFFLOAD_PART : SIZE_MAX / ZERO_OFFLOAD_PART;
+    const size_t k = i - (resident > 0), begin = i == 0 && resident ? 0 : resident + k * most;
+    if (begin >= numel) return 0;
+    *out = (zero_state_part){ .begin = begin, .numel = resident, .offloaded = begin >= resident };
+    if (out->offloaded) out->numel = numel - begin < most ? numel - begin : most;
+    return 1;
+}
+
+size_t zero_optimizer_chunks(const zero_layout *l, size_t unit, size_t begin, size_t end, zero_optimizer_chunk *out) {
+    const size_t numel = zero_layout_unit_numel(l, unit);
     size_t n = 0;
     for (size_t t = l->unit_first[unit]; t < l->unit_first[unit + 1]; t++) {
         const size_t next = t + 1 < l->unit_first[unit + 1] ? l->tensor_offset[t + 1] : numel;
@@ -31,7 +42,6 @@ size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_
             .logical = l->tensors[t].logical + from - l->tensor_offset[t],
             .decay = l->tensors[t].decay != 0,
             .tensor = (uint32_t)t,
-            .unit = (uint32_t)unit,
         };
         n += cut(first, to - from, out ? out + n : NULL);
     }

@@ -18,6 +18,8 @@ typedef struct zero_settings {
     size_t shard_group;             // ranks of a shard group (MiCS, HSDP); 0: all ranks form one
     double ema_decay;               // not 0: an exponential moving average of the weights is kept (zero_use_ema):
                                     // average += (1 - ema_decay) (weight - average) with each update
+    enum zero_offload offload;      // of optimizer state: master weights, the optimizer's states, the moving average
+    double offload_fraction;        // of its elements, 0 to 1; the last ones of each rank's part of a unit
     uint64_t seed;                  // of stochastic rounding (ZERO_MASTER_NONE)
     uint64_t delay_seed;            // not 0: debug races. Injects random delays before collectives and fills released
                                     // buffers with NaN; same bits, slower

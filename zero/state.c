@@ -29,14 +29,14 @@ static void join(float *x, const uint16_t *params, const uint16_t *low, size_t n
     }
 }
 
-static int copy_in(zero *z, void *device, const void *host, size_t bytes) {
-    int e = zero_device_check(z, cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, z->config.stream),
+static int copy_in(zero *z, void *to, const void *host, size_t bytes) {
+    int e = zero_device_check(z, cudaMemcpyAsync(to, host, bytes, cudaMemcpyDefault, z->config.stream),
                               "writing state");
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
 
-static int copy_out(zero *z, void *host, const void *device, size_t bytes) {
-    int e = zero_device_check(z, cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, z->config.stream),
+static int copy_out(zero *z, void *host, const void *from, size_t bytes) {
+    int e = zero_device_check(z, cudaMemcpyAsync(host, from, bytes, cudaMemcpyDefault, z->config.stream),
                               "reading state");
     return e ? e : zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
 }
@@ -56,23 +56,36 @@ static int is_absent(const zero *z, enum zero_state state, size_t u) {
     return state >= ZERO_STATE_OPTIMIZER && state != ZERO_STATE_EMA && unit_frozen(z, u);
 }
 
-// This rank's part of a unit: of the optimizer's state, or of the sums of gradients.
-static float *held(const zero *z, enum zero_state state, size_t u) {
-    return state == ZERO_STATE_GRADS ? z->partial_sums[0] + sum_offset(z, u)
-           : state == ZERO_STATE_EMA ? z->ema + state_offset(z, u)
-                                     : z->units[u].moments[state - ZERO_STATE_OPTIMIZER];
+// Copies n elements of an array of optimizer state, from element `at` of what this rank has of unit u on, from host
+// memory (to = 1) or to it.
+static int copy_array(zero *z, size_t u, size_t array, size_t at, size_t n, char *host, int to) {
+    int e = ZERO_OK;
+    for (size_t done = 0, count; done < n && !e; done += count) {
+        char *there = NULL;
+        if ((e = zero_state_open(z, u, array, at + done, to, &there, &count))) break;
+        if (count > n - done) count = n - done;
+        const size_t size = array_bytes(z, array), bytes = count * size;
+        e = to ? copy_in(z, there, host + done * size, bytes) : copy_out(z, host + done * size, there, bytes);
+    }
+    return e;
+}
+
+static size_t array_of(enum zero_state state) {
+    return state == ZERO_STATE_EMA ? ARRAY_EMA : ARRAY_STATES + (size_t)(state - ZERO_STATE_OPTIMIZER);
 }
 
 // Writes n fp32 values in z->host to a state of unit u, from element `at` of this rank's part on.
 static int write_chunk(zero *z, enum zero_state state, int fill, size_t u, size_t at, size_t n) {
-    if (state >= ZERO_STATE_OPTIMIZER) return copy_in(z, held(z, state, u) + at, z->host, n * sizeof(float));
+    if (state == ZERO_STATE_GRADS)
+        return copy_in(z, z->partial_sums[0] + sum_offset(z, u) + at, z->host, n * sizeof(float));
+    if (state >= ZERO_STATE_OPTIMIZER) return copy_array(z, u, array_of(state), at, n, (char *)z->host, 1);
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (bf16) split(z->host, z->host_params, z->host_low, n);
     const void *params = bf16 ? (void *)z->host_params : z->host;
-    const void *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (void *)z->host_low : z->host;
+    char *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (char *)z->host_low : (char *)z->host;
     int e = copy_in(z, updated_params(z, u) + at * z->elem, params, n * z->elem);
-    if (!e && fill && z->ema) e = copy_in(z, held(z, ZERO_STATE_EMA, u) + at, z->host, n * sizeof(float));
-    if (!e && z->master) e = copy_in(z, updated_master(z, u) + at * master_bytes(z), master, n * master_bytes(z));
+    if (!e && fill && has_ema(z)) e = copy_array(z, u, ARRAY_EMA, at, n, (char *)z->host, 1);
+    if (!e && master_bytes(z)) e = copy_array(z, u, ARRAY_MASTER, at, n, master, 1);
     return e;
 }
 
@@ -96,7 +109,7 @@ static int load_unit(zero *z, enum zero_state state, int fill, size_t u, zero_fi
 static int check_state(zero *z, enum zero_state state) {
     if (state == ZERO_STATE_GRADS) return zero_grads_merge(z);
     if ((size_t)state < ZERO_STATE_OPTIMIZER + z->optimizer->num_states) return ZERO_OK;
-    if (state == ZERO_STATE_EMA && z->ema) return ZERO_OK;
+    if (state == ZERO_STATE_EMA && has_ema(z)) return ZERO_OK;
     if (state == ZERO_STATE_EMA)
         return zero_fail(z, ZERO_ERR_ARG, "settings.ema_decay is 0: there is no moving average of the weights");
     return zero_fail(z, ZERO_ERR_ARG, "%s has no state %d", z->optimizer->name, (int)state - ZERO_STATE_OPTIMIZER);
@@ -116,11 +129,8 @@ static int leave_callback(zero *z, int e) {
 
 static int clear_optimizer_state(zero *z) {
     int e = ZERO_OK;
-    for (size_t u = 0; u < z->layout.num_units; u++)
-        for (size_t i = 0; i < z->optimizer->num_states && !unit_frozen(z, u) && !e; i++)
-            e = zero_device_check(
-                z, cudaMemsetAsync(z->units[u].moments[i], 0, state_numel(z, u) * sizeof(float), z->config.stream),
-                "clearing the optimizer's state");
+    for (size_t u = 0; u < z->layout.num_units && !e; u++)
+        if (!unit_frozen(z, u)) e = zero_state_clear_unit(z, u);
     return e;
 }
 
@@ -145,6 +155,7 @@ static int load(zero *z, enum zero_state state, int fill, zero_fill_fn fn, void 
         if (is_weights) e = zero_params_update_written(z, u);
     }
     if (!e && is_weights) e = zero_params_update_end(z);
+    mine = zero_state_close(z, mine);
     e = zero_agree(z, e ? e : mine);
     zero_wire_start(z);
     return e;
@@ -169,14 +180,15 @@ static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, 
         memset(z->host, 0, n * sizeof(float));
         return ZERO_OK;
     }
-    if (state >= ZERO_STATE_OPTIMIZER) return copy_out(z, z->host, held(z, state, u) + at, n * sizeof(float));
+    if (state == ZERO_STATE_GRADS)
+        return copy_out(z, z->host, z->partial_sums[0] + sum_offset(z, u) + at, n * sizeof(float));
+    if (state >= ZERO_STATE_OPTIMIZER) return copy_array(z, u, array_of(state), at, n, (char *)z->host, 0);
     const int low = state == ZERO_STATE_MASTER && z->config.settings.master == ZERO_MASTER_SPLIT,
               bf16 = z->config.settings.dtype == ZERO_BF16;
-    if (state == ZERO_STATE_MASTER && z->master && !low)
-        return copy_out(z, z->host, updated_master(z, u) + at * sizeof(float), n * sizeof(float));
+    if (state == ZERO_STATE_MASTER && master_bytes(z) && !low)
+        return copy_array(z, u, ARRAY_MASTER, at, n, (char *)z->host, 0);
     int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
-    if (!e && low)
-        e = copy_out(z, z->host_low, updated_master(z, u) + at * sizeof *z->host_low, n * sizeof *z->host_low);
+    if (!e && low) e = copy_array(z, u, ARRAY_MASTER, at, n, (char *)z->host_low, 0);
     if (!e && bf16) join(z->host, z->host_params, low ? z->host_low : NULL, n);
     return e;
 }
@@ -201,7 +213,7 @@ static int visit_shard(zero *z, enum zero_state state, zero_visit_fn fn, void *c
                 if (!e) e = z->failed;
             }
     }
-    return e;
+    return zero_state_close(z, e);
 }
 
 int zero_visit(zero *z, enum zero_state state, zero_visit_fn fn, void *ctx) {
@@ -262,12 +274,13 @@ static int hash(zero *z, uint64_t *params, uint64_t *optimizer) {
     uint64_t mine[2] = { 0, 0 }, *all = malloc((size_t)z->ranks * sizeof mine);
     int e = all ? zero_between_micro_batches(z) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     if (!e) e = zero_check_all_calls(z, "hash of the state");
-    for (size_t i = 0; i < num_states + (z->ema != NULL) && !e; i++) {
+    for (size_t i = 0; i < num_states + (size_t)has_ema(z) && !e; i++) {
         const size_t s = i < num_states ? i : ZERO_STATE_EMA;
         struct hash_visit h = { &z->layout, 0, s };
         e = visit_shard(z, (enum zero_state)s, hash_blocks, &h);
         mine[s != ZERO_STATE_PARAMS] += h.sum;
     }
+    if (uses_disk(z)) e = zero_agree(z, e);
     if (!e) e = zero_comm_check(z, zero_comm_allgather_host(z->config.shard_comm, mine, sizeof mine, all));
     *params = *optimizer = 0;
     for (int r = 0; r < z->ranks && !e; r++) {

@@ -10,11 +10,12 @@
 // Return codes. 0 is success; the message of a failure is in zero_error() or zero_comm_error().
 enum zero_status {
     ZERO_OK = 0,
-    ZERO_ERR_ARG,      // invalid argument, or a call in the wrong order
-    ZERO_ERR_MEMORY,   // host or device memory is exhausted
-    ZERO_ERR_DEVICE,   // a CUDA call failed
-    ZERO_ERR_COMM,     // the transport failed or timed out, or the ranks disagree
-    ZERO_ERR_CALLBACK  // the caller's callback returned non-zero
+    ZERO_ERR_ARG,       // invalid argument, or a call in the wrong order
+    ZERO_ERR_MEMORY,    // host or device memory is exhausted
+    ZERO_ERR_DEVICE,    // a CUDA call failed
+    ZERO_ERR_COMM,      // the transport failed or timed out, or the ranks disagree
+    ZERO_ERR_CALLBACK,  // the caller's callback returned non-zero
+    ZERO_ERR_DISK       // offloaded state could not be read or written
 };
 
 enum zero_reduction {
@@ -36,6 +37,13 @@ enum zero_master {
     ZERO_MASTER_FP32 = 0,  // fp32 master weights: 4 bytes per parameter
     ZERO_MASTER_SPLIT,     // the low half of the master weight; the parameter is the high half: 2 bytes
     ZERO_MASTER_NONE       // nothing: updates are rounded stochastically
+};
+
+// Where optimizer state is (settings.offload_fraction of it): ZeRO-Offload, ZeRO-Infinity.
+enum zero_offload {
+    ZERO_OFFLOAD_NONE = 0,  // in device memory
+    ZERO_OFFLOAD_CPU,       // in pinned host memory, which the optimizer's kernel reads and writes itself
+    ZERO_OFFLOAD_NVME       // in a file; passes through a few buffers in host memory (offload/swap.h)
 };
 
 enum zero_optimizer_kind { ZERO_ADAMW = 0, ZERO_SGD, ZERO_LION, ZERO_NUM_OPTIMIZERS };

@@ -10,6 +10,7 @@
 //     partial sums       shard           shard    shard                 shard
 //     optimizer state    all             shard    shard                 shard
 //     average of weights all             shard    shard                 shard
+//     of these, offloaded                to host memory or a disk: settings.offload (optimizer_state.c)
 //     other              a unit of sums  -        -                     -
 //
 // Overlap. A transport with a stream of its own (NCCL) never makes the host wait: releasing a unit's gradients queues
@@ -171,6 +172,12 @@ static int check_config(zero *z) {
     if (s->dtype == ZERO_F32 && s->master != ZERO_MASTER_FP32)
         return zero_fail(z, ZERO_ERR_ARG,
                          "settings.master: fp32 parameters are their own master weights: use ZERO_MASTER_FP32");
+    if (s->offload < ZERO_OFFLOAD_NONE || s->offload > ZERO_OFFLOAD_NVME)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.offload is %d: use ZERO_OFFLOAD_NONE, _CPU or _NVME",
+                         (int)s->offload);
+    if (!(s->offload_fraction >= 0 && s->offload_fraction <= 1))
+        return zero_fail(z, ZERO_ERR_ARG, "settings.offload_fraction is %g: use a number from 0 to 1",
+                         s->offload_fraction);
     z->optimizer = zero_optimizer_get(s->optimizer);
     if (!z->optimizer)
         return zero_fail(z, ZERO_ERR_ARG, "settings.optimizer is %d: there is no such optimizer", (int)s->optimizer);

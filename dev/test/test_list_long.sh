@@ -2,7 +2,7 @@
 
 if [ -z "$suffix" ]; then
     build cpu FP32 $fp32/{fuzz,fuzz_engine,test_engine,test_engine_bytes,test_engine_failure,test_engine_contract} \
-        $fp32/{test_comm_failures,test_stops,test_engine_order} \
+        $fp32/{test_comm_failures,test_stops,test_engine_order,test_engine_offload} \
         $fp32/{train_gpt2_zero,faulty_trainer,tokenize_text} build/fuzz-gcc/fuzz_files
     SANITIZE=address build cpu FP32 build/ckpt-address/ckpt
     if python3 -c 'import torch, transformers' 2> /dev/null; then
@@ -20,7 +20,7 @@ if [ -z "$suffix" ]; then
     else
         echo "not run: two hosts: no namespaces (dev/test/hosts/up.sh 2 unlimited true)"
     fi
-    build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,train_gpt2_zero}
+    build emulated FP32 $asan/{test_comm,test_engine,test_engine_ema,test_engine_offload,train_gpt2_zero}
     build emulated BF16 build/emulated-bf16/train_gpt2_zero
     run 0 600 "fuzz: 150 s of configurations, one seed" $fp32/fuzz $fp32/train_gpt2_zero $bf16/train_gpt2_zero \
         --seconds 150 --seed 2
@@ -59,6 +59,13 @@ if [ -z "$suffix" ]; then
     for ranks in 1 2 4 8; do
         run $ranks 900 "engine, $ranks ranks" $fp32/test_engine
     done
+    for ranks in 1 2 4; do
+        run $ranks 600 "offloaded optimizer state, $ranks ranks" $fp32/test_engine_offload
+    done
+    CUDA_ON_CPU_STREAMS=2 CUDA_ON_CPU_PROTECT=1 run 2 600 "offloaded optimizer state, streams in order 2" \
+        $fp32/test_engine_offload --case "AdamW: NCCL"
+    run 2 900 "offloaded optimizer state, emulated GPU" $asan/test_engine_offload --case "AdamW: shared"
+    run 0 300 "offloaded optimizer state in runs" dev/test/cli/test_offload.sh {$fp32,$bf16}/train_gpt2_zero
     for ranks in 1 2 4 6; do
         run $ranks 300 "engine, order of micro-batches, $ranks ranks" $fp32/test_engine_order
     done

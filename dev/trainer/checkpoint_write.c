@@ -9,7 +9,9 @@
 //                            the checkpoints that -nk no longer keeps
 //
 // If there is no memory for a snapshot of all arrays it holds one at a time, and training waits until the last one is
-// in it. All that wait go on communicating, so a slow file system never runs into the transport's time-out.
+// in it. All that wait go on communicating, so a slow file system never runs into the transport's time-out. Optimizer
+// state that is offloaded to a disk never is in memory as a whole: there is no snapshot, the main thread writes what it
+// reads, array by array, and training waits.
 //
 // Temporary names end with a random number of the run: what another run left, or writes, is never touched, and a rank
 // that does not see the directory of rank 0 does not find the file. A crash at any instant leaves the checkpoint
@@ -52,8 +54,9 @@ struct CheckpointWriter {
     char path[CHECKPOINT_FILES][CHECKPOINT_PATH];  // final names
     char temporary[CHECKPOINT_FILES][CHECKPOINT_PATH + 32];
 
-    // r->snapshot has these segments, one after the other, as bytes of the files. Arrays before `next` are in it or on
-    // the disk.
+    // The snapshot (r->snapshot, or room for a piece) has these segments, one after the other, as bytes of the files.
+    // Arrays before `next` are in it or on the disk.
+    char *snapshot;
     size_t next, used;
     Segment *segments;
     size_t num_segments, room;
@@ -135,6 +138,7 @@ void prepare_checkpoints(Run *r) {
     const zero_layout *l = zero_get_layout(r->z);
     const size_t own = l->numel_padded / l->ranks;  // of this rank
     if (r->options.output_dir == NULL) return;
+    if (s->offload == ZERO_OFFLOAD_NVME) return;
     r->snapshot_per_parameter = checkpoint_bytes_per_parameter(s);
     const double left = (double)zero_host_memory_available("") / r->local_ranks;
     double mine = left - (double)(own * r->snapshot_per_parameter), *all = allocate((size_t)r->ranks * sizeof mine);
@@ -168,7 +172,7 @@ static void add_segment(struct CheckpointWriter *w, Segment segment) {
 
 static int copy_values(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
     struct CheckpointWriter *w = ctx;
-    char *to = (char *)w->r->snapshot + w->used;
+    char *to = w->snapshot + w->used;
     const size_t size = array_bytes(&w->c, w->next);
     Segment *last = w->num_segments > 0 ? w->segments + w->num_segments - 1 : NULL;
     if (last != NULL && last->array == w->next && last->tensor == tensor && last->begin + last->count == begin)
@@ -182,13 +186,28 @@ static int copy_values(void *ctx, size_t tensor, size_t begin, size_t count, con
     return 0;
 }
 
+// Without a snapshot: writes instead of copying. What fails is told to all ranks between the arrays.
+static int open_files(struct CheckpointWriter *w);
+static void write_segments(struct CheckpointWriter *w);
+static int write_values(void *ctx, size_t tensor, size_t begin, size_t count, const float *values) {
+    struct CheckpointWriter *w = ctx;
+    for (size_t at = 0; at < count && w->err[0] == '\0' && open_files(w) == 0; at += PIECE) {
+        copy_values(w, tensor, begin + at, count - at < PIECE ? count - at : PIECE, values + at);
+        write_segments(w);
+        w->used = w->num_segments = 0;
+    }
+    return 0;
+}
+
 // Copies as many arrays as fit, at least one.
 static void take_snapshot(struct CheckpointWriter *w) {
     const int all = w->r->snapshot_per_parameter == checkpoint_bytes_per_parameter(&w->r->options.settings);
     const double begin = zero_clock();
     w->used = w->num_segments = 0;
     do {
-        must(w->r, zero_visit(w->r->z, w->c.arrays[w->next].state, copy_values, w), "snapshot for a checkpoint");
+        must(w->r,
+             zero_visit(w->r->z, w->c.arrays[w->next].state, w->r->snapshot != NULL ? copy_values : write_values, w),
+             "snapshot for a checkpoint");
         w->next++;
     } while (all && w->next < w->c.num_arrays);
     w->snapshot_s += zero_clock() - begin;
@@ -211,7 +230,7 @@ static void create_files(struct CheckpointWriter *w) {
 static void *hash_snapshot(void *ctx) {
     struct CheckpointWriter *w = ctx;
     Checkpoint *c = &w->c;
-    const char *from = w->r->snapshot;
+    const char *from = w->snapshot;
     float values[PIECE];
     for (const Segment *s = w->segments; s < w->segments + w->num_segments; s++) {
         const size_t size = array_bytes(c, s->array);
@@ -232,32 +251,39 @@ static void *hash_snapshot(void *ctx) {
     return NULL;
 }
 
-static int write_segments(struct CheckpointWriter *w) {
-    const char *from = w->r->snapshot;
+static void write_bytes(struct CheckpointWriter *w) {
+    const char *from = w->snapshot;
     for (const Segment *s = w->segments; s < w->segments + w->num_segments; s++) {
         const size_t size = array_bytes(&w->c, s->array), logical = w->c.tensors[s->tensor].logical + s->begin;
         const enum checkpoint_file file = s->array == 0 ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER;
         if (durable_write(s->array == 0 ? w->model.fd : w->fd, w->temporary[file], from, s->count * size,
                           w->c.arrays[s->array].offset + logical * size, w->err, sizeof w->err) != 0)
-            return -1;
+            return;
         from += snapshot_bytes(s->count, size);
     }
-    return 0;
+}
+
+static int open_files(struct CheckpointWriter *w) {
+    if (w->model.fd != -1) return 0;
+    if (modelfile_begin(&w->model, w->temporary[CHECKPOINT_MODEL], w->err, sizeof w->err) != 0) return -1;
+    return durable_open(w->temporary[CHECKPOINT_OPTIMIZER], &w->fd, w->err, sizeof w->err);
 }
 
 // While this thread writes, a second one hashes the same.
-static void write_snapshot(struct CheckpointWriter *w) {
-    const char *name = w->temporary[CHECKPOINT_OPTIMIZER];
-    if (w->model.fd == -1 && (modelfile_begin(&w->model, w->temporary[CHECKPOINT_MODEL], w->err, sizeof w->err) != 0 ||
-                              durable_open(name, &w->fd, w->err, sizeof w->err) != 0))
-        return;
+static void write_segments(struct CheckpointWriter *w) {
     pthread_t hashing;
     const int both = pthread_create(&hashing, NULL, hash_snapshot, w) == 0;
     if (!both) hash_snapshot(w);
-    const int failed = write_segments(w);
+    write_bytes(w);
     if (both) pthread_join(hashing, NULL);
-    if (failed || w->next < w->c.num_arrays) return;
-    if (modelfile_finish(&w->model, w->err, sizeof w->err) == 0) durable_close(w->fd, name, w->err, sizeof w->err);
+}
+
+static void write_snapshot(struct CheckpointWriter *w) {
+    if (w->err[0] != '\0' || open_files(w) != 0) return;
+    if (w->num_segments > 0) write_segments(w);
+    if (w->err[0] != '\0' || w->next < w->c.num_arrays) return;
+    if (modelfile_finish(&w->model, w->err, sizeof w->err) == 0)
+        durable_close(w->fd, w->temporary[CHECKPOINT_OPTIMIZER], w->err, sizeof w->err);
 }
 
 // Keeps the newest -nk checkpoints up to this one, which is good, and those that -nm protects. Models without optimizer
@@ -396,6 +422,7 @@ static void end_writing(Run *r) {
     checkpoint_free(&w->c);
     free(w->deleted);
     free(w->segments);
+    if (w->snapshot != r->snapshot) free(w->snapshot);
     free(w);
     r->writer = NULL;
 }
@@ -455,6 +482,7 @@ void begin_checkpoint(Run *r, size_t step) {
     struct CheckpointWriter *w = r->writer = allocate(sizeof *w);
     w->r = r;
     w->fd = w->model.fd = -1;
+    w->snapshot = r->snapshot != NULL ? r->snapshot : allocate(PIECE * sizeof(float));
     describe(r, step, &w->c);
     enter(r);
     for (int f = 0; f < CHECKPOINT_FILES; f++) {
@@ -464,7 +492,7 @@ void begin_checkpoint(Run *r, size_t step) {
     print0(r, "Writing checkpoint at step %zu\nWriting model to %s\nWriting state to %s\n", step,
            w->path[CHECKPOINT_MODEL], w->path[CHECKPOINT_OPTIMIZER]);
     start(w, CREATE);
-    take_snapshot(w);
+    if (r->snapshot != NULL) take_snapshot(w);  // else the files must be there first
     wait_for_threads(r, 1);
     leave(r);
 }

@@ -104,6 +104,31 @@ static int check_order(const Options *o, char *err, size_t err_bytes) {
     return 0;
 }
 
+static int check_offload(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+    static const char NVME[] = "nvme:";
+    zero_settings *s = &o->settings;
+    const size_t length = strlen(NVME);
+    o->offload_dir = strncmp(o->offload, NVME, length) == 0 && o->offload[length] != '\0' ? o->offload + length : NULL;
+    s->offload = o->offload_dir != NULL ? ZERO_OFFLOAD_NVME : ZERO_OFFLOAD_CPU;
+    if (strcmp(o->offload, "none") == 0)
+        s->offload = ZERO_OFFLOAD_NONE;
+    else if (s->offload == ZERO_OFFLOAD_CPU && strcmp(o->offload, "cpu") != 0)
+        return FAIL("--offload %.200s: unknown: use none, cpu, or nvme:DIR with a directory on a fast disk",
+                    o->offload);
+    if (s->offload == ZERO_OFFLOAD_NONE && options_given(o, "offload-fraction"))
+        options_note(o, "--offload-fraction: not used, for there is no --offload\n");
+#ifdef CUDA_ON_CPU_EMULATED
+    const int one_memory = 0 && build->cpu;
+#else
+    const int one_memory = build->cpu;
+#endif
+    if (one_memory && o->plan == OPTION_PLAN_OFF && s->offload == ZERO_OFFLOAD_CPU) {
+        options_note(o, "--offload cpu: the host's memory is this device's: nothing is offloaded\n");
+        s->offload = ZERO_OFFLOAD_NONE;
+    }
+    return 0;
+}
+
 int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (build->cpu && options_given(o, "f") && o->tf32) {
         return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
@@ -134,7 +159,7 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
                     o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
                     o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
     }
-    if (check_init(o, err, err_bytes) != 0) {
+    if (check_init(o, err, err_bytes) != 0 || check_offload(o, build, err, err_bytes) != 0) {
         return -1;
     }
     if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {

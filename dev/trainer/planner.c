@@ -163,7 +163,7 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
     n++;
     *total = 0;
     for (size_t i = 0; i < n; i++) {
-        *total += rows[i].expected;
+        if (zero_memory_on_device((enum zero_memory_category)rows[i].kind)) *total += rows[i].expected;
     }
     return n;
 }

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { PLAN_STAGES = 4, PLAN_ROWS = 12, PLAN_MAX_RANKS = 1 << 20 };
+enum { PLAN_STAGES = 4, PLAN_ROWS = 14, PLAN_MAX_RANKS = 1 << 20 };
 
 typedef struct {
     const char *model;  // what the user calls it

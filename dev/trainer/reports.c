@@ -89,6 +89,15 @@ static void print_cores(const Run *r) {
         print_row(r, "", "warning: more threads than cores: %d is faster", c->threads);
 }
 
+static void print_offload(const Run *r) {
+    const zero_settings *s = &r->options.settings;
+    zero_offload_info offload;
+    if (!zero_get_offload(r->z, &offload)) return;
+    print_row(r, "offload", "%.4g of the optimizer state, %s", s->offload_fraction,
+              s->offload == ZERO_OFFLOAD_CPU ? "in host memory" : r->options.offload);
+    if (s->offload == ZERO_OFFLOAD_NVME) print_row(r, "", "%s", offload.how);
+}
+
 static void print_machine(const Run *r) {
     static const char *const STAGES[] = { "0 (nothing sharded)", "1 (optimizer state)",
                                           "2 (optimizer state, gradients)",
@@ -116,6 +125,7 @@ static void print_machine(const Run *r) {
         print_row(r, "", "each passes on %zu sum%s of %zu micro-batch%s", group.count, group.count > 1 ? "s" : "",
                   group.leaves * own.leaves, group.leaves * own.leaves > 1 ? "es" : "");
     }
+    print_offload(r);
     if (r->groups_asked_for) print_row(r, "", "one shard group: groups of %zu cost more wire", r->groups_asked_for);
     print_hosts(r);
     print_cores(r);
@@ -324,13 +334,16 @@ void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3), bytes = 0;
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
-    rows[n].what = "activations";
+    rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .what = "activations" };
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
     rows[n].expected = r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
-    for (size_t i = 0; i < n; i++) bytes += rows[i].expected;
-    rows[n] = (zero_row){ .what = "total", .expected = bytes, .measured = r->memory.total_peak };
+    for (size_t i = 0; i < n; i++)
+        if (zero_memory_on_device((enum zero_memory_category)rows[i].kind)) bytes += rows[i].expected;
+    rows[n] = (zero_row){
+        .kind = ZERO_MEM_CATEGORIES, .what = "total", .expected = bytes, .measured = r->memory.total_peak
+    };
     snprintf(rows[n++].formula, sizeof rows->formula, "the most at a time");
     if (r->snapshot != NULL) {
         rows[n] = plan_snapshot(zero_get_layout(r->z), r->snapshot_per_parameter);
@@ -414,8 +427,8 @@ void describe_run(const Run *r, PlanInput *in) {
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
         .transport = transport,
         .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register, .one_level = (int)o->one_level },
-        .snapshot_per_parameter = o->output_dir == NULL      ? 0
-                                  : o->checkpoint_every == 0 ? sizeof(float)
+        .snapshot_per_parameter = o->output_dir == NULL || o->settings.offload == ZERO_OFFLOAD_NVME ? 0
+                                  : o->checkpoint_every == 0                                        ? sizeof(float)
                                                              : checkpoint_bytes_per_parameter(&o->settings),
         .device_bytes = o->memory_limit > 0 ? (double)o->memory_limit : o->device_memory * 1e9,
         .cluster = { .link_bytes_per_second = o->link_gbs * 1e9,

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(256)
         a.lr = t.lr, a.correction1 = t.correction1, a.correction2 = t.correction2;
         decay = t.decay;
     }
-    if (a.units) arrays = a.units[c.unit];
+    if (a.parts) arrays = a.parts[c.part];
     P *p = static_cast<P *>(arrays.params) + c.param;
     const float *gradients = arrays.grads + c.grad;
     for (size_t i = threadIdx.x * PACK; i < c.count; i += (size_t)blockDim.x * PACK) {

@@ -32,13 +32,30 @@ typedef struct zero_optimizer_chunk {
     size_t logical;             // its first element's logical index
     uint32_t count;             // a multiple of 8
     int32_t decay;              // 1: weight decay applies
-    uint32_t tensor, unit;
+    uint32_t tensor;
+    uint32_t part;  // its arrays in zero_optimizer_args.parts
 } zero_optimizer_chunk;
 
-// The chunks of a unit that a rank updates, in ascending order: of its shard, in stage 0 of the whole unit; places are
-// counted from there. Returns their number; writes them to out unless it is NULL. The only walk over chunks: the engine
-// and the cost formulas call it. Not collective.
-size_t zero_optimizer_chunks(const zero_layout *l, int stage, size_t rank, size_t unit, zero_optimizer_chunk *out);
+// What a rank has of a unit's optimizer state (its shard, in stage 0 everything) is one part, or several if some of it
+// is offloaded: first what stays on the device, then what does not. A part on a disk has at most ZERO_OFFLOAD_PART
+// elements, and each of its arrays is a record (offload/swap.h). The bytes of a record, and the work on it, are then
+// enough for the disk and the update to be busy at the same time, whatever the size of the unit.
+enum {
+    ZERO_OFFLOAD_PART = 1 << 20,
+    ZERO_OFFLOAD_PARTS = 4  // that are in memory: read ahead, in use, and two behind
+};
+typedef struct zero_state_part {
+    size_t begin, numel;  // multiples of ZERO_ALIGN
+    int offloaded;
+} zero_state_part;
+
+// Writes the i-th part of numel elements to *out. Returns 0 if there are fewer. Not collective.
+int zero_state_part_at(const zero_settings *s, size_t numel, size_t i, zero_state_part *out);
+
+// The chunks of elements [begin, end) of a unit in ascending order; places are counted from begin. Returns their
+// number; writes them to out unless it is NULL. The only walk over chunks: the engine and the cost formulas call it.
+// Not collective.
+size_t zero_optimizer_chunks(const zero_layout *l, size_t unit, size_t begin, size_t end, zero_optimizer_chunk *out);
 
 // What a tensor has instead of the hyperparameters of all.
 typedef struct zero_tensor_args {
@@ -54,7 +71,7 @@ typedef struct zero_optimizer_args {
     uint64_t seed, t;                           // of stochastic rounding; t: the update, counted from 1
     const zero_tensor_args *tensors;            // device, by tensor; NULL: all are alike
     float ema_weight;                           // 1 - settings.ema_decay
-    const struct zero_optimizer_arrays *units;  // device, by unit, in place of the arrays of the launch; NULL: none
+    const struct zero_optimizer_arrays *parts;  // device, by part, in place of the arrays of the launch; NULL: none
     const zero_decision *decision;              // device: its factor, or that nothing is to be changed; NULL: none
 } zero_optimizer_args;
 

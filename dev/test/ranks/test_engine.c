@@ -15,12 +15,13 @@
 
 static void padding_is_zero(zero *z) {
     const zero_layout *l = zero_get_layout(z);
-    const size_t b = element(), master = z->master ? master_bytes(z) : 0;
+    const size_t b = element(), master = master_bytes(z);
     for (size_t u = 0; u < UNITS; u++) {
         const size_t n = state_numel(z, u);
         char *p = copy_of(zero_acquire_params(z, u), zero_layout_unit_numel(l, u), b);
-        char *low = copy_of(updated_master(z, u), n, master);
-        float *m = copy_of(z->units[u].moments[0], n, sizeof *m), *v = copy_of(z->units[u].moments[1], n, sizeof *v);
+        char *const *arrays = z->parts[z->first_part[u]].arrays;
+        char *low = copy_of(arrays[ARRAY_MASTER], n, master);
+        float *m = copy_of(arrays[ARRAY_STATES], n, sizeof *m), *v = copy_of(arrays[ARRAY_STATES + 1], n, sizeof *v);
         char *real = calloc(zero_layout_unit_numel(l, u), 1);
         for (size_t t = 0; t < TENSORS; t++)
             if (tensors[t].unit == u) memset(real + zero_tensor_offset(z, t), 1, tensors[t].numel);

@@ -220,12 +220,12 @@ static void a_step_that_failed_is_not_repeated(const struct way *way, int stage)
     CHECK(e == ZERO_ERR_COMM || rank == 1, "the step returns %d: %s", e, zero_error(z));
     if (e) {
         snprintf(first, sizeof first, "%s", zero_error(z));
-        device_read(before, z->units[0].moments[0], sizeof before);
+        device_read(before, z->parts[0].arrays[ARRAY_STATES], sizeof before);
         CHECK(zero_step(z, &adamw) == e && zero_discard(z) == e && zero_grad_norm(z, &norm) == e &&
                   !zero_acquire_params(z, 0) && !zero_acquire_params(z, 0),
               "after \"%s\" calls succeed", first);
         CHECK_STR(zero_error(z), first);
-        device_read(after, z->units[0].moments[0], sizeof after);
+        device_read(after, z->parts[0].arrays[ARRAY_STATES], sizeof after);
         CHECK_BYTES(after, before, sizeof after);
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -340,13 +340,13 @@ static void other_calls_are_told(const struct way *way, int stage) {
     float start[64], after[64];
     c = join(way, PATIENT);
     z = make_in_groups(c, NULL, stage);
-    device_read(start, z->units[0].moments[0], sizeof start);
+    device_read(start, z->parts[0].arrays[ARRAY_STATES], sizeof start);
     CHECK(backward_in_order(z, orders[0]) == ZERO_OK, "a backward: %s", zero_error(z));
     const int e = zero_step(z, &h);
     CHECK(isnan(zero_last_step(z).norm) && strstr(zero_error(z), "step with the same hyperparameters"),
           "the step returns %d, the message is: %s", e, zero_error(z));
     CHECK(zero_begin_step(z) == ZERO_ERR_COMM, "a call succeeds after: %s", zero_error(z));
-    device_read(after, z->units[0].moments[0], sizeof after);
+    device_read(after, z->parts[0].arrays[ARRAY_STATES], sizeof after);
     CHECK_BYTES(after, start, sizeof after);
     zero_destroy(z);
     zero_comm_destroy(c);

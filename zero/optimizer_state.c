@@ -1,0 +1,274 @@
+// optimizer_state.c: where master weights, the moving average and the optimizer's states are.
+//
+// What a rank has of a unit is cut into parts (optimizers.h: zero_state_part). The arrays of a part are on the device;
+// in pinned host memory, which the device reads and writes over the bus (ZeRO-Offload, but the update stays on the
+// device: it needs no second optimizer, and moves each byte once in each direction); or records on a disk
+// (ZeRO-Infinity), which pass through buffers in pinned host memory:
+//
+//     step, part p       zero_part_acquire(p): waits for its records, begins to read those of p + 1
+//                        the optimizer's kernel, on the buffers
+//                        zero_part_release(p): begins to write its records
+//     fill, load, visit  zero_state_open, element by element; zero_state_close
+//
+// The last part of a step reads ahead for the first one of the next, under the next forward and backward.
+#include <stdlib.h>
+#include "zero/internal.h"
+
+// ---- create and destroy ---------------------------------------------------------------------------------------------
+
+static int on_disk(const zero *z, const struct part *p) {
+    return p->offloaded && z->config.settings.offload == ZERO_OFFLOAD_NVME;
+}
+
+static enum zero_memory_category category_of(size_t array) {
+    return array == ARRAY_MASTER ? ZERO_MEM_MASTER
+           : array == ARRAY_EMA  ? ZERO_MEM_EMA
+                                 : (enum zero_memory_category)(ZERO_MEM_STATE + array - ARRAY_STATES);
+}
+
+static int create_array(zero *z, struct part *p, size_t array) {
+    const size_t bytes = p->numel * array_bytes(z, array);
+    if (!bytes || on_disk(z, p)) return ZERO_OK;
+    if (!p->offloaded) return zero_alloc(z, category_of(array), bytes, &p->arrays[array]);
+    p->arrays[array] = zero_accounting_alloc_host(z->config.accounting, bytes);
+    return p->arrays[array] ? ZERO_OK
+                            : zero_fail(z, ZERO_ERR_MEMORY,
+                                        "no pinned host memory for %zu bytes of offloaded state: use a smaller "
+                                        "settings.offload_fraction, more ranks, or ZERO_OFFLOAD_NVME",
+                                        bytes);
+}
+
+static void destroy_array(zero *z, struct part *p, size_t array) {
+    const size_t bytes = p->numel * array_bytes(z, array);
+    if (p->offloaded)
+        zero_accounting_free_host(z->config.accounting, p->arrays[array], bytes);
+    else
+        zero_accounting_free(z->config.accounting, category_of(array), p->arrays[array], bytes);
+    p->arrays[array] = NULL;
+}
+
+int zero_state_clear_unit(zero *z, size_t u) {
+    int e = ZERO_OK;
+    for (size_t array = ARRAY_STATES; array < NUM_ARRAYS && !e; array++)
+        for (size_t at = 0, n; at < state_numel(z, u) && array_bytes(z, array) && !e; at += n) {
+            char *to;
+            if ((e = zero_state_open(z, u, array, at, 1, &to, &n))) break;
+            e = zero_device_check(z, cudaMemsetAsync(to, 0, n * array_bytes(z, array), z->config.stream),
+                                  "clearing the optimizer's state");
+        }
+    return zero_state_close(z, e);
+}
+
+int zero_state_create_unit(zero *z, size_t u) {
+    int e = ZERO_OK;
+    for (size_t i = z->first_part[u]; i < z->first_part[u + 1]; i++)
+        for (size_t array = ARRAY_STATES; array < NUM_ARRAYS && !e; array++) e = create_array(z, &z->parts[i], array);
+    return e || !z->swap ? e : zero_state_clear_unit(z, u);
+}
+
+void zero_state_destroy_unit(zero *z, size_t u) {
+    for (size_t i = z->first_part[u]; i < z->first_part[u + 1]; i++)
+        for (size_t array = ARRAY_STATES; array < NUM_ARRAYS; array++) destroy_array(z, &z->parts[i], array);
+}
+
+static int create_parts(zero *z) {
+    const zero_settings *s = &z->config.settings;
+    const zero_layout *l = &z->layout;
+    zero_state_part at;
+    z->first_part = calloc(l->num_units + 1, sizeof *z->first_part);
+    if (!z->first_part) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t u = 0; u < l->num_units; u++) {
+        size_t n = 0;
+        while (zero_state_part_at(s, state_numel(z, u), n, &at)) n++;
+        z->first_part[u + 1] = z->first_part[u] + n;
+    }
+    z->parts = calloc(z->first_part[l->num_units] + 1, sizeof *z->parts);
+    if (!z->parts) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t u = 0; u < l->num_units; u++)
+        for (size_t i = 0; zero_state_part_at(s, state_numel(z, u), i, &at); i++) {
+            const size_t begin = state_begin(z, u) + at.begin;
+            struct part *p = &z->parts[z->first_part[u] + i];
+            *p = (struct part){ .unit = u, .begin = at.begin, .numel = at.numel, .offloaded = at.offloaded };
+            p->first_chunk = z->num_chunks;
+            p->num_chunks = zero_optimizer_chunks(l, u, begin, begin + at.numel, NULL);
+            z->num_chunks += p->num_chunks;
+        }
+    return ZERO_OK;
+}
+
+// The table of all parts' chunks on the device.
+static int create_chunks(zero *z) {
+    zero_optimizer_chunk *chunks = malloc((z->num_chunks + 1) * sizeof *chunks);
+    if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (const struct part *p = z->parts; p < z->parts + z->first_part[z->layout.num_units]; p++) {
+        const size_t begin = state_begin(z, p->unit) + p->begin;
+        zero_optimizer_chunks(&z->layout, p->unit, begin, begin + p->numel, chunks + p->first_chunk);
+        for (size_t i = 0; i < p->num_chunks; i++) chunks[p->first_chunk + i].part = (uint32_t)(p - z->parts);
+    }
+    int e = zero_alloc(z, ZERO_MEM_TRANSPORT, z->num_chunks * sizeof *chunks, &z->chunks);
+    if (!e && z->num_chunks)
+        e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, z->num_chunks * sizeof *chunks, cudaMemcpyHostToDevice),
+                              "copying the optimizer's chunks");
+    free(chunks);
+    return e;
+}
+
+static int open_swap(zero *z, const size_t *bytes, size_t records, size_t arrays) {
+    char err[512];
+    size_t buffers;
+    if (!z->config.offload_dir)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.offload is ZERO_OFFLOAD_NVME: set offload_dir");
+    char refusal[ZERO_REFUSAL_BYTES];
+    buffers = zero_swap_buffer_bytes(bytes, records, ZERO_OFFLOAD_PARTS * arrays);
+    if (zero_memory_on_device(ZERO_MEM_HOST) && *zero_accounting_refusal(z->config.accounting, buffers, refusal))
+        return zero_fail(z, ZERO_ERR_MEMORY, "no memory for %zu bytes of buffers for offloaded state%s", buffers,
+                         refusal);
+    const zero_swap_config config = { z->config.offload_dir, bytes, records, ZERO_OFFLOAD_PARTS * arrays, NULL };
+    z->swap = zero_swap_create(&config, err, sizeof err);
+    if (!z->swap) return zero_fail(z, ZERO_ERR_DISK, "%s", err);
+    z->swap_bytes = zero_swap_file_bytes(bytes, records);
+    void *memory = zero_swap_memory(z->swap, &buffers);
+    zero_accounting_add(z->config.accounting, ZERO_MEM_HOST, buffers, 0);
+    zero_accounting_add(z->config.accounting, ZERO_MEM_DISK, z->swap_bytes, 0);
+    return zero_device_check(z, cudaHostRegister(memory, buffers, cudaHostRegisterDefault),
+                             "pinning the buffers of offloaded state");
+}
+
+static int create_swap(zero *z) {
+    struct part *end = z->parts + z->first_part[z->layout.num_units];
+    size_t arrays = 0, parts = 0, records = 0;
+    for (size_t array = 0; array < NUM_ARRAYS; array++) arrays += array_bytes(z, array) > 0;
+    for (struct part *p = z->parts; p < end; p++) parts += (size_t)on_disk(z, p);
+    if (!parts || !arrays) return ZERO_OK;
+    size_t *bytes = malloc(parts * arrays * sizeof *bytes);
+    if (!bytes) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (struct part *p = z->parts; p < end; p++) {
+        if (!on_disk(z, p)) continue;
+        p->record = records;
+        for (size_t array = 0; array < NUM_ARRAYS; array++)
+            if (array_bytes(z, array)) bytes[records++] = p->numel * array_bytes(z, array);
+    }
+    const int e = open_swap(z, bytes, records, arrays);
+    free(bytes);
+    return e;
+}
+
+int zero_state_create(zero *z, int e) {
+    if (!e) e = create_parts(z);
+    for (size_t i = 0; !e && i < z->first_part[z->layout.num_units]; i++)
+        for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
+            if (array < ARRAY_STATES || !unit_frozen(z, z->parts[i].unit)) e = create_array(z, &z->parts[i], array);
+    if (!e) e = create_chunks(z);
+    return e ? e : create_swap(z);
+}
+
+void zero_state_destroy(zero *z) {
+    zero_accounting *accounting = z->config.accounting;
+    for (size_t i = 0; z->parts && i < z->first_part[z->layout.num_units]; i++)
+        for (size_t array = 0; array < NUM_ARRAYS; array++) destroy_array(z, &z->parts[i], array);
+    zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks, z->num_chunks * sizeof *z->chunks);
+    if (z->swap) {
+        size_t bytes;
+        (void)cudaHostUnregister(zero_swap_memory(z->swap, &bytes));
+        zero_swap_destroy(z->swap);
+        zero_accounting_add(accounting, ZERO_MEM_HOST, 0, bytes);
+        zero_accounting_add(accounting, ZERO_MEM_DISK, 0, z->swap_bytes);
+    }
+    free(z->parts);
+    free(z->first_part);
+}
+
+// ---- access ---------------------------------------------------------------------------------------------------------
+
+static int swap_check(zero *z, int failed) {
+    return failed ? zero_fail(z, ZERO_ERR_DISK, "%s", zero_swap_error(z->swap)) : ZERO_OK;
+}
+
+static size_t record_of(const zero *z, const struct part *p, size_t array) {
+    size_t record = p->record;
+    for (size_t i = 0; i < array; i++) record += array_bytes(z, i) > 0;
+    return record;
+}
+
+// The part on the disk that a step updates after p; p itself if it is the only one.
+static const struct part *next_on_disk(const zero *z, const struct part *p) {
+    const struct part *end = z->parts + z->first_part[z->layout.num_units], *next = p;
+    do {
+        if (++next == end) next = z->parts;
+    } while (next != p && (!on_disk(z, next) || unit_frozen(z, next->unit)));
+    return next;
+}
+
+int zero_part_acquire(zero *z, const struct part *p, char *arrays[NUM_ARRAYS]) {
+    const struct part *next = on_disk(z, p) ? next_on_disk(z, p) : p;
+    for (size_t array = 0; array < NUM_ARRAYS; array++) {
+        arrays[array] = p->arrays[array];
+        if (!on_disk(z, p) || !array_bytes(z, array)) continue;
+        arrays[array] = zero_swap_acquire(z->swap, record_of(z, p, array), 0);
+        if (!arrays[array]) return swap_check(z, 1);
+    }
+    for (size_t array = 0; array < NUM_ARRAYS && next != p; array++)
+        if (array_bytes(z, array) && zero_swap_prefetch(z->swap, record_of(z, next, array))) return swap_check(z, 1);
+    return ZERO_OK;
+}
+
+int zero_part_release(zero *z, const struct part *p) {
+    if (!on_disk(z, p)) return ZERO_OK;
+    int e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
+    for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
+        if (array_bytes(z, array)) e = swap_check(z, zero_swap_release(z->swap, record_of(z, p, array), 1));
+    return e;
+}
+
+static int close_record(zero *z, size_t array) {
+    struct open_record *o = &z->open[array];
+    if (!o->part) return ZERO_OK;
+    int e = o->changed ? zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream)) : ZERO_OK;
+    if (zero_swap_release(z->swap, record_of(z, o->part, array), o->changed)) e = swap_check(z, 1);
+    *o = (struct open_record){ 0 };
+    return e;
+}
+
+static int open_record(zero *z, const struct part *p, size_t array) {
+    struct open_record *o = &z->open[array];
+    int e = o->part == p ? ZERO_OK : close_record(z, array);
+    if (e || o->part == p) return e;
+    o->ptr = zero_swap_acquire(z->swap, record_of(z, p, array), 0);
+    if (!o->ptr) return swap_check(z, 1);
+    o->part = p;
+    const struct part *next = next_on_disk(z, p);
+    return next > p ? swap_check(z, zero_swap_prefetch(z->swap, record_of(z, next, array))) : ZERO_OK;
+}
+
+int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char **out, size_t *count) {
+    const struct part *p = &z->parts[z->first_part[u]];
+    while (at >= p->begin + p->numel) p++;
+    const size_t skip = (at - p->begin) * array_bytes(z, array);
+    int e = ZERO_OK;
+    *count = p->begin + p->numel - at;
+    if (on_disk(z, p)) {
+        if ((e = open_record(z, p, array))) return e;
+        *out = z->open[array].ptr + skip;
+        z->open[array].changed |= change;
+    } else {
+        *out = p->arrays[array] + skip;
+    }
+    return e;
+}
+
+int zero_state_close(zero *z, int e) {
+    for (size_t array = 0; array < NUM_ARRAYS; array++) {
+        const int failed = close_record(z, array);
+        if (!e) e = failed;
+    }
+    return e;
+}
+
+int zero_get_offload(const zero *z, zero_offload_info *out) {
+    *out = (zero_offload_info){ .how = "" };
+    if (z->swap) {
+        const zero_swap_traffic t = zero_swap_get_traffic(z->swap);
+        *out = (zero_offload_info){ zero_swap_description(z->swap), t.read, t.written, t.waited_s };
+    }
+    return z->config.settings.offload != ZERO_OFFLOAD_NONE;
+}
