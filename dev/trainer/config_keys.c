@@ -183,7 +183,7 @@ static int deepspeed_mics(Mapping *m, const ConfigValue *v) {
     return set(m, "shard-group", "zero_optimization.mics_shard_size", v, strcmp(v->text, "-1") == 0 ? "0" : v->text);
 }
 
-#define NO_OFFLOAD "there is no offload: use \"none\", or leave it out"
+#define NO_OFFLOAD "there is no offload by file: use \"none\" (the flag --offload moves optimizer state)"
 #define PARAMS     "optimizer.params."
 #define LR_PARAMS  "scheduler.params."
 #define ZERO_OPT   "zero_optimization."
