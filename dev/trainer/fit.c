@@ -1,12 +1,12 @@
 // The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, orders
-// of micro-batches, sizes of a micro-batch by which the tokens of a step can be divided, rows of the head,
-// recomputation. All but the last two take a plan (planner.c); these change the activations alone, whose bytes are a
-// number.
+// of micro-batches, offloading the optimizer's state, sizes of a micro-batch by which the tokens of a step can be
+// divided, rows of the head, recomputation. All but the last two take a plan (planner.c); these change the activations
+// alone, whose bytes are a number.
 //
 // Of those that fit, all that take at most FIT_ALIKE times the least are alike: the step simulator is not more exact
 // than that, and does not count what is recomputed. The first of these that differs says which of two that are alike is
-// better: larger chunks of the head; less to recompute; a lower stage; larger shard groups; step by step; a larger
-// micro-batch.
+// better: larger chunks of the head; less to recompute; nothing that is offloaded, or to memory before a disk; a lower
+// stage; larger shard groups; step by step; a larger micro-batch.
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,6 +70,7 @@ static Choices head_rows(const FitInput *in, size_t B) {
 static int is_better(const Fit *a, const Fit *b) {
     if (a->head_rows != b->head_rows) return a->head_rows == 0 || (b->head_rows > 0 && a->head_rows > b->head_rows);
     if (a->recompute != b->recompute) return a->recompute < b->recompute;
+    if (a->offload != b->offload) return a->offload < b->offload;
     if (a->stage != b->stage) return a->stage < b->stage;
     if (a->shard_group != b->shard_group)
         return a->shard_group == 0 || (b->shard_group > 0 && a->shard_group > b->shard_group);
@@ -120,48 +121,67 @@ static int try_activations(Search *s, Fit f, uint64_t states) {
     return 0;
 }
 
-// Tries one stage, order, shard group and micro-batch. Returns 0, or -1 and a message.
-static int try_plan(Search *s, int stage, enum zero_order order, size_t group, size_t B, char *err, size_t err_bytes) {
+// Whether the hosts have what is offloaded.
+static int is_there(const FitInput *in, const PlanStage *p) {
+    const size_t host = in->plan.ranks_per_host, ranks = host > 0 && host < in->plan.ranks ? host : in->plan.ranks;
+    if (!(in->searched & FIT_OFFLOAD)) return 1;
+    if (p->disk_total > 0) return (double)(p->disk_total * ranks) <= in->plan.disk_bytes;  // its buffers are small
+    return (double)(p->host_total * ranks) <= in->plan.host_bytes;
+}
+
+// Tries one way to run: f, without recomputation and rows of the head. Returns 0, or -1 and a message.
+static int try_plan(Search *s, Fit f, size_t group, char *err, size_t err_bytes) {
     const FitInput *in = s->in;
     PlanInput plan = in->plan;
     PlanStage p;
-    plan.settings.stage = stage;
-    plan.settings.order = order;
-    plan.settings.shard_group = group < plan.ranks ? group : 0;
-    plan.B = B;
-    plan.total_tokens = s->tokens;
+    f.shard_group = plan.settings.shard_group = group < plan.ranks ? group : 0;
+    f.total_tokens = plan.total_tokens = s->tokens;
+    plan.settings.stage = f.stage;
+    plan.settings.order = f.order;
+    plan.settings.offload = f.offload;
+    plan.B = f.B;
     plan.activation_bytes = 0;
-    if ((group < plan.ranks && stage == 0) || (order == ZERO_ORDER_RANK && stage >= 2)) return 0;  // cannot be had
-    const size_t least = in->activation_bytes(&in->config, B, plan.T, 2, plan.T, plan.settings.dtype);
+    if ((group < plan.ranks && f.stage == 0) || (f.order == ZERO_ORDER_RANK && f.stage >= 2)) return 0;  // impossible
+    const size_t least = in->activation_bytes(&in->config, f.B, plan.T, 2, plan.T, plan.settings.dtype);
     if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
     if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
     if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
-    if (in->searched & FIT_ORDER && p.order != order) return 0;
-    if (!s->exhaustive && (double)p.memory_total > plan.device_bytes) return 0;
-    const Fit f = { .stage = stage,
-                    .order = order,
-                    .shard_group = plan.settings.shard_group,
-                    .B = B,
-                    .total_tokens = s->tokens,
-                    .seconds = p.times.step };
+    if (in->searched & FIT_ORDER && p.order != f.order) return 0;
+    if (!is_there(in, &p) || (!s->exhaustive && (double)p.memory_total > plan.device_bytes)) return 0;
+    f.seconds = p.times.step;
     return try_activations(s, f, plan_most_memory(&plan, &p)) == 0 ? 0 : FAIL("the host's memory is exhausted");
+}
+
+// Is this value of a flag to be tried? The flag is searched, or has it.
+static int wanted(const FitInput *in, unsigned flag, int value, int given) {
+    return in->searched & flag || value == given;
 }
 
 static int try_all(Search *s, char *err, size_t err_bytes) {
     const FitInput *in = s->in;
+    const zero_settings *given = &in->plan.settings;
     const Choices sizes = batches(in, s->tokens), of_ranks = groups(in);
-    const int first = in->searched & FIT_STAGE ? 0 : in->plan.settings.stage;
-    const int last = in->searched & FIT_STAGE ? PLAN_STAGES - 1 : first;
-    const int all = (in->searched & FIT_ORDER) != 0;
-    const int first_order = all ? ZERO_ORDER_STEP : in->plan.settings.order;
-    const int last_order = all ? ZERO_ORDER_RANK : first_order;
-    for (size_t g = 0; g < of_ranks.n; g++)
-        for (int stage = first; stage <= last; stage++)
-            for (int order = first_order; order <= last_order; order++)
-                for (size_t b = 0; b < sizes.n; b++)
-                    if (try_plan(s, stage, (enum zero_order)order, of_ranks.value[g], sizes.value[b], err, err_bytes) !=
-                        0)
-                        return -1;
+    const int searches = (in->searched & FIT_OFFLOAD) != 0;
+    const int no_host = searches && (in->plan.host_bytes == 0 || in->plan.host_is_device);
+    const int no_disk = searches && in->plan.disk_bytes == 0;
+    Fit f = { 0 };
+    for (int offload = ZERO_OFFLOAD_NONE; offload <= ZERO_OFFLOAD_NVME; offload++) {
+        f.offload = (enum zero_offload)offload;
+        if (!wanted(in, FIT_OFFLOAD, offload, given->offload) || (offload == ZERO_OFFLOAD_CPU && no_host) ||
+            (offload == ZERO_OFFLOAD_NVME && no_disk))
+            continue;
+        for (f.stage = 0; f.stage < PLAN_STAGES; f.stage++) {
+            if (!wanted(in, FIT_STAGE, f.stage, given->stage)) continue;
+            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_RANK; order++) {
+                f.order = (enum zero_order)order;
+                if (!wanted(in, FIT_ORDER, order, given->order)) continue;
+                for (size_t i = 0; i < of_ranks.n * sizes.n; i++) {
+                    f.B = sizes.value[i % sizes.n];
+                    if (try_plan(s, f, of_ranks.value[i / sizes.n], err, err_bytes) != 0) return -1;
+                }
+            }
+        }
+    }
     return 0;
 }
 
@@ -227,10 +247,13 @@ int fit_largest(size_t *depth, Fit *fit, const FitInput *in, char *err, size_t e
 void fit_flags(const Fit *f, char *text, size_t bytes) {
     char group[48] = "", rows[48] = "";
     const char *order = f->order == ZERO_ORDER_RANK ? " --micro-batch-order rank" : "";
+    const char *offload = f->offload == ZERO_OFFLOAD_CPU    ? " --offload cpu"
+                          : f->offload == ZERO_OFFLOAD_NVME ? " --offload nvme:DIR"
+                                                            : "";
     if (f->shard_group > 0) snprintf(group, sizeof group, " --shard-group %zu", f->shard_group);
     if (f->head_rows > 0) snprintf(rows, sizeof rows, " --head-rows %zu", f->head_rows);
-    snprintf(text, bytes, "-z %d%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, f->recompute, rows, f->B,
-             f->total_tokens);
+    snprintf(text, bytes, "-z %d%s%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, offload, f->recompute, rows,
+             f->B, f->total_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -244,6 +267,7 @@ static void print_text(FILE *out, const char *what, const char *model, const Fit
 }
 
 static void print_json(FILE *out, const char *what, const char *model, const Fit *f) {
+    static const char *const OFFLOAD[] = { "none", "cpu", "nvme" };
     fprintf(out, ",\n \"%s\": ", what);
     if (f == NULL) {
         fprintf(out, "null");
@@ -252,11 +276,12 @@ static void print_json(FILE *out, const char *what, const char *model, const Fit
     fprintf(out, "{\"model\": ");
     json_string(out, model);
     fprintf(out,
-            ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"recompute\": %d, \"head_rows\": "
+            ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"offload\": \"%s\", \"recompute\": "
+            "%d, \"head_rows\": "
             "%zu, \"B\": %zu, "
             "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
-            f->stage, f->shard_group, f->order == ZERO_ORDER_RANK ? "rank" : "step", f->recompute, f->head_rows, f->B,
-            f->total_tokens, (unsigned long long)f->bytes, f->seconds);
+            f->stage, f->shard_group, f->order == ZERO_ORDER_RANK ? "rank" : "step", OFFLOAD[f->offload], f->recompute,
+            f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes, f->seconds);
 }
 
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {

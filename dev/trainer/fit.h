@@ -20,9 +20,10 @@ enum {
     FIT_STAGE = 1,
     FIT_GROUP = 2,
     FIT_ORDER = 4,
-    FIT_RECOMPUTE = 8,
-    FIT_HEAD_ROWS = 16,
-    FIT_BATCH = 32,
+    FIT_OFFLOAD = 8,
+    FIT_RECOMPUTE = 16,
+    FIT_HEAD_ROWS = 32,
+    FIT_BATCH = 64,
     FIT_SAME_BITS = FIT_HEAD_ROWS - 1,
     FIT_ALL = 2 * FIT_BATCH - 1
 };
@@ -42,6 +43,7 @@ typedef struct {
 typedef struct {
     int stage, recompute;
     enum zero_order order;
+    enum zero_offload offload;
     size_t shard_group;  // as --shard-group; 0: all ranks are one
     size_t head_rows, B;
     size_t total_tokens;

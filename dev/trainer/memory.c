@@ -4,6 +4,7 @@
 // flags that a search (fit.c) finds for that many bytes.
 #include "trainer/memory.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,8 +60,13 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     char flags[256], err[ERR_BYTES];
     describe_fit(r, &in);
     in.plan.device_bytes = bytes;
-    in.searched = FIT_SAME_BITS;
+    in.searched = FIT_SAME_BITS & ~(unsigned)FIT_OFFLOAD;
     int found = fit_fastest(&fit, &in, err, sizeof err);
+    if (found == 0) {  // whether there is a disk, the user knows
+        in.searched = FIT_SAME_BITS;
+        in.plan.disk_bytes = INFINITY;
+        found = fit_fastest(&fit, &in, err, sizeof err);
+    }
     if (found == 0) {
         in.searched = FIT_ALL;
         found = fit_fastest(&fit, &in, err, sizeof err);
@@ -121,8 +127,9 @@ void print_fit(const Run *r) {
     static const struct {
         unsigned searched;
         const char *flag;
-    } FLAGS[] = { { FIT_STAGE, "z" },     { FIT_GROUP, "shard-group" },   { FIT_ORDER, "micro-batch-order" },
-                  { FIT_RECOMPUTE, "r" }, { FIT_HEAD_ROWS, "head-rows" }, { FIT_BATCH, "b" } };
+    } FLAGS[] = { { FIT_STAGE, "z" },         { FIT_GROUP, "shard-group" }, { FIT_ORDER, "micro-batch-order" },
+                  { FIT_OFFLOAD, "offload" }, { FIT_RECOMPUTE, "r" },       { FIT_HEAD_ROWS, "head-rows" },
+                  { FIT_BATCH, "b" } };
     FitInput in;
     char err[ERR_BYTES];
     describe_fit(r, &in);

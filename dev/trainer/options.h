@@ -60,6 +60,7 @@ typedef struct {
     int64_t memory_limit;                                              // bytes of a rank; 0: no limit
     int64_t fit;                                                       // --plan: search what fits
     double device_memory, link_gbs, net_gbs, memory_gbs, peak_tflops;  // GB, GB/s, TFLOP/s: decimal
+    double host_memory, disk_space, host_gbs, disk_gbs;                // GB of a host; GB/s
     double link_latency, net_latency, efficiency;                      // microseconds; a fraction
     int help;                                                          // --help was given
     const char *config;                                                // --config

@@ -148,7 +148,11 @@ int plan_one_level(const PlanInput *in, int stage) {
     return one;
 }
 
-// All rows of memory; returns their number, and their sum in *total.
+static int is_on_device(const PlanInput *in, const zero_row *row) {
+    return row->kind != ZERO_MEM_DISK && (row->kind != ZERO_MEM_HOST || in->host_is_device);
+}
+
+// All rows of memory; returns their number, and the sum of those of the device in *total.
 static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero_layout *l, zero_row *rows,
                           uint64_t *total) {
     size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 1);
@@ -163,7 +167,7 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
     n++;
     *total = 0;
     for (size_t i = 0; i < n; i++) {
-        if (zero_memory_on_device((enum zero_memory_category)rows[i].kind)) *total += rows[i].expected;
+        if (is_on_device(in, &rows[i])) *total += rows[i].expected;
     }
     return n;
 }
@@ -254,6 +258,12 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
         s->wire_total += s->wire[i].expected;
     }
     for (size_t i = 0; i < s->memory_rows; i++) {
+        if (s->memory[i].kind == ZERO_MEM_HOST && !is_on_device(in, &s->memory[i])) {
+            s->host_total = s->memory[i].expected;
+        }
+        if (s->memory[i].kind == ZERO_MEM_DISK) {
+            s->disk_total = s->memory[i].expected;
+        }
         if (s->memory[i].kind <= ZERO_MEM_STATE_2) {
             s->states += s->memory[i].expected;
         }

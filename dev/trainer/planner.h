@@ -39,17 +39,21 @@ typedef struct {
     size_t snapshot_per_parameter;  // bytes that a snapshot for checkpoints holds of a parameter; 0: there is none
     double device_bytes;            // memory of a rank
     StepCluster cluster;            // links and memory; the rest is filled in from here
-    double peak_flops, efficiency;  // of a rank; the fraction of it that is reached (MFU)
+    int host_is_device;             // the device is a CPU: host memory is its memory
+    double host_bytes, disk_bytes;  // of a host, for offloading; 0: none
+    double host_bytes_per_second, disk_bytes_per_second;  // between device and host of a rank; of a host's disk
+    double peak_flops, efficiency;                        // of a rank; the fraction of it that is reached (MFU)
 } PlanInput;
 
 typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
-    zero_row snapshot;   // for checkpoints, in host memory, not in memory_total
-    int fits;            // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
-    size_t shard_group;  // ranks of one
-    int one_level;       // see plan_one_level
+    uint64_t host_total, disk_total;  // of optimizer state that is offloaded; not in memory_total
+    zero_row snapshot;                // for checkpoints, in host memory, not in memory_total
+    int fits;                         // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
+    size_t shard_group;               // ranks of one
+    int one_level;                    // see plan_one_level
     enum zero_order order;
     // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master.
     uint64_t states, paper, sums, padding, smaller_master;

@@ -1,17 +1,30 @@
 // Time: how long a step takes in each stage, and which stage, shard group and order of micro-batches are the fastest on
 // this cluster.
 //
-// A step is simulated (step_simulator.h). Candidates for the fastest are one shard group of all ranks, and, if there
-// are several hosts, groups of h 2^k ranks, k from below 0, h those of a host; each in all stages, and with each order
-// of micro-batches. Out of these come, for each stage, the fastest whose memory a device has. Recommended is the lowest
-// stage, and in it the largest group, step by step, unless another takes ALIKE times less: a simulation is not more
-// exact than that, and a lower stage has fewer moving parts.
+// A step is simulated (step_simulator.h), and then what is offloaded passes over the link to the host, or the disk,
+// which nothing hides. Candidates for the fastest are one shard group of all ranks, and, if there are several hosts,
+// groups of h 2^k ranks, k from below 0, h those of a host; each in all stages, and with each order of micro-batches.
+// Out of these come, for each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it
+// the largest group, step by step, unless another takes ALIKE times less: a simulation is not more exact than that, and
+// a lower stage has fewer moving parts.
 #include <stdlib.h>
 
 #include "trainer/planner_internal.h"
 #include "trainer/profiler.h"
 
 static const double ALIKE = 1.02;
+
+// What an update takes longer because optimizer state is offloaded: all of it is read and written once.
+static double offload_seconds(const PlanInput *in, const zero_cost *cost, const zero_layout *l) {
+    const size_t ranks = in->ranks_per_host > 0 && in->ranks_per_host < in->ranks ? in->ranks_per_host : in->ranks;
+    const int nvme = cost->settings.offload == ZERO_OFFLOAD_NVME;
+    zero_row rows[PLAN_ROWS];
+    double bytes = 0;
+    if (cost->settings.offload == ZERO_OFFLOAD_NONE) return 0;
+    for (size_t i = 0, n = zero_cost_memory(cost, l, rows, PLAN_ROWS); i < n; i++)
+        if (rows[i].kind == (nvme ? ZERO_MEM_DISK : ZERO_MEM_HOST)) bytes = (double)rows[i].expected;
+    return 2 * bytes / (nvme ? in->disk_bytes_per_second / (double)ranks : in->host_bytes_per_second);
+}
 
 int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout *l, StepTimes *times) {
     double *flops = malloc((in->order_length + 1) * sizeof *flops);
@@ -31,6 +44,7 @@ int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout 
     step.cluster.streams = zero_transport_needs_device(in->transport);
     const int e = step_simulate(&step, times);
     free(flops);
+    times->step += offload_seconds(in, cost, l);
     return e;
 }
 

@@ -436,6 +436,11 @@ void describe_run(const Run *r, PlanInput *in) {
                      .link_latency = o->link_latency * 1e-6,
                      .net_latency = o->net_latency * 1e-6,
                      .memory = o->memory_gbs * 1e9 },
+        .host_is_device = on_cpu && !(o->plan != OPTION_PLAN_OFF && zero_transport_needs_device(transport)),
+        .host_bytes = o->host_memory * 1e9,
+        .disk_bytes = o->disk_space * 1e9,
+        .host_bytes_per_second = o->host_gbs * 1e9,
+        .disk_bytes_per_second = o->disk_gbs * 1e9,
         .peak_flops = (options_given(o, "peak-tflops") ? o->peak_tflops : h100) * 1e12,
         .efficiency = o->efficiency,
     };

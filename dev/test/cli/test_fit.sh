@@ -38,6 +38,7 @@ measured_is_found() {
     echo "${flags[@]}"
     bytes=${flags[-1]}
     flags[-1]=--memory-limit
+    flags=("${flags[@]/nvme:DIR/nvme:$mine}")
     local less=$((bytes - 1))
     trains "$2" "$1" "${run[@]}" "${flags[@]}" "$bytes" || { tail -n 5 "$mine/log"; return 1; }
     grep "^total .*the most at a time" "$mine/log"
@@ -47,6 +48,15 @@ measured_is_found() {
     refused "needs $bytes bytes .*may have $less (--memory-limit): .*do not fit: use .*--force 1" || return 1
     trains "$2" "$1" "${run[@]}" "${flags[@]}" $less --force 1 && return 1
     grep ^error: "$mine/log" | grep "memory for .* of the $less bytes of zero_accounting.limit are taken.*: use "
+}
+
+# a_disk_helps TRAINER RANKS: with one byte less than what suffices without a disk
+a_disk_helps() {
+    local of_model=(-e custom:l12,h2,c64,v256,t64 -t 64 -d 512) least
+    least=$(found "$1" "$2" 1 | awk '{ print $NF }')
+    [ "$(found "$1" "$2" $((least - 1)) | grep -c "nvme:DIR")" = 0 ] || return 1
+    of_model+=(--disk-space 1)
+    found "$1" "$2" $((least - 1)) | grep "nvme:DIR" && measured_is_found "$1" "$2" $((least - 1))
 }
 
 # limited KB WORDS COMMAND...: one rank that may have so much address space is refused
@@ -65,6 +75,7 @@ for trainer in "$@"; do
                 "$trainer" "$ranks" "$bytes"
         done
     done
+    at_once "$trainer, offloaded to a disk" a_disk_helps "$trainer" 2
     [[ $trainer != *-address* && $trainer != *-thread* ]] || continue   # sanitizers need more
     large=("$trainer" "${run[@]}" -e custom:l3,h12,c768,v256,t64 -b 1)
     at_once "$trainer, ulimit -v: before it is allocated" \

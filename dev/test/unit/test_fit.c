@@ -38,6 +38,7 @@ static FitInput input(const char *model, size_t ranks, size_t tokens, enum zero_
         .order = order,
         .order_length = gpt2_unit_order(&in.config, NULL),
         .settings.prefetch = 1,
+        .settings.offload_fraction = 1,
         .settings.dtype = dtype,
         .settings.stage = 2,
         .recompute = 1,
@@ -51,6 +52,8 @@ static FitInput input(const char *model, size_t ranks, size_t tokens, enum zero_
                      .link_latency = 1e-6,
                      .net_latency = 1e-5,
                      .memory = 1e10 },
+        .host_bytes_per_second = 1e9,
+        .disk_bytes_per_second = 1e8,
         .peak_flops = 1e12,
         .efficiency = 0.5,
         .flops_per_token = gpt2_training_flops(&in.config, T, 1),
@@ -67,12 +70,16 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     plan.settings.stage = f->stage;
     plan.settings.shard_group = f->shard_group;
     plan.settings.order = f->order;
+    plan.settings.offload = f->offload;
     plan.B = f->B;
     plan.total_tokens = f->total_tokens;
     plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype);
     plan.device_bytes = 1e18;
     do {
         if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits || s.order != f->order) return 0;
+        const int nvme = f->offload == ZERO_OFFLOAD_NVME;
+        if ((double)((nvme ? s.disk_total : s.host_total) * plan.ranks) > (nvme ? plan.disk_bytes : plan.host_bytes))
+            return 0;
         if (s.memory_total > most) most = s.memory_total;
     } while (++plan.rank < s.shard_group);
     f->seconds = s.times.step;
@@ -80,7 +87,7 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     return most;
 }
 
-enum { MOST = 20000 };
+enum { MOST = 60000 };
 static Fit all[MOST];
 static size_t num_all;
 
@@ -89,15 +96,17 @@ static void try_all(const FitInput *in) {
     for (int stage = 0; stage < PLAN_STAGES; stage++)
         for (size_t group = 0; group < in->plan.ranks; group++)
             for (size_t B = 1; B * T * in->plan.ranks <= in->plan.total_tokens; B++)
-                for (int way = 0; way < 6; way++)
+                for (int way = 0; way < 18; way++)
                     for (size_t rows = 0; rows < B * T; rows += T) {
                         Fit f = { .stage = stage,
-                                  .order = way < 3 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK,
+                                  .order = way / 3 % 2 ? ZERO_ORDER_RANK : ZERO_ORDER_STEP,
+                                  .offload = (enum zero_offload)(way / 6),
                                   .shard_group = group,
                                   .B = B,
                                   .recompute = way % 3,
                                   .head_rows = rows,
                                   .total_tokens = in->plan.total_tokens };
+                        if (f.offload == ZERO_OFFLOAD_CPU && in->plan.host_is_device) continue;
                         REQUIRE(num_all < MOST, "too many combinations");
                         if (plan_of(in, &f) > 0) all[num_all++] = f;
                     }
@@ -131,6 +140,7 @@ static void is_the_best(const FitInput *in, const Fit *f, double bytes) {
         const int one = f->shard_group == 0, other_one = o->shard_group == 0;
         const int better = o->head_rows != f->head_rows       ? f->head_rows > 0 && o->head_rows == 0
                            : o->recompute != f->recompute     ? o->recompute < f->recompute
+                           : o->offload != f->offload         ? o->offload < f->offload
                            : o->stage != f->stage             ? o->stage < f->stage
                            : one != other_one                 ? other_one
                            : o->shard_group != f->shard_group ? o->shard_group > f->shard_group
@@ -143,9 +153,14 @@ static void is_the_best(const FitInput *in, const Fit *f, double bytes) {
     }
 }
 
-static void the_best_of_all(const char *model, size_t ranks, size_t tokens, enum zero_dtype dtype) {
+static void the_best_of_all(const char *model, size_t ranks, size_t tokens, enum zero_dtype dtype,
+                            const char *transport) {
     FitInput in = input(model, ranks, tokens, dtype);
     Fit f, again;
+    in.plan.transport = zero_transport_find(transport);
+    in.plan.host_is_device = strcmp(transport, "mpi") == 0;
+    in.plan.host_bytes = 2e6;
+    in.plan.disk_bytes = ranks % 2 ? 0 : 3e6;
     try_all(&in);
     REQUIRE(num_all > 10, "%zu combinations", num_all);
     qsort(all, num_all, sizeof *all, compare_bytes);
@@ -231,9 +246,10 @@ int main(int argc, char **argv) {
         const enum zero_dtype dtype = half ? ZERO_BF16 : ZERO_F32;
         for (size_t ranks = 1; ranks <= 6; ranks++)
             CASE("the best of all combinations, %zu ranks, %s", ranks, half ? "bf16" : "fp32")
-                the_best_of_all("custom:l3,h4,c64,v2000,t64", ranks, 12 * T * (ranks == 5 ? 5 : 1), dtype);
+                the_best_of_all("custom:l3,h4,c64,v2000,t64", ranks, 12 * T * (ranks == 5 ? 5 : 1), dtype,
+                                half ? "nccl" : "mpi");
         CASE("the best of all combinations, steps of 96 sequences, %s", half ? "bf16" : "fp32")
-            the_best_of_all("custom:l2,h2,c32,v500,t64", 8, 96 * T, dtype);
+            the_best_of_all("custom:l2,h2,c32,v500,t64", 8, 96 * T, dtype, half ? "mpi" : "nccl");
     }
     RUN(test_what_is_given_is_kept);
     RUN(test_the_largest_model_is_that);
