@@ -903,6 +903,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     s.lr = schedule_lr(schedule, step);
     profile_begin_step(profile);
     metrics_begin_step(r->metrics);
+    note_disk(r, 1);
     forward_backward(r, step);
     metrics_enter(r->metrics, METRICS_NORM);
     must(r, zero_grad_norm(r->z, host_decides ? &s.norm : NULL), "gradient norm");
@@ -921,6 +922,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     }
     received = zero_comm_received(r->comm, ZERO_WIRE_SCALARS) - received;
     if (!s.skipped) note_wire(r, received);
+    if (!s.skipped) note_disk(r, 0);
     metrics_enter(r->metrics, METRICS_END);
     return s;
 }

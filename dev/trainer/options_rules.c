@@ -143,6 +143,8 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     if (o->memory_limit > 0 && options_given(o, "device-memory")) {
         return FAIL("--device-memory: --memory-limit gives the memory of a rank too: use one of the two");
     }
+    if (o->fit && o->plan == OPTION_PLAN_SCALING)
+        return FAIL("--fit: is not for --plan scaling: use --plan, or --plan json");
     if (o->fit && o->total_batch_tokens > 0) options_set_default(o, "b", "1");  // it is searched
     if (o->plan == OPTION_PLAN_SCALING && o->settings.shard_group > 0) {
         return FAIL("--shard-group %zu: --plan scaling chooses it for each number of ranks: leave it out",

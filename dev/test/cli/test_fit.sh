@@ -41,7 +41,8 @@ measured_is_found() {
     flags=("${flags[@]/nvme:DIR/nvme:$mine}")
     local less=$((bytes - 1))
     trains "$2" "$1" "${run[@]}" "${flags[@]}" "$bytes" || { tail -n 5 "$mine/log"; return 1; }
-    grep "^total .*the most at a time" "$mine/log"
+    grep -E "^total .*the most at a time|differs from the formula|^(read|written) " "$mine/log"
+    ! grep -q "differs from the formula" "$mine/log" || return 1
     [ "$bytes" -le "$3" ] &&
         [ "$(awk '/^total .*the most at a time/ { print $NF }' "$mine/log")" = "$bytes" ] || return 1
     trains "$2" "$1" "${run[@]}" "${flags[@]}" $less && return 1

@@ -196,6 +196,7 @@ static const struct {
     { "-b 4K", "not a whole number: use" },
     { "--fit", "--fit: is about a plan" },
     { "--plan --fit 2", "--fit 2" },
+    { "--plan scaling --fit", "--fit: is not for --plan scaling" },
     { "--plan --mfu 1.5", "--mfu 1.5" },
     { "--plan --net-gbs 0", "--net-gbs 0: out of range" },
     { "--plan --net-gbs fast", "--net-gbs fast" },
