@@ -12,7 +12,8 @@
 #      memory is the limit, no sums that are kept in global memory. kernels.txt is the table of all kernels. The
 #      trainer launches kernels with the threads that they are compiled for (check_launches.awk; zero/kernels.cu has
 #      two numbers only, side by side).
-#      Where cuobjdump is found, the machine code keeps the rules of check_sass.awk: no local memory and no atomics
+#      Where cuobjdump is found, or can be fetched, the machine code keeps the rules of check_sass.awk: no local memory
+#      and no atomics
 #      anywhere; in attention on tensor cores matrix instructions and 16-byte accesses. sass.txt has their numbers.
 #   3. A driver that is too old for the toolkit is named, with the remedy.
 #   4. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
@@ -140,10 +141,19 @@ judge() {
         -f dev/test/cuda/check_kernels.awk "$3.ptx" "$3.log" | c++filt -p
 }
 
-# The disassembler is a package of its own: nvidia-cuda-cuobjdump of PyPI.
-cuobjdump=$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2> /dev/null) ||
-    cuobjdump=$(python3 -c 'import glob, nvidia; print(glob.glob(nvidia.__path__[0] + "/*/bin/cuobjdump")[0])' \
-        2> /dev/null)
+# The disassembler is two packages of PyPI, 6 MB. Where neither the toolkit nor Python has them, they are fetched once;
+# without a network the machine code is not checked.
+tools=build/nvidia_tools
+in_packages() {
+    PYTHONPATH=$tools python3 -c 'import glob, nvidia; print([f for d in nvidia.__path__ for f in
+        glob.glob(d + "/*/bin/cuobjdump")][0])' 2> /dev/null
+}
+cuobjdump=$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2> /dev/null || in_packages) || {
+    python3 -m pip install -q --no-deps --retries 0 --timeout 10 --target $tools nvidia-cuda-cuobjdump \
+        nvidia-cuda-nvdisasm > $dir/pip.log 2>&1
+    cuobjdump=$(in_packages)
+}
+[ -z "$cuobjdump" ] || PATH=$(dirname "$cuobjdump"):$PATH    # it calls nvdisasm
 sass_table=$dir/sass.txt
 printf '%-7s %10s %10s %10s %10s %10s %10s %10s %s\n' gpu instructions HMMA LDSM LDSM.T LDGSTS.128 STG.128 BAR kernel \
     > $sass_table
@@ -288,6 +298,6 @@ cudnn.h cudnnDestroy(0)
 mpi.h MPI_Barrier(MPI_COMM_WORLD)
 END
 
-[ -n "$cuobjdump" ] || echo "machine code was not checked: no cuobjdump (pip install nvidia-cuda-cuobjdump)"
+[ -n "$cuobjdump" ] || echo "machine code was not checked: no cuobjdump; pip install nvidia-cuda-{cuobjdump,nvdisasm}"
 echo "table of kernels: $table; of machine code: $sass_table; $((SECONDS - began)) s"
 summary
