@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A step on two hosts of four ranks with links of 1 Gbit/s, model of 11M parameters, 16 tokens a rank, stage 2: bytes travel
-# in one level, and in two. Hosts are namespaces of this machine (dev/test/hosts/up.sh); runs take turns.
+# A step on two hosts of four ranks with links of 1 Gbit/s, model of 11M parameters, 16 tokens a rank, stage 2: bytes
+# travel in one level, and in two. Hosts are namespaces of this machine (dev/test/hosts/up.sh); runs take turns.
 #
 #     dev/bench/bench_hosts.sh TRAINER [FLAG...]        HOSTS=2 RANKS=4 (of a host) RATE=1gbit ROUNDS=3
 set -eu
