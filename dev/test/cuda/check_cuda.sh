@@ -13,8 +13,8 @@
 #      trainer launches kernels with the threads that they are compiled for (check_launches.awk; zero/kernels.cu has
 #      two numbers only, side by side).
 #      Where cuobjdump is found, or can be fetched, the machine code keeps the rules of check_sass.awk: no local memory
-#      and no atomics
-#      anywhere; in attention on tensor cores matrix instructions and 16-byte accesses. sass.txt has their numbers.
+#      and no atomics anywhere; in attention on tensor cores matrix instructions and 16-byte accesses. sass.txt has
+#      their numbers.
 #   3. A driver that is too old for the toolkit is named, with the remedy.
 #   4. Each of these checks finds the fault that is planted for it (planted_static.cu, and a few lines here).
 #
