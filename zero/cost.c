@@ -26,6 +26,8 @@
 #include "zero/optimizers/optimizers.h"
 #include "zero/param_cache.h"
 
+static int own_sums(const zero_cost *p) { return p->settings.order != ZERO_ORDER_STEP; }
+
 struct table {
     zero_row *rows;
     size_t max, n;
@@ -119,7 +121,7 @@ size_t zero_cost_two_levels(const zero_settings *s, size_t G, const zero_comm_sh
 }
 
 // What all ranks pass on at a time, and how often in a step.
-static size_t reductions(const zero_cost *p, size_t G) { return p->settings.order == ZERO_ORDER_RANK && G ? 1 : G; }
+static size_t reductions(const zero_cost *p, size_t G) { return own_sums(p) && G ? 1 : G; }
 
 static size_t trained(const zero_layout *l) { return l->trained_offset[l->num_units]; }
 static const char *psi_trained(const zero_layout *l) { return trained(l) < l->numel_padded ? "Psi_t" : "Psi"; }
@@ -137,7 +139,7 @@ static void add_partial_sums(struct table *t, const zero_cost *p, const zero_lay
     const char *all = replicas > 1 ? "N R" : "N";
     char psi[24];
     snprintf(psi, sizeof psi, replicas > 1 ? "4 %s/(N R)" : "4 %s/N", psi_trained(l));
-    if (p->settings.order == ZERO_ORDER_RANK)
+    if (own_sums(p))
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu: ones of %zu", psi, sums, leaves);
     else if (library)
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2 G) + 1", psi, sums);
@@ -147,11 +149,25 @@ static void add_partial_sums(struct table *t, const zero_cost *p, const zero_lay
         add(t, MEMORY(ZERO_MEM_GRAD_SHARDS), sums * one, "%s x %zu = floor(log2(G + 1))", psi, sums);
 }
 
+// Elements of the pool of gradient buffers.
+static size_t pool_numel(const zero_layout *l) {
+    zero_pool pool;
+    size_t numel = 0;
+    if (zero_pool_create(&pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH)) return 0;  // out of host memory
+    for (size_t i = 0; i < pool.num_buffers; i++) numel += pool.buffers[i].numel;
+    zero_pool_destroy(&pool);
+    return numel;
+}
+
 // The gradients of a micro-batch, or the sums of a rank's own.
 static void add_gradients(struct table *t, const zero_cost *p, const zero_layout *l) {
     const zero_comm_shape *comm = &p->shard_transport;
     const size_t G = p->max_micro_batches, psi_t = trained(l), b = zero_dtype_bytes(p->settings.dtype);
-    if (p->settings.order == ZERO_ORDER_RANK)
+    if (p->settings.order == ZERO_ORDER_LAYER)
+        add(t, MEMORY(ZERO_MEM_GRADS),
+            zero_comm_alloc_bytes(comm, zero_cost_own_slots(G) * pool_numel(l) * sizeof(float)),
+            "4 x %zu x %zu: sums of own micro-batches", pool_numel(l), zero_cost_own_slots(G));
+    else if (own_sums(p))
         add(t, MEMORY(ZERO_MEM_GRADS), zero_comm_alloc_bytes(comm, zero_cost_own_slots(G) * psi_t * sizeof(float)),
             "4 %s x %zu: sums of own micro-batches", psi_trained(l), zero_cost_own_slots(G));
     else if (p->settings.stage >= 2)
@@ -178,7 +194,7 @@ static zero_group_sums sent_by_host(const zero_cost *p, size_t h) {
 }
 
 static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_layout *l) {
-    const int stage = p->settings.stage, rank_order = p->settings.order == ZERO_ORDER_RANK;
+    const int stage = p->settings.stage, rank_order = own_sums(p);
     const size_t largest = zero_layout_largest_trained_unit(l);
     const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
     const size_t gathered = stage == 0 && l->ranks > 1 ? sizeof(float) : 0;  // bytes of an element of the largest unit
@@ -267,7 +283,7 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
                    zero_comm_alloc_bytes(&p->shard_transport, l->ranks * row) +
                    l->num_tensors * sizeof(zero_tensor_args) + state->parts * sizeof(zero_optimizer_arrays) +
                    state->chunks * sizeof(zero_optimizer_chunk);
-    if (p->settings.order == ZERO_ORDER_RANK) {
+    if (own_sums(p)) {
         const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
         bytes += zero_cost_own_pointers(&own, l->ranks, l->num_units);
     }
@@ -358,7 +374,8 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
         add(t, ZERO_WIRE_PARAMS, "parameters", trained(l) / l->ranks * others * b, "%zu %s (N-1)/N", b, psi_trained(l));
     } else {
         const size_t numel = others ? zero_param_cache_traffic(l, p->order, p->order_length, (size_t)s->prefetch,
-                                                               s->delay_seed != 0, p->micro_batches)
+                                                               s->delay_seed != 0,
+                                                               s->order == ZERO_ORDER_LAYER ? 1 : p->micro_batches)
                                     : 0;
         add(t, ZERO_WIRE_PARAMS, "parameters", numel / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f all-gathers", b,
             (double)numel / (double)l->numel_padded);
@@ -379,7 +396,7 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
     const size_t b = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(&p->shard_transport, s->dtype)
                                                          : own.count * zero_dtype_bytes(own.dtype);
     const size_t times = reductions(p, G);  // that a gradient is reduced
-    const char *g = s->order == ZERO_ORDER_RANK ? "" : " G";
+    const char *g = own_sums(p) ? "" : " G";
     const size_t h = zero_cost_two_levels(s, G, &p->shard_transport), gathered = s->stage == 0 ? of_others * 4 : 0;
     if (h) {
         const zero_group_sums sums = zero_cost_group_sums(h * own.count, own.dtype);

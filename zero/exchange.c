@@ -94,12 +94,12 @@ static int exchange_sums(zero *z, struct exchange *x, size_t part, const void *c
 }
 
 zero_ticket *zero_sent_ticket(zero *z, size_t u) {
-    return rank_order(z) ? &z->units[u].sent : &z->units[u].buffer->ticket;
+    return rank_order(z) ? &z->units[u].own->sent : &z->units[u].buffer->ticket;
 }
 
 char *zero_sent_buffer(const zero *z, size_t u) {
     if (!rank_order(z)) return z->units[u].buffer->ptr;
-    return z->packed ? z->packed : (char *)zero_own_sum(z, u, 0);
+    return z->packed ? z->packed : (char *)z->units[u].own->ptr;
 }
 size_t zero_sent_bytes(const zero *z, size_t u) {
     return shard_numel(z, u) * z->own.count * zero_dtype_bytes(z->own.dtype);

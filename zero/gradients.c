@@ -117,7 +117,7 @@ int zero_grads_release(zero *z) {
     memset(z->partial_sums, 0, sizeof z->partial_sums);
     for (size_t u = 0; u < z->layout.num_units; u++) {
         z->units[u].buffer = NULL;
-        z->units[u].sent = 0;
+        z->units[u].own = NULL;
     }
     return ZERO_OK;
 }
@@ -260,6 +260,12 @@ static void give_back_buffer(zero *z, struct unit *unit) {
     if (pooled_grads(z)) unit->buffer = NULL;
 }
 
+static void give_back_own_sums(zero *z, struct unit *unit) {
+    if (!layer_order(z) || !unit->own) return;
+    unit->own->busy = 0;
+    unit->own = NULL;
+}
+
 // -> FREE
 static void end_micro_batch(zero *z, struct unit *unit) {
     unit->micro_batches++;
@@ -277,8 +283,10 @@ static int reduce(zero *z, size_t u) {
     const int e = (library ? accumulate_by_library : accumulate_in_order)(z, u);
     zero_time_end(z, "reduce", z->reduce_stream);
     zero_nvtx_pop();
-    if (!e) end_micro_batch(z, &z->units[u]);
-    return e;
+    if (e) return e;
+    end_micro_batch(z, &z->units[u]);
+    give_back_own_sums(z, &z->units[u]);
+    return ZERO_OK;
 }
 
 static int reduce_oldest(zero *z) {
@@ -377,7 +385,12 @@ static int add_to_own_sums(zero *z, size_t u, int *last) {
     struct unit *unit = &z->units[u];
     int e = ZERO_OK;
     *last = unit->micro_batches + 1 == z->config.micro_batches;
-    while (*last && z->packed && z->pending_count && !e) e = reduce_oldest(z);
+    while (!e && z->pending_count && ((*last && z->packed) || !zero_own_sums_take(z, u))) e = reduce_oldest(z);
+    if (!e && !zero_own_sums_take(z, u))
+        e = zero_fail(z, ZERO_ERR_ARG,
+                      "the gradients of unit %zu are released before all micro-batches of other units were: with "
+                      "settings.order ZERO_ORDER_LAYER those of a unit come in a row",
+                      u);
     if (!e) e = zero_own_sums_add(z, u);
     if (e) return e;
     if (*last)
@@ -398,7 +411,7 @@ static int begin_reduction(zero *z, size_t u) {
                                                       z->config.stream, zero_sent_ticket(z, u)));
     zero_time_end(z, "all-to-all", z->reduce_stream);
     if (e) return e;
-    if (z->packed) z->packed_ticket = z->units[u].sent;
+    if (z->packed) z->packed_ticket = z->units[u].own->sent;
     if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // only queued: the host does not wait
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
     return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
@@ -480,6 +493,7 @@ int zero_grads_abandon(zero *z) {
         z->units[u].state = UNIT_FREE;
         give_back_buffer(z, &z->units[u]);
     }
+    for (size_t u = 0; u < z->layout.num_units && !e; u++) give_back_own_sums(z, &z->units[u]);
     return e ? e : zero_follow(z, z->config.stream, z->reduce_stream);
 }
 

@@ -50,12 +50,21 @@ struct exchange {
     zero_ticket ticket;     // the last all-to-all of buffer
 };
 
+// Where a unit's gradients of this rank's micro-batches are added up: with ZERO_ORDER_RANK the unit's own, with
+// ZERO_ORDER_LAYER one of a pool.
+struct own_buffer {
+    float *ptr;  // [slots][numel]
+    size_t numel;
+    zero_ticket sent;  // the last all-to-all that reads it
+    int busy;          // a unit holds it
+};
+
 struct unit {
     enum unit_state state;
     struct grad_buffer *buffer;
     size_t micro_batches;       // reduced since the last step
     size_t users;               // acquires of its parameters that were not released
-    zero_ticket sent;           // rank order: the last all-to-all of this rank's sums
+    struct own_buffer *own;     // of this rank's sums, with ZERO_ORDER_RANK and LAYER
     zero_ticket params_ticket;  // the last all-gather that reads this rank's parameters
     int gathering;              // it is not finished
 };
@@ -112,11 +121,13 @@ struct zero {
     zero_group_sums own;                           // what this rank passes on at a time: a micro-batch, or its sums
     zero_comm *grads_comm;                         // the shard group; in two levels the ranks of it on this host
     struct exchange hosts, groups;                 // two levels; several shard groups
-    float *own_sums;                               // own_sums.c: of this rank's micro-batches, all units
-    void *packed;                                  // the sums of a unit, if there are several
-    zero_ticket packed_ticket;                     // the last all-to-all of packed
-    const void **own_pointers;                     // device: tables
-    float *gathered_sums;                          // stage 0: a unit's sums, of all ranks; several groups: a shard's
+    float *own_sums;                               // own_sums.c: of this rank's micro-batches: memory of own_buffers
+    struct own_buffer *own_buffers;                // [num_own_buffers]
+    size_t num_own_buffers;
+    void *packed;               // the sums of a unit, if there are several
+    zero_ticket packed_ticket;  // the last all-to-all of packed
+    const void **own_pointers;  // device: tables
+    float *gathered_sums;       // stage 0: a unit's sums, of all ranks; several groups: a shard's
     zero_ticket gathered_sums_ticket;
     uint64_t wire_start[ZERO_WIRE_KINDS], wire_step[ZERO_WIRE_KINDS];  // received: when the step began; in the last
                                                                        // step
@@ -253,16 +264,18 @@ enum zero_dtype zero_dtype_of_group(const zero *z);
 int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks);
 int zero_add_by_groups(zero *z, size_t u, const void *const **chunks);
 
-// ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK --------------------------------------------
+// ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK and LAYER ----------------------------------
 
 int zero_own_sums_create(zero *z, int e);  // e: what has failed on this rank so far
 void zero_own_sums_destroy(zero *z);
 int zero_own_sums_reusable(zero *z);  // waits until no rank reads them
 int zero_own_sums_poison(zero *z);
-float *zero_own_sum(const zero *z, size_t u, size_t slot);
+
+// Gives a unit a buffer of the pool. Returns 0 if there is none: it may be after a reduction.
+int zero_own_sums_take(zero *z, size_t u);
 
 // Adds the micro-batch in a unit's buffer. After the last one the sums are in z->packed, or, if there is only one, in
-// slot 0.
+// unit->own->ptr.
 int zero_own_sums_add(zero *z, size_t u);
 
 // *chunks, one from each of so many ranks, becomes a pointer to each sum in them, in the order of leaves.
@@ -358,7 +371,9 @@ static inline size_t shard_total(const zero *z) { return z->layout.numel_padded 
 static inline double zero_total_weight(const zero *z) {
     return z->total_weight > 0 ? z->total_weight : (double)(z->micro_batches * (size_t)z->ranks * (size_t)z->replicas);
 }
-static inline int rank_order(const zero *z) { return z->config.settings.order == ZERO_ORDER_RANK; }
+static inline int layer_order(const zero *z) { return z->config.settings.order == ZERO_ORDER_LAYER; }
+// Whether this rank adds its own micro-batches.
+static inline int rank_order(const zero *z) { return z->config.settings.order == ZERO_ORDER_RANK || layer_order(z); }
 // Whether units take their gradient buffers from a pool.
 static inline int pooled_grads(const zero *z) { return z->config.settings.stage >= 2 || rank_order(z); }
 static inline int unit_frozen(const zero *z, size_t u) { return z->layout.unit_frozen[u]; }

@@ -16,25 +16,22 @@
 
 static size_t slots(const zero *z) { return zero_cost_own_slots(z->config.micro_batches); }
 
-float *zero_own_sum(const zero *z, size_t u, size_t slot) {
-    return z->own_sums + slots(z) * z->layout.trained_offset[u] + slot * unit_numel(z, u);
-}
-
-// Device: pointers to the gradient buffers; to the `count` sums of each unit; and room for ranks * count pointers to
-// what the ranks have sent.
+// Device: pointers to the gradient buffers; to the `count` sums of each of the own buffers; and room for ranks * count
+// pointers to what the ranks have sent.
 static const void **buffer_pointer(const zero *z, size_t i) { return z->own_pointers + i; }
-static const void **sum_pointers(const zero *z, size_t u) {
-    return z->own_pointers + z->layout.num_units + u * z->own.count;
+static const void **sum_pointers(const zero *z, const struct own_buffer *b) {
+    return z->own_pointers + z->layout.num_units + (size_t)(b - z->own_buffers) * z->own.count;
 }
-static const void **sent_pointers(const zero *z) { return sum_pointers(z, z->layout.num_units); }
+static const void **sent_pointers(const zero *z) { return z->own_pointers + z->layout.num_units * (1 + z->own.count); }
 
 static int create_pointers(zero *z) {
     const size_t units = z->layout.num_units, count = z->own.count, n = units * (1 + count);
     const void **table = calloc(n, sizeof *table);
     if (!table) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < z->num_buffers; i++) table[i] = z->buffers[i].ptr;
-    for (size_t u = 0; u < units; u++)
-        for (size_t k = 0; k < count; k++) table[units + u * count + k] = zero_own_sum(z, u, k);
+    for (size_t i = 0; i < z->num_own_buffers; i++)
+        for (size_t k = 0; k < count; k++)
+            table[units + i * count + k] = z->own_buffers[i].ptr + k * z->own_buffers[i].numel;
     int e = zero_alloc(z, ZERO_MEM_TRANSPORT, zero_cost_own_pointers(&z->own, (size_t)z->ranks, units),
                        &z->own_pointers);
     if (!e)
@@ -44,15 +41,39 @@ static int create_pointers(zero *z) {
     return e;
 }
 
-int zero_own_sums_create(zero *z, int e) {
+// A buffer for each unit, or those of the pool of gradients.
+static int describe_buffers(zero *z) {
     const zero_layout *l = &z->layout;
+    z->num_own_buffers = layer_order(z) ? z->pool.num_buffers : l->num_units;
+    z->own_buffers = calloc(z->num_own_buffers + 1, sizeof *z->own_buffers);
+    if (!z->own_buffers) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    for (size_t i = 0; i < z->num_own_buffers; i++) {
+        z->own_buffers[i].numel = layer_order(z) ? z->pool.buffers[i].numel : unit_frozen(z, i) ? 0 : unit_numel(z, i);
+        if (!layer_order(z)) z->units[i].own = &z->own_buffers[i];
+    }
+    return ZERO_OK;
+}
+
+static size_t numel_of_buffers(const zero *z) {
+    size_t numel = 0;
+    for (size_t i = 0; i < z->num_own_buffers; i++) numel += z->own_buffers[i].numel;
+    return numel;
+}
+
+int zero_own_sums_create(zero *z, int e) {
     zero_comm *comm = z->grads_comm;
     if (!rank_order(z)) return e;
-    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, slots(z) * l->trained_offset[l->num_units] * sizeof(float),
-                             &z->own_sums);
+    if (!e) e = describe_buffers(z);
+    e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_GRADS, slots(z) * numel_of_buffers(z) * sizeof(float), &z->own_sums);
+    float *next = z->own_sums;
+    for (size_t i = 0; i < z->num_own_buffers && !e; i++) {
+        z->own_buffers[i].ptr = next;
+        next += slots(z) * z->own_buffers[i].numel;
+    }
     if (z->own.count > 1)
         e = zero_alloc_symmetric(z, e, comm, ZERO_MEM_UNIT_BUFFERS,
-                                 zero_layout_largest_trained_unit(l) * z->own.count * sizeof(float), &z->packed);
+                                 zero_layout_largest_trained_unit(&z->layout) * z->own.count * sizeof(float),
+                                 &z->packed);
     return e ? e : create_pointers(z);
 }
 
@@ -62,22 +83,36 @@ void zero_own_sums_destroy(zero *z) {
     zero_comm_free(z->grads_comm, z->packed);
     zero_accounting_free(z->config.accounting, ZERO_MEM_TRANSPORT, z->own_pointers,
                          zero_cost_own_pointers(&z->own, (size_t)z->ranks, z->layout.num_units));
+    free(z->own_buffers);
     z->own_sums = z->packed = NULL;
     z->own_pointers = NULL;
+    z->own_buffers = NULL;
+    z->num_own_buffers = 0;
 }
 
 int zero_own_sums_reusable(zero *z) {
     int e = ZERO_OK;
-    for (size_t u = 0; u < z->layout.num_units && !e; u++)
-        e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->units[u].sent, z->config.stream));
+    for (size_t i = 0; i < z->num_own_buffers && !e; i++)
+        e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->own_buffers[i].sent, z->config.stream));
     return e;
 }
 
 int zero_own_sums_poison(zero *z) {
     if (!z->config.settings.delay_seed || !z->own_sums) return ZERO_OK;
-    const size_t numel = slots(z) * z->layout.trained_offset[z->layout.num_units];
     const int e = zero_own_sums_reusable(z);
-    return e ? e : zero_poison(z, z->own_sums, numel * sizeof(float));
+    return e ? e : zero_poison(z, z->own_sums, slots(z) * numel_of_buffers(z) * sizeof(float));
+}
+
+int zero_own_sums_take(zero *z, size_t u) {
+    struct own_buffer *best = z->units[u].own;
+    for (size_t i = 0; i < z->num_own_buffers && layer_order(z) && !z->units[u].own; i++) {
+        struct own_buffer *b = &z->own_buffers[i];
+        if (zero_pool_fits(&z->pool, i, u) && !b->busy && (!best || b->sent < best->sent)) best = b;
+    }
+    if (!best) return 0;
+    best->busy = 1;
+    z->units[u].own = best;
+    return 1;
 }
 
 // Puts the sums of each shard side by side: [ranks][count][shard].
@@ -86,25 +121,26 @@ static int pack(zero *z, size_t u) {
     const int e = zero_comm_check(z, zero_comm_reusable(z->grads_comm, z->packed_ticket, stream));
     if (e) return e;
     return zero_device_check(z,
-                             zero_kernel_group_sums(z->packed, sum_pointers(z, u), (int)z->own.count, 1, ZERO_F32,
-                                                    unit_numel(z, u), shard_numel(z, u), stream),
+                             zero_kernel_group_sums(z->packed, sum_pointers(z, z->units[u].own), (int)z->own.count, 1,
+                                                    ZERO_F32, unit_numel(z, u), shard_numel(z, u), stream),
                              "copying own sums");
 }
 
 int zero_own_sums_add(zero *z, size_t u) {
     const struct unit *unit = &z->units[u];
-    const size_t g = unit->micro_batches, block = g / z->own.leaves, numel = unit_numel(z, u);
+    const struct own_buffer *own = unit->own;
+    const size_t g = unit->micro_batches, block = g / z->own.leaves;
     const cudaStream_t stream = z->config.stream;
     zero_partial_sums sums = { 0 };
     for (size_t s = block; s < slots(z) && s - block < ZERO_MAX_PARTIAL_SUMS; s++)
-        sums.sum[s - block] = zero_own_sum(z, u, s);
-    int e = g ? ZERO_OK : zero_comm_check(z, zero_comm_reusable(z->grads_comm, unit->sent, stream));
+        sums.sum[s - block] = own->ptr + s * own->numel;
+    int e = g ? ZERO_OK : zero_comm_check(z, zero_comm_reusable(z->grads_comm, own->sent, stream));
     zero_time_begin(z, "accumulate", stream);
     if (!e)
         e = zero_device_check(z,
                               zero_kernel_push(sums, g % z->own.leaves,
                                                buffer_pointer(z, (size_t)(unit->buffer - z->buffers)), 1,
-                                               z->config.settings.dtype, numel, stream),
+                                               z->config.settings.dtype, unit_numel(z, u), stream),
                               "sum of own micro-batches");
     if (!e && z->packed && g + 1 == z->config.micro_batches) e = pack(z, u);
     zero_time_end(z, "accumulate", stream);

@@ -27,8 +27,9 @@ enum zero_reduction {
 // Which of the M = N G micro-batches of a step rank r of N takes in micro-step g. The bits are the same.
 enum zero_order {
     ZERO_ORDER_STEP = 0,  // g N + r: each micro-batch is reduced when it is done
-    ZERO_ORDER_RANK       // r G + g: a rank adds its own first, and there is one reduction a step. Stages 0 and 1
+    ZERO_ORDER_RANK,      // r G + g: a rank adds its own first, and there is one reduction a step. Stages 0 and 1
                           // (own_sums.c)
+    ZERO_ORDER_LAYER      // the same in all stages: all micro-batches pass a unit before the next one is used
 };
 
 // What is kept beside bf16 parameters (master_weights.h). fp32 parameters are their own master weights, with

@@ -119,21 +119,21 @@ int zero_poison(zero *z, void *p, size_t bytes) {
 
 static int check_order(zero *z) {
     const zero_settings *s = &z->config.settings;
-    if (s->order != ZERO_ORDER_RANK)
-        return zero_fail(z, ZERO_ERR_ARG, "settings.order is %d: use ZERO_ORDER_STEP or ZERO_ORDER_RANK",
-                         (int)s->order);
-    if (s->stage >= 2)
+    if (!rank_order(z))
+        return zero_fail(z, ZERO_ERR_ARG, "settings.order is %d: use ZERO_ORDER_STEP, RANK or LAYER", (int)s->order);
+    if (s->stage >= 2 && !layer_order(z))
         return zero_fail(
             z, ZERO_ERR_ARG,
             "settings.order ZERO_ORDER_RANK: each rank keeps sums of all gradients, which stage %d shards: "
-            "use settings.stage 0 or 1, or ZERO_ORDER_STEP",
+            "use settings.stage 0 or 1, or ZERO_ORDER_STEP or LAYER",
             s->stage);
     if (s->reduction != ZERO_REDUCE_EXACT)
-        return zero_fail(z, ZERO_ERR_ARG,
-                         "settings.order ZERO_ORDER_RANK works with settings.reduction ZERO_REDUCE_EXACT only");
+        return zero_fail(
+            z, ZERO_ERR_ARG,
+            "settings.order ZERO_ORDER_RANK or LAYER works with settings.reduction ZERO_REDUCE_EXACT only");
     if (!z->config.micro_batches)
         return zero_fail(z, ZERO_ERR_ARG,
-                         "settings.order ZERO_ORDER_RANK needs micro_batches, those of each rank in a step");
+                         "settings.order ZERO_ORDER_RANK or LAYER needs micro_batches, those of each rank in a step");
     if (z->own.count > ZERO_MAX_CHUNKS / ((size_t)z->ranks * (size_t)z->replicas))
         return zero_fail(z, ZERO_ERR_ARG,
                          "micro_batches is %zu: with settings.order ZERO_ORDER_RANK each rank would pass on %zu sums, "

@@ -7,6 +7,7 @@
 // Steps of G micro-batches a rank, in this order; *hash is of what they leave.
 static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum zero_order in, size_t G,
                            uint64_t hash[2]) {
+    static const char *const names[] = { "step by step", "rank by rank", "layer by layer" };
     double norm = -1;
     micro_batch_order = in;
     memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
@@ -17,7 +18,7 @@ static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum ze
     zero *z = make_of(config);
     for (size_t s = 0; s < 2; s++) {
         CHECK(one_step(z, s, G, &norm) == ZERO_OK, "step: %s", zero_error(z));
-        reports_agree(z, in == ZERO_ORDER_RANK ? "rank by rank" : "step by step");
+        reports_agree(z, names[in]);
     }
     CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
     zero_destroy(z);
@@ -44,6 +45,12 @@ static void orders_agree(const struct way *way, int shard, size_t G) {
         train_in_order(comms.shard, comms.replicate, stage, ZERO_ORDER_RANK, G, have);
         CHECK(!memcmp(have, want, sizeof want), "stage %d, G = %zu, groups of %d, %s: other bits", stage, G, shard,
               kind_names[kind]);
+    }
+    for (int stage = 3; stage >= (comms.replicate ? 1 : 0); stage--) {
+        if (stage == 1 || shard < ranks || ranks == 1) continue;  // scratch
+        train_in_order(comms.shard, comms.replicate, stage, ZERO_ORDER_LAYER, G, have);
+        CHECK(!memcmp(have, want, sizeof want), "layer by layer, stage %d, G = %zu, groups of %d, %s: other bits",
+              stage, G, shard, kind_names[kind]);
     }
     zero_mesh_comms_destroy(&comms);
     other_transport = 0;

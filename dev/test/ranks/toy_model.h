@@ -128,12 +128,12 @@ static inline int forward(zero *z) {
     return ZERO_OK;
 }
 
-// The backward of one unit, poison in one element of one rank if asked for.
-static inline int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
+// The gradients of micro-batch j, the g-th of this rank, in one unit; poison in one element of one rank if asked for.
+static inline int unit_gradients(zero *z, size_t u, size_t g_of_step, size_t j, size_t step, float poison) {
     const size_t n = zero_layout_unit_numel(zero_get_layout(z), u);
-    void *device = zero_acquire_grads(z, u, zero_get_micro_batches(z));
-    if (!device || !zero_acquire_params(z, u)) return zero_release_params(z, u);
-    char *g = copy_of(device, n, element());  // zero, the padding too, if all is well
+    void *device = zero_acquire_grads(z, u, g_of_step);
+    if (!device) return zero_release_grads(z, u);  // the error that it could not return
+    char *g = copy_of(device, n, element());       // zero, the padding too, if all is well
     for (size_t t = 0; t < TENSORS; t++)
         if (tensors[t].unit == u)
             for (size_t i = 0; i < tensors[t].numel; i++)
@@ -141,7 +141,12 @@ static inline int backward_unit(zero *z, size_t u, size_t j, size_t step, float 
     if (u == 2 && poison != 0 && rank == ranks - 1) put(g, 5, poison);
     device_write(device, g, n * element());
     free(g);
-    const int e = zero_release_grads(z, u);
+    return zero_release_grads(z, u);
+}
+
+static inline int backward_unit(zero *z, size_t u, size_t j, size_t step, float poison) {
+    if (!zero_acquire_params(z, u)) return zero_release_params(z, u);
+    const int e = unit_gradients(z, u, zero_get_micro_batches(z), j, step, poison);
     return e ? e : zero_release_params(z, u);
 }
 
@@ -152,9 +157,22 @@ static inline int micro_batch(zero *z, size_t j, size_t step, float poison) {
     return e ? e : zero_finish_backward(z);
 }
 
+// All micro-batches of a step, unit by unit (ZERO_ORDER_LAYER).
+static inline int unit_by_unit(zero *z, size_t step, size_t micro_batches) {
+    const size_t first = (size_t)data_rank * micro_batches;
+    int e = forward(z);
+    for (size_t u = UNITS; u-- > 0 && !e;) {
+        if (!zero_acquire_params(z, u)) return zero_release_params(z, u);
+        for (size_t g = 0; g < micro_batches && !e; g++) e = unit_gradients(z, u, g, first + g, step, 0);
+        if (!e) e = zero_release_params(z, u);
+    }
+    return e ? e : zero_finish_backward(z);
+}
+
 static inline int one_step(zero *z, size_t step, size_t micro_batches, double *norm) {
     int e = zero_begin_step(z);
-    for (size_t g = 0; g < micro_batches && !e; g++)
+    if (!e && micro_batch_order == ZERO_ORDER_LAYER) e = unit_by_unit(z, step, micro_batches);
+    for (size_t g = 0; g < micro_batches && micro_batch_order != ZERO_ORDER_LAYER && !e; g++)
         e = micro_batch(z,
                         micro_batch_order == ZERO_ORDER_RANK ? (size_t)data_rank * micro_batches + g
                                                              : g * (size_t)data_ranks + (size_t)data_rank,
