@@ -84,6 +84,7 @@ template <class X> struct ActivationsOf {
     float *partial;           // [max_chunks(R), 4C]: sums over rows
     int *inputs, *targets;    // [R]
     TokenRows rows;           // of inputs, for the encoder's backward
+    X *dembedding;            // layer by layer: the head's gradients in unit 0, until the encoder's backward
 };
 typedef ActivationsOf<floatX> Activations;
 
@@ -95,6 +96,8 @@ typedef struct GPT2 {
     size_t max_B, max_T;  // of gpt2_create
     int recompute;
     size_t head_rows;  // rows of the head that are computed at a time, at most max_B * max_T
+    size_t streams;    // layer by layer: micro-batches of a step; else 0
+    size_t current;    // ... which of them acts is of
     int gelu_fusion;   // GELU in the matrix product: 0 never (set by gpt2_create), 1 forward, 2 also backward
     GPT2Units units;
     zero_mesh mesh;
@@ -114,7 +117,7 @@ typedef struct GPT2 {
     cudaEvent_t uploaded[STAGED_BATCHES];  // the staged tokens have arrived
     size_t uploads;                        // so far
     int *host_counts;                      // [V + 1]
-    size_t distinct;                       // tokens in the last inputs
+    size_t *distinct;                      // [max(1, streams)]: tokens in the inputs
 } GPT2;
 
 // Takes count elements from the arena, or, with arena NULL, only counts their bytes. 256: CUDA's own alignment.
@@ -130,13 +133,29 @@ size_t gpt2_head_rows(size_t asked, size_t B, size_t T) {
     return std::min(std::max(rows, T), B * T);
 }
 
-// Lays the activations out in the arena and returns its bytes.
+// Lays out what a micro-batch keeps from its forward to its backward if there are several at a time: the input of each
+// layer. Returns the bytes.
+template <class X>
+static size_t place_stream(ActivationsOf<X> *a, const GPT2Config *c, size_t R, int by_layer, void *arena) {
+    size_t used = 0;
+    take(&a->residual, (c->num_layers + 1) * R * c->channels, arena, &used);
+    take(&a->losses, R, arena, &used);
+    take(&a->dresidual, R * c->channels, arena, &used);
+    take(&a->inputs, R, arena, &used);
+    take(&a->targets, R, arena, &used);
+    take(&a->rows.token, R, arena, &used);
+    take(&a->rows.start, R + 1, arena, &used);
+    take(&a->rows.position, R, arena, &used);
+    take(&a->dembedding, by_layer ? gpt2_embedding_unit_numel(c) : 0, arena, &used);
+    return used;
+}
+
+// Lays out the rest, of one micro-batch: of all layers, or, if they are recomputed in the backward, of one.
 template <class X>
 static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t B, size_t T, int recompute,
-                                size_t head_rows, void *arena) {
-    const size_t R = B * T, L = c->num_layers, C = c->channels, norms = 2 * L + 1;
+                                size_t head_rows, size_t L, void *arena) {
+    const size_t R = B * T, C = c->channels, norms = 2 * L + 1;
     size_t used = 0;
-    take(&a->residual, (L + 1) * R * C, arena, &used);
     take(&a->normed, (recompute < 2 ? norms : 1) * R * C, arena, &used);
     take(&a->qkv, L * R * 3 * C, arena, &used);
     take(&a->atty, L * R * C, arena, &used);
@@ -148,28 +167,28 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
     take(&a->mean, norms * R, arena, &used);
     take(&a->rstd, norms * R, arena, &used);
     take(&a->lse, L * R * c->num_heads, arena, &used);
-    take(&a->losses, R, arena, &used);
-    take(&a->dresidual, R * C, arena, &used);
     take(&a->dnarrow, R * C, arena, &used);
     take(&a->dwide, R * 4 * C, arena, &used);
     take(&a->attention_scratch, attention_scratch<X>(B, T, c->num_heads), arena, &used);
     take(&a->partial, max_chunks(R) * 4 * C, arena, &used);
-    take(&a->inputs, R, arena, &used);
-    take(&a->targets, R, arena, &used);
-    take(&a->rows.token, R, arena, &used);
-    take(&a->rows.start, R + 1, arena, &used);
-    take(&a->rows.position, R, arena, &used);
     return used;
 }
 
-// Bytes that gpt2_create accounts under ZERO_MEM_ACTIVATIONS, in a build of this precision.
+// Bytes that gpt2_create accounts under ZERO_MEM_ACTIVATIONS, in a build of this precision: streams is 0, or the
+// micro-batches of a step that pass through each layer in turn, each of which adds gpt2_stream_bytes.
+template <class X>
+static size_t activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
+                               size_t streams) {
+    ActivationsOf<X> a;
+    const size_t rows = gpt2_head_rows(head_rows, B, T), layers = streams ? 1 : c->num_layers;
+    return place_activations(&a, c, B, T, recompute, rows, layers, NULL) +
+           (streams ? streams : 1) * place_stream(&a, c, B * T, streams > 0, NULL);
+}
+
 size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                             enum zero_dtype precision = FLOATX) {
-    const size_t rows = gpt2_head_rows(head_rows, B, T);
-    ActivationsOf<bf16> half;
-    ActivationsOf<float> single;
-    if (precision == ZERO_BF16) return place_activations(&half, c, B, T, recompute, rows, NULL);
-    return place_activations(&single, c, B, T, recompute, rows, NULL);
+                             enum zero_dtype precision = FLOATX, size_t streams = 0) {
+    return precision == ZERO_BF16 ? activation_bytes<bf16>(c, B, T, recompute, head_rows, streams)
+                                  : activation_bytes<float>(c, B, T, recompute, head_rows, streams);
 }
 
 // Frees what gpt2_create allocated. A GPT2 that is all zeros, or whose gpt2_create failed, is fine.
@@ -181,6 +200,7 @@ void gpt2_destroy(GPT2 *m) {
     if (m->host_losses) cudaCheck(cudaFreeHost(m->host_losses));
     if (m->host_tokens) cudaCheck(cudaFreeHost(m->host_tokens));
     free(m->host_counts);
+    free(m->distinct);
     memset(m, 0, sizeof *m);
 }
 
@@ -200,6 +220,9 @@ static int find_offsets(GPT2 *m, char *err, size_t err_bytes) {
     return 0;
 }
 
+// Layers whose activations are kept.
+static size_t kept_layers(const GPT2 *m) { return m->streams ? 1 : m->config.num_layers; }
+
 // Returns pinned host memory, to and from which copies are asynchronous; NULL if there is none.
 static void *pinned(size_t bytes) {
     void *p = NULL;
@@ -208,14 +231,23 @@ static void *pinned(size_t bytes) {
     return NULL;
 }
 
+// Makes micro-batch g the one that is computed.
+void gpt2_use_stream(GPT2 *m, size_t g) {
+    const size_t R = m->max_B * m->max_T, of_one = place_stream(&m->acts, &m->config, R, m->streams > 0, NULL);
+    const size_t used = place_activations(&m->acts, &m->config, m->max_B, m->max_T, m->recompute, m->head_rows,
+                                          kept_layers(m), m->arena);
+    place_stream(&m->acts, &m->config, R, m->streams > 0, (char *)m->arena + used + g * of_one);
+    m->current = g;
+}
+
 // Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
 // backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
 // GELU of a sum that is not yet rounded.) head_rows: see gpt2_head_rows. units and mesh are copied; memory must outlive
-// the model. All work is queued on stream. Returns 0; or ZERO_ERR_MEMORY or -1, with a message in err (m is then all
-// zeros). Not collective.
+// the model. All work is queued on stream. streams: see gpt2_activation_bytes. Returns 0; or ZERO_ERR_MEMORY or -1, with
+// a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
                 const GPT2Units *units, const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err,
-                size_t err_bytes) {
+                size_t err_bytes, size_t streams = 0) {
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
@@ -233,6 +265,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     m->max_T = T;
     m->recompute = recompute;
     m->head_rows = gpt2_head_rows(head_rows, B, T);
+    m->streams = streams;
     m->units = *units;
     m->mesh = *mesh;
     m->memory = memory;
@@ -242,13 +275,14 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
         gpt2_destroy(m);
         return -1;
     }
-    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows);
+    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows, FLOATX, streams);
     m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
     m->host_tokens = (int *)pinned(STAGED_BATCHES * (5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
+    m->distinct = (size_t *)calloc(streams + 1, sizeof *m->distinct);
     for (cudaEvent_t &e : m->uploaded) cudaCheck(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts) {
+    if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts || !m->distinct) {
         const size_t bytes = m->arena_bytes;
         char refusal[ZERO_REFUSAL_BYTES];
         gpt2_destroy(m);
@@ -256,7 +290,7 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
                    zero_accounting_refusal(memory, bytes, refusal));
         return ZERO_ERR_MEMORY;
     }
-    place_activations(&m->acts, c, B, T, recompute, m->head_rows, m->arena);
+    gpt2_use_stream(m, 0);
     m->logits = m->acts.logits;
     return 0;
 }
@@ -275,6 +309,7 @@ static LayerActivations layer_activations(const GPT2 *m, size_t l) {
     const Activations *a = &m->acts;
     LayerActivations x;
     x.residual = a->residual + l * RC;
+    if (m->streams) l = 0;
     x.ln1 = a->normed + (m->recompute < 2 ? 2 * l * RC : 0);
     x.ln1_mean = a->mean + 2 * l * R;
     x.ln1_rstd = a->rstd + 2 * l * R;
@@ -298,10 +333,10 @@ typedef struct FinalActivations {
 } FinalActivations;
 
 static FinalActivations final_activations(const GPT2 *m) {
-    const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = m->config.num_layers;
+    const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = kept_layers(m);
     const Activations *a = &m->acts;
     floatX *out = a->normed + (m->recompute < 2 ? 2 * L * RC : 0);
-    return FinalActivations{ a->residual + L * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R };
+    return FinalActivations{ a->residual + m->config.num_layers * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R };
 }
 
 static floatX *acquire_params(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_params(m->units.ctx, unit); }
@@ -335,31 +370,31 @@ static void upload_token_rows(GPT2 *m, const int *inputs, int *staging) {
     int *token = staging + 2 * R, *position = token + R, *start = position + R, *place = m->host_counts;
     memset(place, 0, (V + 1) * sizeof(int));
     for (int r = 0; r < R; r++) place[inputs[r] + 1]++;
-    m->distinct = 0;
+    size_t distinct = 0;
     for (size_t v = 0; v < V; v++) {
         if (place[v + 1]) {
-            token[m->distinct] = (int)v;
-            start[m->distinct++] = place[v];
+            token[distinct] = (int)v;
+            start[distinct++] = place[v];
         }
         place[v + 1] += place[v];
     }
-    start[m->distinct] = R;
+    start[distinct] = R;
+    m->distinct[m->current] = distinct;
     for (int r = 0; r < R; r++) position[place[inputs[r]]++] = r;
-    upload(m, m->acts.rows.token, token, m->distinct);
-    upload(m, m->acts.rows.start, start, m->distinct + 1);
+    upload(m, m->acts.rows.token, token, distinct);
+    upload(m, m->acts.rows.start, start, distinct + 1);
     upload(m, m->acts.rows.position, position, R);
 }
 
 // With tensor parallelism, the bias of a row-parallel product is added by one rank only, before the sum over ranks.
 static const floatX *bias_once(const GPT2 *m, const floatX *bias) { return m->mesh.tensor_rank == 0 ? bias : NULL; }
 
-static void layer_forward(GPT2 *m, size_t l) {
+static void layer_forward(GPT2 *m, size_t l, const floatX *p) {
     const size_t B = m->B, T = m->T, C = m->config.channels, NH = m->config.num_heads, R = B * T;
     const size_t *offset = m->layer_offset;
     const LayerActivations x = layer_activations(m, l);
     cudaStream_t s = m->stream;
     floatX *branch = m->acts.dnarrow;  // free until the backward
-    const floatX *p = acquire_params(m, 1 + l);
 
     layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
     zeroCheck(zero_tp_copy(&m->mesh, x.ln1, FLOATX, R * C, s));
@@ -376,7 +411,6 @@ static void layer_forward(GPT2 *m, size_t l) {
     linear_forward(branch, x.fch_gelu, p + offset[FCPROJW], bias_once(m, p + offset[FCPROJB]), R, 4 * C, C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
     residual(x.out, x.attended, branch, R * C, s);
-    release_params(m, 1 + l);
 }
 
 // Does the last forward's head take several chunks of rows?
@@ -400,18 +434,8 @@ static void head_forward(GPT2 *m, const floatX *wte, int with_targets, int train
     }
 }
 
-// Queues a forward pass. inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of
-// gpt2_create. targets NULL: inference; leaves the logits of the first head_rows positions in m->logits. Else computes
-// the losses, for gpt2_loss; with train also the gradients of the head, of losses scaled by 1 / (B * T), and
-// gpt2_backward may follow. All ranks that share the units must call it.
-void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
-    const size_t C = m->config.channels, R = B * T;
-    const Activations *a = &m->acts;
-    const FinalActivations f = final_activations(m);
-    cudaStream_t s = m->stream;
-    if (!B || !T || B > m->max_B || T > m->max_T || (train && !targets))
-        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T,
-              train, m->max_B, m->max_T);
+static void load_tokens(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
+    const size_t R = B * T;
     check_tokens(m, inputs, R, "inputs");
     if (targets) check_tokens(m, targets, R, "targets");
     m->B = B;
@@ -420,10 +444,30 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     int *staging = m->host_tokens + m->uploads++ % STAGED_BATCHES * (5 * m->max_B * m->max_T + 1);
     if (cudaEventQuery(uploaded) != cudaSuccess)
         cudaCheck(cudaEventSynchronize(uploaded));  // the STAGED_BATCHES-th micro-batch before this one has begun
-    upload_tokens(m, a->inputs, inputs, staging);
-    if (targets) upload_tokens(m, a->targets, targets, staging + R);
+    upload_tokens(m, m->acts.inputs, inputs, staging);
+    if (targets) upload_tokens(m, m->acts.targets, targets, staging + R);
     if (train) upload_token_rows(m, inputs, staging);
-    cudaCheck(cudaEventRecord(uploaded, s));
+    cudaCheck(cudaEventRecord(uploaded, m->stream));
+}
+
+static void final_layernorm(GPT2 *m, const floatX *p) {
+    const FinalActivations f = final_activations(m);
+    layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB],
+                      m->B * m->T, m->config.channels, m->stream);
+}
+
+// Queues a forward pass. inputs, targets: host int[B * T], tokens below vocab_size; B and T at most those of
+// gpt2_create. targets NULL: inference; leaves the logits of the first head_rows positions in m->logits. Else computes
+// the losses, for gpt2_loss; with train also the gradients of the head, of losses scaled by 1 / (B * T), and
+// gpt2_backward may follow. All ranks that share the units must call it.
+void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size_t T, int train) {
+    const size_t C = m->config.channels, R = B * T;
+    const Activations *a = &m->acts;
+    cudaStream_t s = m->stream;
+    if (!B || !T || B > m->max_B || T > m->max_T || (train && (!targets || m->streams)))
+        fatal(__FILE__, __LINE__, "gpt2_forward: B %zu T %zu train %d, but the model was made for B %zu T %zu", B, T,
+              train, m->max_B, m->max_T);
+    load_tokens(m, inputs, targets, B, T, train);
 
     zero_nvtx_push("forward", 0);
     const floatX *p = acquire_params(m, 0);
@@ -434,15 +478,15 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     zeroCheck(zero_pp_recv(&m->mesh, layer_activations(m, m->first_layer).residual, FLOATX, R * C, s));
     for (size_t l = m->first_layer; l < m->last_layer; l++) {
         zero_nvtx_push("forward", 1 + l);
-        layer_forward(m, l);
+        layer_forward(m, l, acquire_params(m, 1 + l));
+        release_params(m, 1 + l);
         zero_nvtx_pop();
     }
     zeroCheck(zero_pp_send(&m->mesh, layer_activations(m, m->last_layer).residual, FLOATX, R * C, s));
 
     zero_nvtx_push("head", 0);
     p = acquire_params(m, 0);
-    layernorm_forward(f.out, f.mean, f.rstd, f.inp, p + m->embedding_offset[LNFW], p + m->embedding_offset[LNFB], R, C,
-                      s);
+    final_layernorm(m, p);
     head_forward(m, p + m->embedding_offset[WTE], targets != NULL, train);
     release_params(m, 0);
     zero_nvtx_pop();
@@ -470,15 +514,13 @@ double gpt2_loss(GPT2 *m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward. dresidual is the gradient of the residual stream, from the head back to the embeddings.
 
-static void layer_backward(GPT2 *m, size_t l) {
+static void layer_backward(GPT2 *m, size_t l, const floatX *p, floatX *g) {
     const size_t B = m->B, T = m->T, C = m->config.channels, NH = m->config.num_heads, R = B * T;
     const size_t *offset = m->layer_offset;
     const LayerActivations x = layer_activations(m, l);
     const Activations *a = &m->acts;
     floatX *dresidual = a->dresidual, *dnarrow = a->dnarrow, *dwide = a->dwide;
     cudaStream_t s = m->stream;
-    const floatX *p = acquire_params(m, 1 + l);
-    floatX *g = acquire_grads(m, 1 + l);
 
     if (m->recompute >= 1) gelu_forward(x.fch_gelu, x.fch, R * 4 * C, s);
     gelu_linear_backward(dwide, g + offset[FCPROJW], g + offset[FCPROJB], a->partial, dresidual, x.fch_gelu, x.fch,
@@ -501,22 +543,15 @@ static void layer_backward(GPT2 *m, size_t l) {
     zeroCheck(zero_tp_reduce(&m->mesh, dnarrow, FLOATX, R * C, s));
     layernorm_backward(dresidual, g + offset[LN1W], g + offset[LN1B], a->partial, dnarrow, x.residual, p + offset[LN1W],
                        x.ln1_mean, x.ln1_rstd, R, C, s);
-    release_grads(m, 1 + l);
-    release_params(m, 1 + l);
 }
 
-// Queues the backward of the last forward, which had train set: writes the gradients of all units. wte is used at both
-// ends, so the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call it.
-void gpt2_backward(GPT2 *m) {
-    const size_t B = m->B, T = m->T, C = m->config.channels, Vp = m->config.padded_vocab_size, R = B * T;
+// From the logits' gradients to that of the residual stream, with g the gradients of unit 0.
+static void head_backward(GPT2 *m, const floatX *p, floatX *g) {
+    const size_t C = m->config.channels, Vp = m->config.padded_vocab_size, R = m->B * m->T;
     const size_t *offset = m->embedding_offset;
     const Activations *a = &m->acts;
     const FinalActivations f = final_activations(m);
     cudaStream_t s = m->stream;
-    zero_nvtx_push("head backward", 0);
-    const floatX *p = acquire_params(m, 0);
-    floatX *g = acquire_grads(m, 0);
-
     if (head_in_chunks(m))
         round_head(g + offset[WTE], a->dhead, Vp * C, s);
     else
@@ -524,21 +559,104 @@ void gpt2_backward(GPT2 *m) {
     cudaCheck(cudaMemsetAsync(a->dresidual, 0, R * C * sizeof(floatX), s));
     layernorm_backward(a->dresidual, g + offset[LNFW], g + offset[LNFB], a->partial, a->dnarrow, f.inp,
                        p + offset[LNFW], f.mean, f.rstd, R, C, s);
+}
+
+static void encode_backward(GPT2 *m, floatX *g) {
+    encoder_backward(g + m->embedding_offset[WTE], g + m->embedding_offset[WPE], m->acts.dresidual, m->acts.rows,
+                     m->distinct[m->current], m->B, m->T, m->config.channels, m->stream);
+}
+
+// Queues the backward of the last forward, which had train set: writes the gradients of all units. wte is used at both
+// ends, so the gradients of unit 0 are held from the head to the encoder. All ranks that share the units must call it.
+void gpt2_backward(GPT2 *m) {
+    const size_t R = m->B * m->T, C = m->config.channels;
+    const Activations *a = &m->acts;
+    cudaStream_t s = m->stream;
+    zero_nvtx_push("head backward", 0);
+    const floatX *params = acquire_params(m, 0);
+    floatX *g = acquire_grads(m, 0);
+    head_backward(m, params, g);
     release_params(m, 0);
     zero_nvtx_pop();
 
     zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
     for (size_t l = m->last_layer; l-- > m->first_layer;) {
         zero_nvtx_push("backward", 1 + l);
-        layer_backward(m, l);
+        const floatX *p = acquire_params(m, 1 + l);
+        layer_backward(m, l, p, acquire_grads(m, 1 + l));
+        release_grads(m, 1 + l);
+        release_params(m, 1 + l);
         zero_nvtx_pop();
     }
     zeroCheck(zero_pp_send(&m->mesh, a->dresidual, FLOATX, R * C, s));
 
     zero_nvtx_push("backward", 0);
-    encoder_backward(g + offset[WTE], g + offset[WPE], a->dresidual, a->rows, m->distinct, B, T, C, s);
+    encode_backward(m, g);
     release_grads(m, 0);
     zero_nvtx_pop();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layer by layer: all micro-batches of a step pass through a unit before the next one is acquired. Each keeps the input
+// of every layer; the backward computes a layer's activations from it once more. The head's gradients in unit 0 wait
+// until the encoder's are there. Bits are those of one micro-batch after the other.
+
+// Micro-batch g of m->streams. inputs, targets: host int[B * T].
+void gpt2_load(GPT2 *m, size_t g, const int *inputs, const int *targets, size_t B, size_t T) {
+    gpt2_use_stream(m, g);
+    load_tokens(m, inputs, targets, B, T, 1);
+}
+
+void gpt2_forward_by_layer(GPT2 *m) {
+    const size_t *offset = m->embedding_offset;
+    const floatX *p = acquire_params(m, 0);
+    for (size_t g = 0; g < m->streams; g++) {
+        gpt2_use_stream(m, g);
+        encoder_forward(m->acts.residual, m->acts.inputs, p + offset[WTE], p + offset[WPE], m->B, m->T,
+                        m->config.channels, m->stream);
+    }
+    release_params(m, 0);
+    for (size_t l = 0; l < m->config.num_layers; l++) {
+        p = acquire_params(m, 1 + l);
+        for (size_t g = 0; g < m->streams; g++) {
+            gpt2_use_stream(m, g);
+            layer_forward(m, l, p);
+        }
+        release_params(m, 1 + l);
+    }
+}
+
+// The head, forward and backward, and the backward of the rest.
+void gpt2_backward_by_layer(GPT2 *m) {
+    const size_t bytes = gpt2_embedding_unit_numel(&m->config) * sizeof(floatX);
+    acquire_params(m, 0);  // the order of units has it twice, as two passes need it
+    release_params(m, 0);
+    const floatX *p = acquire_params(m, 0);
+    for (size_t g = 0; g < m->streams; g++) {
+        gpt2_use_stream(m, g);
+        cudaCheck(cudaMemsetAsync(m->acts.dembedding, 0, bytes, m->stream));
+        final_layernorm(m, p);
+        head_forward(m, p + m->embedding_offset[WTE], 1, 1);
+        head_backward(m, p, m->acts.dembedding);
+    }
+    release_params(m, 0);
+    for (size_t l = m->config.num_layers; l-- > 0;) {
+        p = acquire_params(m, 1 + l);
+        for (size_t g = 0; g < m->streams; g++) {
+            gpt2_use_stream(m, g);
+            layer_forward(m, l, p);
+            layer_backward(m, l, p, acquire_grads(m, 1 + l));
+            release_grads(m, 1 + l);
+        }
+        release_params(m, 1 + l);
+    }
+    for (size_t g = 0; g < m->streams; g++) {
+        gpt2_use_stream(m, g);
+        floatX *grads = acquire_grads(m, 0);
+        cudaCheck(cudaMemcpyAsync(grads, m->acts.dembedding, bytes, cudaMemcpyDeviceToDevice, m->stream));
+        encode_backward(m, grads);
+        release_grads(m, 0);
+    }
 }
 
 // =====================================================================================================================
@@ -598,7 +716,7 @@ static void unit_params_done(void *ctx, size_t unit) {
 
 static void *unit_grads(void *ctx, size_t unit) {
     const Run *r = (const Run *)ctx;
-    void *p = zero_acquire_grads(r->z, unit, zero_get_micro_batches(r->z));
+    void *p = zero_acquire_grads(r->z, unit, zero_get_micro_batches(r->z) + r->model->current);
     if (p == NULL) must(r, zero_release_grads(r->z, unit), "gradients of a unit");  // it returns the failure again
     return p;
 }
@@ -655,7 +773,8 @@ static void create_model(Run *r, GPT2 *model) {
     units.acquire_grads = unit_grads;
     units.release_grads = unit_grads_done;
     const int status = gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, (size_t)o->head_rows, &units,
-                                   &r->mesh, &r->memory, r->stream, err, sizeof err);
+                                   &r->mesh, &r->memory, r->stream, err, sizeof err,
+                                   o->settings.order == ZERO_ORDER_LAYER ? r->G : 0);
     if (status == ZERO_ERR_MEMORY) die_of_memory(r, err);
     if (status != 0) die("-b %zu -t %zu: %s", r->B, r->T, err);
     model->gelu_fusion = (int)o->gelu_fusion;
@@ -842,15 +961,40 @@ static int skip_update(const Run *r, const StepLine *s) {
 }
 
 // How many micro-batches in a row a rank takes.
-static size_t in_a_row(const Run *r) { return r->options.settings.order == ZERO_ORDER_RANK ? r->G : 1; }
+static size_t in_a_row(const Run *r) { return r->options.settings.order == ZERO_ORDER_STEP ? 1 : r->G; }
+
+static void read_own_batch(const Run *r, size_t step, size_t g) {
+    const size_t first = r->options.overfit ? 0 : step * r->M, rank = (size_t)r->rank;
+    read_batch(r, r->train, first + (in_a_row(r) > 1 ? rank * r->G + g : g * (size_t)r->ranks + rank));
+}
+
+static void forward_backward_by_layer(Run *r, size_t step) {
+    metrics_enter(r->metrics, METRICS_DATA);
+    for (size_t g = 0; g < r->G; g++) {
+        read_own_batch(r, step, g);
+        gpt2_load(r->model, g, r->inputs, r->targets, r->B, r->T);
+    }
+    metrics_enter(r->metrics, METRICS_FORWARD);
+    gpt2_forward_by_layer(r->model);
+    metrics_enter(r->metrics, METRICS_BACKWARD);
+    gpt2_backward_by_layer(r->model);
+    must(r, zero_finish_backward(r->z), "end of the backward pass");
+    for (size_t g = r->G; g-- > 0;) {  // ends with the first, which validation uses
+        gpt2_use_stream(r->model, g);
+        gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
+    }
+}
 
 // Computes the gradients of G micro-batches, and queues the copies of their losses to the host.
 static void forward_backward(Run *r, size_t step) {
-    const size_t first = r->options.overfit ? 0 : step * r->M, rank = (size_t)r->rank;
     must(r, zero_begin_step(r->z), "beginning of a step");
+    if (r->model->streams) {
+        forward_backward_by_layer(r, step);
+        return;
+    }
     for (size_t g = 0; g < r->G; g++) {
         metrics_enter(r->metrics, METRICS_DATA);
-        read_batch(r, r->train, first + (in_a_row(r) > 1 ? rank * r->G + g : g * (size_t)r->ranks + rank));
+        read_own_batch(r, step, g);
         metrics_enter(r->metrics, METRICS_FORWARD);
         gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 1);
         metrics_enter(r->metrics, METRICS_BACKWARD);
@@ -1074,6 +1218,10 @@ static Kernels describe_kernels(const Run *r) {
     const size_t head_rows = (size_t)r->options.head_rows;
     k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype);
     k.activation_bytes_of = gpt2_activation_bytes;
+    const size_t one = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype, 1);
+    k.stream_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype, 2) -
+                     one;
+    k.layer_bytes = one - k.stream_bytes;
     k.head_chunks = ceil_div(rows, gpt2_head_rows(head_rows, r->B, r->T));
     k.sum_chunks = ceil_div(rows, chunk_rows(rows));
     return k;

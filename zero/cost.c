@@ -120,6 +120,14 @@ size_t zero_cost_two_levels(const zero_settings *s, size_t G, const zero_comm_sh
     return sums.count * zero_dtype_bytes(sums.dtype) < h * own.count * zero_dtype_bytes(own.dtype) ? h : 0;
 }
 
+enum zero_order zero_cost_order(const zero_settings *s, size_t ranks, size_t G) {
+    const size_t sums = s->order != ZERO_ORDER_STEP ? zero_cost_own_sums(s, G).count * sizeof(float) : 0;
+    if (s->order == ZERO_ORDER_STEP || s->reduction != ZERO_REDUCE_EXACT || ranks == 1 || G == 1)
+        return ZERO_ORDER_STEP;
+    if (s->order == ZERO_ORDER_LAYER) return sums <= G * zero_dtype_bytes(s->dtype) ? s->order : ZERO_ORDER_STEP;
+    return s->stage < 2 && zero_cost_rank_order_pays(s->dtype, ranks, G) ? s->order : ZERO_ORDER_STEP;
+}
+
 // What all ranks pass on at a time, and how often in a step.
 static size_t reductions(const zero_cost *p, size_t G) { return own_sums(p) && G ? 1 : G; }
 

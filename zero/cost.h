@@ -81,6 +81,10 @@ size_t zero_cost_two_levels(const zero_settings *s, size_t G, const zero_comm_sh
 // once for each of its ranks; in NCCL's ring all but one enter. Not collective.
 size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t per_host, zero_row *rows, size_t max);
 
+// The order that a run takes in the place of s->order, if that would not pay: ZERO_ORDER_STEP where no bytes are saved
+// (ZERO_ORDER_LAYER: where it costs more bytes of gradients), and what an engine would refuse.
+enum zero_order zero_cost_order(const zero_settings *s, size_t ranks, size_t G);
+
 // Whether shard groups cost more wire than one shard group of all ranks: no fewer bytes from other groups in a step,
 // and more in all. `groups` and `one` are the same run with and without groups, on their layouts. With groups of S
 // ranks, parameters of b bytes and F gathers of them, a rank receives from each other group, for an element of Psi/N,

@@ -71,6 +71,14 @@ void gpt2_tensors(const GPT2Config *c, zero_tensor *out) {
     }
 }
 
+size_t gpt2_embedding_unit_numel(const GPT2Config *c) {
+    const size_t numel[] = { c->padded_vocab_size * c->channels, c->max_seq_len * c->channels, c->channels,
+                             c->channels };
+    size_t sum = 0;
+    for (size_t t = 0; t < GPT2_EMBEDDING_TENSORS; t++) sum += (numel[t] + ZERO_ALIGN - 1) / ZERO_ALIGN * ZERO_ALIGN;
+    return sum;
+}
+
 size_t gpt2_unit_order(const GPT2Config *c, size_t *order) {
     const size_t L = c->num_layers;
     for (size_t i = 0; order != NULL && i < L; i++) {

@@ -28,6 +28,9 @@ size_t gpt2_num_tensors(const GPT2Config *c);
 // Describes the tensors, unit by unit, to out[gpt2_num_tensors(c)]. `logical` is the place in the model file.
 void gpt2_tensors(const GPT2Config *c, zero_tensor *out);
 
+// Elements of unit 0 with the gaps between its tensors (zero/layout.h).
+size_t gpt2_embedding_unit_numel(const GPT2Config *c);
+
 // Including the padding of wte. 124 475 904 for d12.
 size_t gpt2_num_parameters(const GPT2Config *c);
 

@@ -104,7 +104,7 @@ static int keep(Search *s, const Fit *f) {
 
 // Keeps the best recomputation and rows of the head that fit. f: with the other flags; states: the most bytes of any
 // rank, without activations. Returns 0, or -1: out of memory.
-static int try_activations(Search *s, Fit f, uint64_t states) {
+static int try_activations(Search *s, Fit f, uint64_t states, size_t streams) {
     const FitInput *in = s->in;
     const Choices rows = head_rows(in, f.B);
     const int all = (in->searched & FIT_RECOMPUTE) != 0, last = all ? 2 : in->plan.recompute;
@@ -112,7 +112,7 @@ static int try_activations(Search *s, Fit f, uint64_t states) {
         for (f.recompute = all ? 0 : last; f.recompute <= last; f.recompute++) {
             f.head_rows = rows.value[i];
             f.bytes = states + in->activation_bytes(&in->config, f.B, in->plan.T, f.recompute, f.head_rows,
-                                                    in->plan.settings.dtype);
+                                                    in->plan.settings.dtype, streams);
             const int fits = (double)f.bytes <= in->plan.device_bytes;
             if ((fits || s->exhaustive) && keep(s, &f) != 0) return -1;
             if (fits) return 0;
@@ -140,16 +140,19 @@ static int try_plan(Search *s, Fit f, size_t group, char *err, size_t err_bytes)
     plan.settings.order = f.order;
     plan.settings.offload = f.offload;
     plan.B = f.B;
-    plan.activation_bytes = 0;
+    plan.activation_bytes = plan.layer_bytes = plan.stream_bytes = 0;
     if ((group < plan.ranks && f.stage == 0) || (f.order == ZERO_ORDER_RANK && f.stage >= 2)) return 0;  // impossible
-    const size_t least = in->activation_bytes(&in->config, f.B, plan.T, 2, plan.T, plan.settings.dtype);
+    const size_t least = in->activation_bytes(&in->config, f.B, plan.T, 2, plan.T, plan.settings.dtype,
+                                              f.order == ZERO_ORDER_LAYER);
     if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
     if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
     if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
     if (in->searched & FIT_ORDER && p.order != f.order) return 0;
     if (!is_there(in, &p) || (!s->exhaustive && (double)p.memory_total > plan.device_bytes)) return 0;
     f.seconds = p.times.step;
-    return try_activations(s, f, plan_most_memory(&plan, &p)) == 0 ? 0 : FAIL("the host's memory is exhausted");
+    const size_t streams = p.order == ZERO_ORDER_LAYER ? s->tokens / (f.B * plan.T * plan.ranks) : 0;
+    if (try_activations(s, f, plan_most_memory(&plan, &p), streams) == 0) return 0;
+    return FAIL("the host's memory is exhausted");
 }
 
 // Is this value of a flag to be tried? The flag is searched, or has it.
@@ -246,7 +249,9 @@ int fit_largest(size_t *depth, Fit *fit, const FitInput *in, char *err, size_t e
 
 void fit_flags(const Fit *f, char *text, size_t bytes) {
     char group[48] = "", rows[48] = "";
-    const char *order = f->order == ZERO_ORDER_RANK ? " --micro-batch-order rank" : "";
+    const char *order = f->order == ZERO_ORDER_RANK    ? " --micro-batch-order rank"
+                        : f->order == ZERO_ORDER_LAYER ? " --micro-batch-order layer"
+                                                       : "";
     const char *offload = f->offload == ZERO_OFFLOAD_CPU    ? " --offload cpu"
                           : f->offload == ZERO_OFFLOAD_NVME ? " --offload nvme:DIR"
                                                             : "";
@@ -280,8 +285,12 @@ static void print_json(FILE *out, const char *what, const char *model, const Fit
             "%d, \"head_rows\": "
             "%zu, \"B\": %zu, "
             "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
-            f->stage, f->shard_group, f->order == ZERO_ORDER_RANK ? "rank" : "step", OFFLOAD[f->offload], f->recompute,
-            f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes, f->seconds);
+            f->stage, f->shard_group,
+            f->order == ZERO_ORDER_RANK    ? "rank"
+            : f->order == ZERO_ORDER_LAYER ? "layer"
+                                           : "step",
+            OFFLOAD[f->offload], f->recompute, f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes,
+            f->seconds);
 }
 
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {

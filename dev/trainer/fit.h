@@ -36,7 +36,7 @@ typedef struct {
     GPT2Config config;  // of the model in plan
     size_t head_rows;
     size_t (*activation_bytes)(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                               enum zero_dtype precision);
+                               enum zero_dtype precision, size_t streams);
     unsigned searched;  // FIT_*
 } FitInput;
 

@@ -94,12 +94,13 @@ static int check_generate(Options *o, char *err, size_t err_bytes) {
 
 // A plan has all stages, and shows the others step by step.
 static int check_order(const Options *o, char *err, size_t err_bytes) {
-    if (o->settings.order != ZERO_ORDER_RANK) return 0;
+    if (o->settings.order == ZERO_ORDER_STEP) return 0;
     if (o->settings.reduction != ZERO_REDUCE_EXACT)
-        return FAIL("--micro-batch-order rank: does not work with --reduce library: leave one of them out");
-    if (o->settings.stage >= 2 && o->plan == OPTION_PLAN_OFF && !o->print_config)
+        return FAIL("--micro-batch-order: rank and layer do not work with --reduce library: leave one of them out");
+    if (o->settings.order == ZERO_ORDER_RANK && o->settings.stage >= 2 && o->plan == OPTION_PLAN_OFF &&
+        !o->print_config)
         return FAIL("--micro-batch-order rank: each rank keeps sums of all gradients, which stage %d shards: use -z 1, "
-                    "or --micro-batch-order step",
+                    "or --micro-batch-order layer or step",
                     o->settings.stage);
     return 0;
 }

@@ -94,9 +94,7 @@ zero_cost plan_cost(const PlanInput *in, int stage, size_t ranks, size_t group) 
     size_t groups_here, here = ranks_on_host(in, ranks, group, &groups_here);
     zero_settings settings = in->settings;
     settings.stage = stage;
-    if (stage >= 2 || settings.reduction != ZERO_REDUCE_EXACT ||
-        !zero_cost_rank_order_pays(settings.dtype, ranks, micro_steps))
-        settings.order = ZERO_ORDER_STEP;
+    settings.order = zero_cost_order(&settings, ranks, micro_steps > 0 ? micro_steps : 1);
     return (zero_cost){
         .settings = settings,
         .order = in->order,
@@ -160,7 +158,9 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
         const size_t ranks = plan->replicas * l->ranks, per_host = in->ranks_per_host;
         plan_add_transport(rows, n, transport_of(in, ranks, per_host > 0 && per_host < ranks ? per_host : ranks));
     }
-    rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .expected = in->activation_bytes };
+    const int by_layer = plan->settings.order == ZERO_ORDER_LAYER;
+    rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS };
+    rows[n].expected = by_layer ? in->layer_bytes + plan->max_micro_batches * in->stream_bytes : in->activation_bytes;
     rows[n].what = zero_memory_category_name(ZERO_MEM_ACTIVATIONS);
     snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T,
              in->recompute);
@@ -270,8 +270,9 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
         if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {
             s->sums += s->memory[i].expected;
         }
-        if (s->memory[i].kind == ZERO_MEM_GRADS && s->order == ZERO_ORDER_RANK) {
-            s->sums += s->memory[i].expected - l->trained_offset[l->num_units] * elem;  // the paper has gradients
+        if (s->memory[i].kind == ZERO_MEM_GRADS && s->order != ZERO_ORDER_STEP) {
+            s->sums += s->memory[i].expected;
+            if (stage < 2) s->sums -= l->trained_offset[l->num_units] * elem;  // the paper has gradients
         }
     }
     if (stage >= 2) {  // of the sums, the paper has a gradient shard, in the parameters' precision

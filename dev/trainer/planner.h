@@ -28,8 +28,9 @@ typedef struct {
     zero_settings settings;  // stage is not used: a plan has all
     int recompute;
     size_t activation_bytes;
-    double flops_per_token;     // forward and backward
-    const double *order_flops;  // the same by unit of the order; NULL: in equal parts
+    size_t layer_bytes, stream_bytes;  // in its place, layer by layer: of one layer, and of each micro-batch of a step
+    double flops_per_token;            // forward and backward
+    const double *order_flops;         // the same by unit of the order; NULL: in equal parts
     size_t B, T;
     size_t total_tokens;           // of a step, over all ranks; 0: B * T * ranks. Otherwise a multiple of that.
     size_t ranks, ranks_per_host;  // ranks_per_host 0: all on one host

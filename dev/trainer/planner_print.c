@@ -11,6 +11,8 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // As text
 
+static const char *const ORDERS[] = { "step", "rank", "layer" };
+
 #define ACROSS(stage) (int stage = 0; stage < PLAN_STAGES; stage++)
 
 static void print_head(FILE *out, const char *title) {
@@ -226,7 +228,8 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
         }
     for
         ACROSS(stage) {
-            if (p->stage[stage].order == ZERO_ORDER_RANK) fprintf(out, " (stage %d: micro-batch order rank)", stage);
+            if (p->stage[stage].order != ZERO_ORDER_STEP)
+                fprintf(out, " (stage %d: micro-batch order %s)", stage, ORDERS[p->stage[stage].order]);
         }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
@@ -325,7 +328,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             const PlanStage *s = &p->stage[stage];
             fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
                     s->fits ? "true" : "false");
-            fprintf(out, ", \"micro_batch_order\": \"%s\"", s->order == ZERO_ORDER_RANK ? "rank" : "step");
+            fprintf(out, ", \"micro_batch_order\": \"%s\"", ORDERS[s->order]);
             json_ranks(out, "shard_group", s->shard_group);
             json_ranks(out, "smallest_ranks", s->smallest);
             json_ranks(out, "smallest_power_of_two", s->smallest_power);

@@ -76,7 +76,7 @@ static double sums_moved(uint64_t pushed, size_t times) {
 }
 
 // How often gradients are reduced in a step.
-static size_t reductions(const ProfileRun *r) { return r->settings.order == ZERO_ORDER_RANK ? 1 : r->G; }
+static size_t reductions(const ProfileRun *r) { return r->settings.order != ZERO_ORDER_STEP ? 1 : r->G; }
 
 // The ordered sums of a step (zero/gradients.c). Each reduction reads the N chunks of a shard, reads the partial sums
 // that it changes, and writes those that are new. Several shard groups write and read their sums on the way, and so do
@@ -115,7 +115,7 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     const size_t units = L + 1;
     const int stage = r->settings.stage, library = r->settings.reduction == ZERO_REDUCE_LIBRARY;
     add(rows, "zero gradients", G * units, 0)->bytes = (double)G * numel * (double)b;
-    if (r->settings.order == ZERO_ORDER_RANK) add(rows, "accumulate", G * units, 0)->bytes = accumulate_bytes(r);
+    if (r->settings.order != ZERO_ORDER_STEP) add(rows, "accumulate", G * units, 0)->bytes = accumulate_bytes(r);
     w = add(rows, library ? "reduce" : "all-to-all", reductions(r) * units, 0);
     w->wire = stage == 0 ? r->grad_bytes - 4 * (numel - shard) : r->grad_bytes;
     if (!library) add(rows, "reduce", reductions(r) * units, 0)->bytes = reduce_bytes(r);
@@ -159,16 +159,17 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     // FLOPs of one product of a causal attention
     const double triangle = (double)r->B * (double)r->T * (double)(r->T + 1) * (double)C;
 
-    // Forward.
+    // Forward; layer by layer a layer's is computed again in the backward.
+    const size_t F = r->settings.order == ZERO_ORDER_LAYER ? 2 : 1;
     add(&rows, "encoder_forward", G, 2 * row + (double)(r->T * C * b) + 4.0 * (double)R);
-    add(&rows, "layernorm_forward", G * (2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)),
+    add(&rows, "layernorm_forward", G * (F * 2 * L + 1 + (r->recompute >= 2 ? 2 * L : 0)),
         2 * row + statistics + 2.0 * (double)(C * b));
-    ProfileWork *w = add(&rows, r->flash ? "flash_forward" : "attention_forward", G * L,
+    ProfileWork *w = add(&rows, r->flash ? "flash_forward" : "attention_forward", G * F * L,
                          4 * row + 4.0 * (double)(R * NH));
     w->flops = 2 * triangle * w->calls;
     w->tensor_cores = 1;
-    add(&rows, "residual", G * 2 * L, 3 * row);
-    const size_t gelus = (r->gelu_fusion >= 1 ? 0 : L) + (r->recompute >= 1 ? L : 0);
+    add(&rows, "residual", G * F * 2 * L, 3 * row);
+    const size_t gelus = (r->gelu_fusion >= 1 ? 0 : F * L) + (r->recompute >= 1 ? L : 0);
     if (gelus) add(&rows, "gelu_forward", G * gelus, 8 * row);
 
     // Backward. Attention's has five products (scores, dp, dq, dk, dv); two are made twice where one kernel makes dq
@@ -202,7 +203,7 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t in = layers[i].in, out = layers[i].out, calls = G * layers[i].calls;
         const int gelu_forward = i == 2 && r->gelu_fusion >= 1, gelu_backward = i == 3 && r->gelu_fusion >= 2;
-        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", (double)R, in, out, calls, b,
+        add_product(&rows, gelu_forward ? "forward, gelu" : "forward", (double)R, in, out, calls * F, b,
                     gelu_forward ? R * out : 0);
         add_product(&rows, gelu_backward ? "dinput, gelu" : "dinput", (double)R, in, out, calls, b,
                     gelu_backward ? R * in : 0);

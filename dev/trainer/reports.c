@@ -197,10 +197,13 @@ static void print_order(const Run *r) {
     const zero_group_sums own = zero_cost_own_sums(s, r->G);
     if (s->order == ZERO_ORDER_STEP) {
         print_row(r, "micro-batch order", "step: rank r takes g N + r, and sends each");
-        if (r->order_declined) print_row(r, "", "rank by rank, no fewer bytes would be sent");
+        if (r->order_declined) print_row(r, "", "the order asked for would send no fewer bytes");
         return;
     }
-    print_row(r, "micro-batch order", "rank: rank r takes r G + g, and sends in a step");
+    if (s->order == ZERO_ORDER_LAYER)
+        print_row(r, "micro-batch order", "layer by layer: r takes r G + g, sends in a step");
+    else
+        print_row(r, "micro-batch order", "rank: rank r takes r G + g, and sends in a step");
     print_row(r, "", "%zu fp32 sum%s of %zu of them", own.count, own.count > 1 ? "s" : "", own.leaves);
 }
 
@@ -360,7 +363,9 @@ void print_reports(const Run *r) {
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .what = "activations" };
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
-    rows[n].expected = r->kernels.activation_bytes;
+    rows[n].expected = r->options.settings.order == ZERO_ORDER_LAYER
+                           ? r->kernels.layer_bytes + r->G * r->kernels.stream_bytes
+                           : r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
     for (size_t i = 0; i < n; i++)
@@ -444,6 +449,8 @@ void describe_run(const Run *r, PlanInput *in) {
         .settings = o->settings,
         .recompute = (int)o->recompute,
         .activation_bytes = r->kernels.activation_bytes,
+        .layer_bytes = r->kernels.layer_bytes,
+        .stream_bytes = r->kernels.stream_bytes,
         .flops_per_token = gpt2_training_flops(&r->config, r->T, 1),
         .B = r->B,
         .T = r->T,

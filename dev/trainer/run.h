@@ -45,12 +45,13 @@ enum { TOLD_STOP, TOLD_COMPUTING, TOLD_MORE };
 
 // What the reports need to know of the kernels that this program was built with.
 typedef struct {
-    const char *attention;     // name of the library, NULL: our own kernels
-    int flash;                 // those on tensor cores, gpt2/flash_attention.cuh
-    size_t attention_scratch;  // bytes
-    size_t activation_bytes;   // predicted, of this run; and of others
+    const char *attention;             // name of the library, NULL: our own kernels
+    int flash;                         // those on tensor cores, gpt2/flash_attention.cuh
+    size_t attention_scratch;          // bytes
+    size_t activation_bytes;           // predicted, of this run, one micro-batch after the other; and of others
+    size_t layer_bytes, stream_bytes;  // layer by layer: of one layer, and of each micro-batch
     size_t (*activation_bytes_of)(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                                  enum zero_dtype precision);
+                                  enum zero_dtype precision, size_t streams);
     size_t head_chunks;  // of rows, in which the head is computed
     size_t sum_chunks;   // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;

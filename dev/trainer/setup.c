@@ -422,8 +422,9 @@ static void choose_groups(Run *r) {
 
 void choose_order(Run *r) {
     zero_settings *s = &r->options.settings;
-    r->order_declined = s->order == ZERO_ORDER_RANK && !zero_cost_rank_order_pays(s->dtype, (size_t)r->ranks, r->G);
-    if (r->order_declined) s->order = ZERO_ORDER_STEP;
+    const enum zero_order order = zero_cost_order(s, (size_t)r->ranks, r->G);
+    r->order_declined = s->order != order;
+    s->order = order;
 }
 
 void create_transport(Run *r) {

@@ -18,7 +18,7 @@ void choose_model_and_data(Run *r);
 // data.
 void open_data(Run *r);
 
-// Takes --micro-batch-order rank back where it would save no bytes. r->G is known.
+// Takes --micro-batch-order back where it would save no bytes. r->G is known.
 void choose_order(Run *r);
 
 // Creates the mesh and the communicators of r.

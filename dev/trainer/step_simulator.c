@@ -137,7 +137,12 @@ static double acquire(Schedule *s, size_t u) {
 
 // ---- gradients ------------------------------------------------------------------------------------------------------
 
-static int rank_order(const Schedule *s) { return s->in->cost->settings.order == ZERO_ORDER_RANK; }
+static int rank_order(const Schedule *s) { return s->in->cost->settings.order != ZERO_ORDER_STEP; }
+
+// Micro-batches that pass through a unit at a time.
+static size_t at_a_time(const zero_cost *cost) {
+    return cost->settings.order == ZERO_ORDER_LAYER ? cost->micro_batches : 1;
+}
 
 static int pooled(const Schedule *s, size_t u) {
     return (s->in->cost->settings.stage >= 2 || rank_order(s)) && s->pool.shares[u];
@@ -176,7 +181,7 @@ static void reduce(Schedule *s, size_t u) {
     const size_t numel = zero_layout_unit_numel(l, u), b = zero_dtype_bytes(s->in->cost->settings.dtype);
     double end = s->queue[COMPUTING];
     if (rank_order(s)) {  // added to a sum, which is read and written
-        end = compute(s, 0, (double)(numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
+        end = compute(s, 0, (double)(at_a_time(cost) * numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
         end_of_gradients(s, u, end);
         if (!s->sends) return;
     }
@@ -204,7 +209,9 @@ static void micro_step(Schedule *s) {
         const size_t u = cost->order[i];
         const int last = s->last_use[u] == i && !l->unit_frozen[u];
         const double here = acquire(s, u);
-        compute(s, last ? later(here, buffer_free(s, u)) : here, s->in->order_flops[i] / s->in->cluster.flops);
+        double flops = s->in->order_flops[i] * (double)at_a_time(cost);
+        if (cost->settings.order == ZERO_ORDER_LAYER && last) flops *= 1.5;  // the forward again, half the backward
+        compute(s, last ? later(here, buffer_free(s, u)) : here, flops / s->in->cluster.flops);
         if (last && !has_tied(l, u)) reduce(s, u);
     }
     for (size_t u = 0; u < l->num_units; u++)
@@ -278,7 +285,7 @@ static int simulate(const StepInput *in, size_t micro_steps, StepTimes *out) {
 int step_simulate(const StepInput *in, StepTimes *out) {
     const size_t G = in->cost->micro_batches;
     StepTimes fewer;
-    if (G <= MICRO_STEPS) return simulate(in, G, out);
+    if (G <= MICRO_STEPS || at_a_time(in->cost) > 1) return simulate(in, at_a_time(in->cost) > 1 ? 1 : G, out);
     if (simulate(in, MICRO_STEPS - 1, &fewer) || simulate(in, MICRO_STEPS, out)) return -1;
     double *to[] = { &out->step, &out->compute, &out->link, &out->net, &out->received, &out->between_hosts };
     const double from[] = { fewer.step, fewer.compute, fewer.link, fewer.net, fewer.received, fewer.between_hosts };
