@@ -471,7 +471,7 @@ size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t 
                    gathers = groups_here * zero_comm_gather_chunks(shard, here);
     add(&t, ZERO_WIRE_GRADS, "gradients",
         groups_here * (N - here) * shard_numel * times * each + (s->stage == 0 ? gathers * shard_numel * 4 : 0),
-        "%llu%s Psi_t/N for each rank of others%s", (unsigned long long)each, s->order == ZERO_ORDER_RANK ? "" : " G",
+        "%llu%s Psi_t/N for each rank of others%s", (unsigned long long)each, own_sums(p) ? "" : " G",
         s->stage == 0 ? "; sums" : "");
     // of an all-gather a rank receives N - 1 shards
     for (size_t i = 0, n = zero_cost_wire(p, l, wire, ZERO_WIRE_KINDS); i < n; i++)

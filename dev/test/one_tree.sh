@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The state after training depends on the number of micro-batches of a step, M, and on nothing of how they are shared
 # out: one hash for all of M = 24 on 1, 2, 3, 4, 6, 8, 12 ranks, M = 35 on 1, 5, 7, M = 9 on 1, 3, 9; stages 0 to 3;
-# both orders of micro-batches; FP32, and BF16 with -w 0, 1, 2 (1 and 2 have the same hash); shard groups of every size
+# all orders of micro-batches; FP32, and BF16 with -w 0, 1, 2 (1 and 2 have the same hash); shard groups of every size
 # that divides the ranks; every transport (shared memory, messages, staged through the host, hosts of two ranks, NCCL).
-# The emulated GPU, in several orders of its streams: M = 12 on 1, 2, 3, 4, 6. About 3000 runs, two hours or three;
+# The emulated GPU, in several orders of its streams: M = 12 on 1, 2, 3, 4, 6. About 5000 runs, four hours;
 # test_list.sh has a selection.
 #
 #     for p in FP32 BF16; do make train_gpt2_zero DEVICE=cpu PRECISION=$p; done       and DEVICE=emulated
@@ -37,7 +37,7 @@ train() {
 # stages KIND M RANKS PROGRAM ARGUMENTS...: each stage, in groups of every size
 stages() {
     local stage group order
-    for order in step rank; do
+    for order in step rank layer; do
         train "$1" "$2" "$3" "$4" -z 0 --micro-batch-order $order "${@:5}"
         for stage in 1 2 3; do
             for ((group = 1; group <= $3; group++)); do

@@ -148,7 +148,8 @@ same 60 "trainer fp32, M = 24: the same state on 1 to 12 ranks" "state hash: .*"
     "6 -z 2 -r 1 --inject-delays 4 --shard-group 2 $(steps_of 24)" \
     "8 -z 1 -r 1 --transport nccl $(steps_of 24)" "12 -z 3 -r 0 --inject-delays 3 --shard-group 6 $(steps_of 24)" \
     "2 -z 1 --micro-batch-order rank --inject-delays 2 $(steps_of 24)" \
-    "4 -z 0 --micro-batch-order rank --transport nccl $(steps_of 24)"
+    "4 -z 0 --micro-batch-order rank --transport nccl $(steps_of 24)" \
+    "2 -z 3 --micro-batch-order layer --inject-delays 3 $(steps_of 24)"
 same 60 "trainer bf16, M = 24: the same state on 1 to 12 ranks" "state hash: .*" $bf16/train_gpt2_zero \
     "1 -w 1 -z 0 -r 0 $(steps_of 24)" "3 -w 2 -z 2 -r 2 --transport nccl $(steps_of 24)" \
     "4 -w 2 -z 3 -r 0 --inject-delays 2 $(steps_of 24)" \

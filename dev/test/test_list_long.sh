@@ -78,10 +78,19 @@ if [ -z "$suffix" ]; then
         "4 -z 1 --shard-group 2 --inject-delays 2 $rank" "4 -z 1 --transport nccl $rank" \
         "6 -z 0 --transport nccl $rank" "6 -z 1 --shard-group 2 --inject-delays 3 $rank" \
         "12 -z 1 --shard-group 4 $rank" "12 -z 0 --inject-delays 4 $rank"
+    layer="--micro-batch-order layer $(steps_of 24)"
+    same 60 "trainer fp32, layer by layer: the state of one rank" "state hash: .*" $fp32/train_gpt2_zero \
+        "1 -z 0 $(steps_of 24)" "2 -z 0 -r 2 $layer" "2 -z 3 --transport nccl -r 0 $layer" \
+        "3 -z 2 --inject-delays 1 $layer" "3 -z 3 --shard-group 1 --prefetch 2 $layer" \
+        "4 -z 3 --shard-group 2 --inject-delays 2 $layer" "4 -z 1 --transport nccl $layer" \
+        "6 -z 3 --transport nccl --inject-delays 3 $layer" "6 -z 2 --shard-group 2 --inject-delays 3 $layer" \
+        "12 -z 3 --shard-group 4 --prefetch 0 $layer" "12 -z 1 --inject-delays 4 $layer"
     for w in 0 1 2; do
-        same 60 "trainer bf16, -w $w, rank by rank: the state of one rank" "state hash: .*" $bf16/train_gpt2_zero \
-            "1 -w $w -z 0 $(steps_of 24)" "2 -w $w -z $((w % 2)) $rank" "3 -w $w -z 1 --transport nccl $rank" \
-            "3 -w $w -z 0 --inject-delays $((w + 1)) $rank" "6 -w $w -z 1 --shard-group $((w + 1)) $rank"
+        same 60 "trainer bf16, -w $w, rank by rank, layer by layer: the state of one rank" "state hash: .*" \
+            $bf16/train_gpt2_zero "1 -w $w -z 0 $(steps_of 24)" "2 -w $w -z $((w % 2)) $rank" \
+            "3 -w $w -z 1 --transport nccl $rank" "3 -w $w -z 0 --inject-delays $((w + 1)) $rank" \
+            "6 -w $w -z 1 --shard-group $((w + 1)) $rank" "2 -w $w -z 3 --transport nccl $layer" \
+            "3 -w $w -z $((w + 1)) --inject-delays $((w + 1)) $layer" "6 -w $w -z 3 --shard-group $((w + 1)) $layer"
     done
     # Ranks that meet as they do without MPI: NCCL's watchdog asks there who is left.
     for ranks in 2 3 4; do

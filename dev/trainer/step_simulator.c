@@ -181,7 +181,7 @@ static void reduce(Schedule *s, size_t u) {
     const size_t numel = zero_layout_unit_numel(l, u), b = zero_dtype_bytes(s->in->cost->settings.dtype);
     double end = s->queue[COMPUTING];
     if (rank_order(s)) {  // added to a sum, which is read and written
-        end = compute(s, 0, (double)(at_a_time(cost) * numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
+        end = compute(s, 0, (double)(at_a_time(s->in->cost) * numel * (b + 2 * sizeof(float))) / s->in->cluster.memory);
         end_of_gradients(s, u, end);
         if (!s->sends) return;
     }

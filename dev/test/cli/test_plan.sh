@@ -79,6 +79,7 @@ for trainer in "$@"; do
         check "$trainer, stage $stage, NCCL" plan_equals_run "$trainer" 3 $stage "--transport nccl"
     done
     check "$trainer, rank by rank" plan_equals_run "$trainer" 3 1 "--micro-batch-order rank"
+    check "$trainer, layer by layer" plan_equals_run "$trainer" 3 3 "--micro-batch-order layer"
     check "$trainer, NCCL, two groups of ranks" \
         plan_equals_run "$trainer" 4 3 "--transport nccl --shard-group 2"
     check "$trainer, NCCL, registered buffers" plan_equals_run "$trainer" 2 2 "--transport nccl --nccl-register 1"

@@ -49,6 +49,7 @@ for trainer in "$@"; do
     profile "$trainer" 2 -z 1 -d 512 -ge 1
     profile "$trainer" 2 -z 0 -d 512 -r 2 --head-rows 64
     profile "$trainer" 2 -z 1 -d 3072 --micro-batch-order rank
+    profile "$trainer" 2 -z 3 -d 1024 --micro-batch-order layer
     profile "$trainer" 3 -z 2 -d 1152 -ge 2 -r 2
     profile "$trainer" 4 -z 3 -d 1024 --shard-group 2
     profile "$trainer" 2 -z 3 -d 256 --reduce library

@@ -107,7 +107,7 @@ static const struct {
     [THREADS] = { "OMP_NUM_THREADS", { "1", "2", "3" } },
     [STREAMS] = { "CUDA_ON_CPU_STREAMS", { "", "0", "1", "2" } },
     [TRANSPORT] = { "--transport", { "mpi", "nccl" } },
-    [ORDER] = { "", { "step", "rank" } },
+    [ORDER] = { "", { "step", "rank", "layer" } },
 };
 
 typedef struct config {
@@ -156,7 +156,8 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
         n += (size_t)snprintf(out + n, bytes - n, " -w %s", value(c, number(c, MASTER) ? SPLIT : MASTER));
     if (number(c, STAGE) && number(c, SHARD_GROUP) && ranks % number(c, SHARD_GROUP) == 0)
         n += (size_t)snprintf(out + n, bytes - n, " --shard-group %s", value(c, SHARD_GROUP));
-    if (number(c, STAGE) < 2) n += (size_t)snprintf(out + n, bytes - n, " --micro-batch-order %s", value(c, ORDER));
+    if (number(c, STAGE) < 2 || strcmp(value(c, ORDER), "rank"))
+        n += (size_t)snprintf(out + n, bytes - n, " --micro-batch-order %s", value(c, ORDER));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
 }
 

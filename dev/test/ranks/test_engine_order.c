@@ -1,13 +1,14 @@
-// test_engine_order.c: settings.order: which micro-batches a rank takes. Rank by rank has the bits of step by step, in
-// every stage that has both, over every transport, in groups of every size, and needs what its formulas say. Run under
-// mpirun.
+// test_engine_order.c: settings.order: which micro-batches a rank takes. Rank by rank and layer by layer have the bits of
+// step by step, in every stage that has them, over every transport, in groups of every size, and need what the formulas
+// say. Run under mpirun.
 #include "test/ranks/toy_model.h"
 #include "zero/kernels.h"
+
+static const char *const names[] = { "step by step", "rank by rank", "layer by layer" };
 
 // Steps of G micro-batches a rank, in this order; *hash is of what they leave.
 static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum zero_order in, size_t G,
                            uint64_t hash[2]) {
-    static const char *const names[] = { "step by step", "rank by rank", "layer by layer" };
     double norm = -1;
     micro_batch_order = in;
     memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
@@ -25,43 +26,38 @@ static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum ze
     micro_batch_order = ZERO_ORDER_STEP;
 }
 
-static zero_mesh_comms join_counted(const struct way *way, int shard) {
+// An engine on a transport of its own, whose scratch is then what it needs; in groups of `shard` ranks.
+static void has_the_bits(const struct way *way, int shard, int stage, enum zero_order in, size_t G, uint64_t want[2]) {
     memset(&memory, 0, sizeof memory);
-    const zero_mesh_comms comms = join_groups(way, shard, PATIENT);
+    zero_mesh_comms comms = join_groups(way, shard, PATIENT);
     const zero_comm_shape shape = zero_comm_get_shape(comms.data);
     other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
-    return comms;
-}
-
-// In groups of `shard` ranks. A rank passes on one sum (G a power of two), or several. Scratch of the transport only
-// grows, so that what needs more comes later. One order may take two levels between hosts and the other one not.
-static void orders_agree(const struct way *way, int shard, size_t G) {
-    uint64_t want[2], have[2];
-    zero_mesh_comms comms = join_counted(way, shard);
-    train_in_order(comms.shard, comms.replicate, 1, ZERO_ORDER_STEP, G, want);
-    zero_mesh_comms_destroy(&comms);
-    comms = join_counted(way, shard);
-    for (int stage = 1; stage >= (comms.replicate ? 1 : 0); stage--) {
-        train_in_order(comms.shard, comms.replicate, stage, ZERO_ORDER_RANK, G, have);
-        CHECK(!memcmp(have, want, sizeof want), "stage %d, G = %zu, groups of %d, %s: other bits", stage, G, shard,
-              kind_names[kind]);
-    }
-    for (int stage = 3; stage >= (comms.replicate ? 1 : 0); stage--) {
-        if (stage == 1 || shard < ranks || ranks == 1) continue;  // scratch
-        train_in_order(comms.shard, comms.replicate, stage, ZERO_ORDER_LAYER, G, have);
-        CHECK(!memcmp(have, want, sizeof want), "layer by layer, stage %d, G = %zu, groups of %d, %s: other bits",
-              stage, G, shard, kind_names[kind]);
-    }
+    uint64_t have[2];
+    train_in_order(comms.shard, comms.replicate, stage, in, G, have);
+    if (!want[0]) memcpy(want, have, sizeof have);
+    CHECK(!memcmp(have, want, sizeof have), "%s, stage %d, G = %zu, groups of %d, %s: other bits", names[in], stage, G,
+          shard, kind_names[kind]);
     zero_mesh_comms_destroy(&comms);
     other_transport = 0;
 }
 
+// A rank passes on one sum (G a power of two), or several.
 static void every_order_has_the_same_bits(const struct way *way) {
     static const size_t micro_batches[] = { 1, 2, 3, 4, 6, 8 };
+    static const struct {
+        int stage;
+        enum zero_order order;
+    } ways_to_run[] = { { 1, ZERO_ORDER_STEP },  { 0, ZERO_ORDER_RANK },  { 1, ZERO_ORDER_RANK },
+                        { 0, ZERO_ORDER_LAYER }, { 1, ZERO_ORDER_LAYER }, { 2, ZERO_ORDER_LAYER },
+                        { 3, ZERO_ORDER_LAYER } };
     for (kind = F32; kind <= BF16; kind++)
-        for (size_t i = 0; i < sizeof micro_batches / sizeof *micro_batches; i++)
-            for (int shard = 1; shard <= ranks; shard++)
-                if (ranks % shard == 0) orders_agree(way, shard, micro_batches[i]);
+        for (size_t i = 0; i < sizeof micro_batches / sizeof *micro_batches; i++) {
+            uint64_t want[2] = { 0, 0 };
+            for (int shard = ranks; shard > 0; shard--)
+                for (size_t w = 0; w < sizeof ways_to_run / sizeof *ways_to_run && ranks % shard == 0; w++)
+                    if (shard == ranks || (ways_to_run[w].stage > 0 && ways_to_run[w].order != ZERO_ORDER_STEP))
+                        has_the_bits(way, shard, ways_to_run[w].stage, ways_to_run[w].order, micro_batches[i], want);
+        }
     kind = F32;
 }
 
@@ -92,6 +88,28 @@ static void a_step_has_its_micro_batches(zero_comm *c) {
     CHECK(!memcmp(hash[0], hash[1], sizeof hash[0]), "a step that was dropped has left a trace");
 }
 
+// One micro-batch after the other, where those of a unit have to come in a row: all buffers for sums are taken.
+static void units_come_one_after_the_other(zero_comm *c) {
+    uint64_t hash[2][2];
+    double norm;
+    for (int wrong = 0; wrong <= 1; wrong++) {
+        micro_batch_order = ZERO_ORDER_LAYER;
+        zero_config config = config_of(c, 3);
+        config.micro_batches = 2;
+        zero *z = make_of(config);
+        if (wrong) {
+            CHECK(micro_batch(z, 5, 0, 0) == ZERO_ERR_ARG && strstr(zero_error(z), "of a unit come in a row"), "%s",
+                  zero_error(z));
+            CHECK(zero_discard(z) == ZERO_OK, "%s", zero_error(z));
+        }
+        CHECK(one_step(z, 0, 2, &norm) == ZERO_OK, "%s", zero_error(z));
+        CHECK(zero_hash(z, &hash[wrong][0], &hash[wrong][1]) == ZERO_OK, "%s", zero_error(z));
+        zero_destroy(z);
+        micro_batch_order = ZERO_ORDER_STEP;
+    }
+    CHECK(!memcmp(hash[0], hash[1], sizeof hash[0]), "a refused step has left a trace");
+}
+
 // The sums of a rank's own micro-batches are subtrees of the tree over all: at most so many at a time.
 static void slots_hold_every_subtree(void) {
     for (size_t G = 1; G <= 64; G++) {
@@ -114,11 +132,13 @@ int main(int argc, char **argv) {
     const int num_ways = MAIN_WAYS - !nccl_runs_here();  // NCCL is the last one
     CASE("sums of own micro-batches are overwritten") slots_hold_every_subtree();
     for (int w = 0; w < num_ways; w++)
-        CASE("rank by rank: bits of step by step, bytes equal the formulas: %s", ways[main_ways[w]].name)
+        CASE("rank by rank, layer by layer: bits of step by step, bytes equal the formulas: %s",
+             ways[main_ways[w]].name)
             every_order_has_the_same_bits(&ways[main_ways[w]]);
     memset(&memory, 0, sizeof memory);
     zero_comm *c = join(&ways[SHARED_MEMORY], PATIENT);
     CASE("rank by rank: a step has its micro-batches") a_step_has_its_micro_batches(c);
+    CASE("layer by layer: units come one after the other") units_come_one_after_the_other(c);
     zero_comm_destroy(c);
     return finish_world();
 }

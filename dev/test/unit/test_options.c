@@ -135,10 +135,11 @@ static const struct {
     { "-z 4", "-z 4" },
     { "--stage=5", "--stage 5" },
     { "--prefetch 3", "--prefetch 3" },
-    { "--micro-batch-order any", "step|rank" },
+    { "--micro-batch-order any", "step|rank|layer" },
     { "--micro-batch-order rank", "which stage 2 shards: use -z 1" },
     { "--micro-batch-order rank -z 3", "which stage 3 shards: use -z 1" },
     { "--micro-batch-order rank -z 1 --reduce library", "leave one of them out" },
+    { "--micro-batch-order layer --reduce library", "leave one of them out" },
     // how processes are started
     { "-pn x", "-pn x" },
     { "-pr -2", "-pr -2" },

@@ -184,6 +184,8 @@ static void test_flags_move_work_from_kernel_to_kernel(void) {
     const double plain = 2.0 * (4096.0 * 768 + 768.0 * 3072 + 4096.0 * 3072) * 24;
     CHECK(find(&run, "product forward, gelu 768 to 3072")->bytes == plain + 2.0 * 4096 * 3072 * 24);
     CHECK(find(&run, "product dinput, gelu 3072 to 768")->bytes == plain + 2.0 * 4096 * 3072 * 24);
+    run.settings.order = ZERO_ORDER_LAYER;  // the forward of layers once more
+    CHECK(find(&run, "layernorm_forward")->calls == 2 * 48 + 48 + 2);
 }
 
 // A kind may be limited by memory, arithmetic or links; an H200 moves 4.8 TB a second, and so on.

@@ -76,10 +76,11 @@ static double sum(const zero_row *rows, size_t n, size_t norms) {
 
 static void check_bytes(size_t ranks, size_t group, size_t host) {
     zero_row rows[ZERO_WIRE_KINDS];
-    for (int way = 0; way < 6; way++) {
+    for (int way = 0; way < 12; way++) {
         const int stage = way % 4;
-        cost.settings.order = way < 4 ? ZERO_ORDER_STEP : ZERO_ORDER_RANK;
+        cost.settings.order = (enum zero_order)(way / 4);
         if (way >= 4 && cost.settings.reduction == ZERO_REDUCE_LIBRARY) break;
+        if (cost.settings.order == ZERO_ORDER_RANK && stage >= 2) continue;
         const StepTimes t = simulate(stage);
         const size_t G = cost.micro_batches, R = ranks / group, here = host < group ? host : group;
         const size_t norms = here * zero_comm_gather_chunks(&cost.replicate_transport, host / here);
