@@ -243,8 +243,8 @@ void gpt2_use_stream(GPT2 *m, size_t g) {
 // Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
 // backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
 // GELU of a sum that is not yet rounded.) head_rows: see gpt2_head_rows. units and mesh are copied; memory must outlive
-// the model. All work is queued on stream. streams: see gpt2_activation_bytes. Returns 0; or ZERO_ERR_MEMORY or -1, with
-// a message in err (m is then all zeros). Not collective.
+// the model. All work is queued on stream. streams: see gpt2_activation_bytes. Returns 0; or ZERO_ERR_MEMORY or -1,
+// with a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
                 const GPT2Units *units, const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err,
                 size_t err_bytes, size_t streams = 0) {
@@ -670,6 +670,7 @@ void gpt2_backward_by_layer(GPT2 *m) {
 //              gpt2_backward    per unit, in reverse: acquire parameters and gradients, compute, release both;
 //                               releasing gradients starts their reduce-scatter while the next unit computes
 //              zero_finish_backward
+//     (--micro-batch-order layer: gpt2_forward_by_layer and gpt2_backward_by_layer do all G, unit by unit)
 //     zero_grad_norm            one number, the same on all ranks; it stays on the device
 //     zero_step                 the optimizer on this rank's shard, unless the norm is not finite
 //

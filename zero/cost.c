@@ -15,8 +15,9 @@
 // H hosts of h ranks, a rank receives H chunks from each of the h - 1 others of its host, which the host adds, and the
 // sums of its shard from one rank of each of the H - 1 others.
 //
-// With ZERO_ORDER_RANK a rank keeps fp32 sums of all gradients (own_sums.c), and takes buffers for those of a
-// micro-batch from a pool; what is said of each micro-batch happens once a step, with `count` fp32 sums.
+// With ZERO_ORDER_RANK a rank keeps fp32 sums of all gradients (own_sums.c; ZERO_ORDER_LAYER: in a pool, and parameters
+// are gathered as for one micro-batch), and takes buffers for those of a micro-batch from a pool; what is said of each
+// micro-batch happens once a step, with `count` fp32 sums.
 #include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -53,11 +53,12 @@ typedef struct zero_group_sums {
 zero_group_sums zero_cost_group_sums(size_t S, enum zero_dtype dtype);
 
 // What a rank passes on of a unit at a time. ZERO_ORDER_STEP: the gradients of a micro-batch, G times in a step.
-// ZERO_ORDER_RANK: the sums of its G micro-batches, once, as a shard group of G ranks would; in fp32.
+// ZERO_ORDER_RANK, LAYER: the sums of its G micro-batches, once, as a shard group of G ranks would; in fp32.
 zero_group_sums zero_cost_own_sums(const zero_settings *s, size_t G);
 
-// ZERO_ORDER_RANK: the fp32 sums of all gradients that a rank keeps. Of `leaves` micro-batches each, all but one are
-// complete, and the last one is a binary counter: count - 1 + log2(leaves), but at least count.
+// ZERO_ORDER_RANK, LAYER: the fp32 sums that a rank keeps, of all gradients or of the pool of them. Of `leaves`
+// micro-batches each, all but one are complete, and the last one is a binary counter: count - 1 + log2(leaves), but at
+// least count. G: at least 1.
 size_t zero_cost_own_slots(size_t G);
 
 // Bytes of their tables of pointers.

@@ -26,9 +26,9 @@
 //
 // Between hosts, and between shard groups, sums of several leaves travel, parts of the same tree (exchange.c).
 //
-// All this is ZERO_ORDER_STEP. With ZERO_ORDER_RANK a rank's leaves are neighbours. It adds them first (own_sums.c), so
-// what is sent and pushed, once a step, are z->own.count sums of z->own.leaves leaves from each rank, in place of one
-// leaf.
+// All this is ZERO_ORDER_STEP. With ZERO_ORDER_RANK and LAYER a rank's leaves are neighbours. It adds them first
+// (own_sums.c), so what is sent and pushed, once a step, are z->own.count sums of z->own.leaves leaves from each rank,
+// in place of one leaf.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
@@ -192,7 +192,7 @@ int zero_grads_merge(zero *z) {
     if (rank_order(z) && z->micro_batches != z->config.micro_batches)
         return zero_fail(z, ZERO_ERR_ARG,
                          "a step after %zu micro-batches, but micro_batches is %zu: with settings.order "
-                         "ZERO_ORDER_RANK all steps have as many",
+                         "ZERO_ORDER_RANK or LAYER all steps have as many",
                          z->micro_batches, z->config.micro_batches);
     const int waiting = zero_partial_sums_live(reductions(z, z->micro_batches) * leaves_per_reduction(z));
     int e = zero_follow(z, z->config.stream, z->reduce_stream);

@@ -25,8 +25,9 @@
 // Same bits. Gradients are accumulated in fp32 in the order of a balanced binary tree over the global micro-batch index
 // j = g * N + r (g = micro-step, r = rank; gradients.c has an example). So the update has the same bits in every stage,
 // and for M = N * G fixed on any number of ranks N, in shard groups of any size. With settings.order ZERO_ORDER_RANK
-// the caller gives rank r the micro-batches j = r * G + g instead, with the same bits. The mean over the M
-// micro-batches is taken once, in fp32, in the optimizer: a micro-batch's gradient is that of its own mean loss.
+// the caller gives rank r the micro-batches j = r * G + g instead, and with ZERO_ORDER_LAYER also unit by unit, with
+// the same bits. The mean over the M micro-batches is taken once, in fp32, in the optimizer: a micro-batch's gradient
+// is that of its own mean loss.
 //
 // Errors. Calls return ZERO_OK or a ZERO_ERR_* code (pointers: NULL), and zero_error() has the message. Failure is a
 // state: the first error stays, and every later call returns it and does nothing. After misuse (ZERO_ERR_ARG, the same
@@ -62,7 +63,7 @@ typedef struct zero_config {
     size_t num_tensors;
     const size_t *order;    // stage 3: the units in the order in which a micro-batch acquires their parameters, for
     size_t order_length;    // prefetching; copied. Acquiring in another order works too, without the benefit.
-    size_t micro_batches;   // settings.order ZERO_ORDER_RANK: of this rank in each step; else not used
+    size_t micro_batches;   // settings.order ZERO_ORDER_RANK, LAYER: of this rank in each step; else not used
     zero_comm *shard_comm;  // the shard group: the ranks that shard the model among them; must outlive the zero
     // The replicate group (MiCS, HSDP; stages 1 to 3): the ranks that hold the same shard in other shard groups. Global
     // rank = group * size of shard_comm + rank in shard_comm. Must outlive the zero. NULL: one shard group.
@@ -71,9 +72,9 @@ typedef struct zero_config {
     zero_accounting *accounting;  // must outlive the zero
     cudaStream_t stream;          // all work is ordered on it
     // Optional profiling hook: called before (begin = 1) and after (0) work is queued on the stream `on`. Work is one
-    // of "zero gradients", "accumulate" (ZERO_ORDER_RANK), "all-to-all", "reduce", "norm", "all-gather sums", the
-    // optimizer's name, "all-gather" (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and "unshard: wait" are the
-    // part of these that was not hidden. Not nested.
+    // of "zero gradients", "accumulate" (not with ZERO_ORDER_STEP), "all-to-all", "reduce", "norm", "all-gather sums",
+    // the optimizer's name, "all-gather" (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and "unshard: wait" are
+    // the part of these that was not hidden. Not nested.
     void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);
     void *timing_ctx;
 } zero_config;

@@ -1,6 +1,6 @@
-// test_engine_order.c: settings.order: which micro-batches a rank takes. Rank by rank and layer by layer have the bits of
-// step by step, in every stage that has them, over every transport, in groups of every size, and need what the formulas
-// say. Run under mpirun.
+// test_engine_order.c: settings.order: which micro-batches a rank takes. Rank by rank and layer by layer have the bits
+// of step by step, in every stage that has them, over every transport, in groups of every size, and need what the
+// formulas say. Run under mpirun.
 #include "test/ranks/toy_model.h"
 #include "zero/kernels.h"
 

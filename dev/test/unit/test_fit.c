@@ -17,12 +17,13 @@ static char err[512];
 
 // Activations whose bytes depend on all of it, as those of GPT-2 do.
 static size_t activation_bytes(const GPT2Config *c, size_t B, size_t t, int recompute, size_t head_rows,
-                               enum zero_dtype precision) {
+                               enum zero_dtype precision, size_t streams) {
     size_t rows = head_rows > 0 ? head_rows : 8192;
     if (rows < t) rows = t;
     if (rows > B * t) rows = B * t;
     const size_t of_layers = c->num_layers * B * t * c->channels * (size_t)(16 - 4 * recompute);
-    return (of_layers + rows * c->padded_vocab_size) * zero_dtype_bytes(precision);
+    const size_t of_all = (of_layers + rows * c->padded_vocab_size) * zero_dtype_bytes(precision);
+    return streams > 0 ? of_all / c->num_layers + streams * 1000000 : of_all;
 }
 
 static FitInput input(const char *model, size_t ranks, size_t tokens, enum zero_dtype dtype) {
@@ -73,7 +74,10 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     plan.settings.offload = f->offload;
     plan.B = f->B;
     plan.total_tokens = f->total_tokens;
-    plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype);
+    plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype, 0);
+    plan.stream_bytes = 1000000;
+    plan.layer_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype, 1) -
+                       1000000;
     plan.device_bytes = 1e18;
     do {
         if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits || s.order != f->order) return 0;
