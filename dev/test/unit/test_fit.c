@@ -206,6 +206,11 @@ static void test_what_is_given_is_kept(void) {
     in.plan.settings.shard_group = 0;
     in.searched = FIT_STAGE;
     CHECK(fit_fastest(&f, &in, err, sizeof err) == 1 && f.stage < 2 && f.order == ZERO_ORDER_RANK, "-z %d", f.stage);
+    in.plan.settings.order = ZERO_ORDER_LAYER;  // activations grow with the micro-batches of a step
+    CHECK(fit_fastest(&f, &in, err, sizeof err) == 1 && f.order == ZERO_ORDER_LAYER, "%s", err);
+    Fit planned = f;
+    CHECK_EQ(plan_of(&in, &planned), f.bytes);
+    in.plan.settings.order = ZERO_ORDER_RANK;
     in.plan.device_bytes = 1;
     CHECK(fit_fastest(&f, &in, err, sizeof err) == 0 && f.stage == 1, "-z %d", f.stage);
 }
