@@ -175,9 +175,10 @@ static int try_all(Search *s, char *err, size_t err_bytes) {
             continue;
         for (f.stage = 0; f.stage < PLAN_STAGES; f.stage++) {
             if (!wanted(in, FIT_STAGE, f.stage, given->stage)) continue;
-            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_RANK; order++) {
+            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_LAYER; order++) {
+                const unsigned searched = order == ZERO_ORDER_LAYER ? 0 : FIT_ORDER;  // it is only taken if given
                 f.order = (enum zero_order)order;
-                if (!wanted(in, FIT_ORDER, order, given->order)) continue;
+                if (!wanted(in, searched, order, given->order)) continue;
                 for (size_t i = 0; i < of_ranks.n * sizes.n; i++) {
                     f.B = sizes.value[i % sizes.n];
                     if (try_plan(s, f, of_ranks.value[i / sizes.n], err, err_bytes) != 0) return -1;
