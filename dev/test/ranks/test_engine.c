@@ -159,6 +159,7 @@ static void meshes_reduce_apart(int nccl, int variant, int tensor, int pipe, int
               "rank %d is not data rank %d", all[2 * d + 1], d);
     const zero_comm_shape shape = zero_comm_get_shape(data);
     other_transport = shards != data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    memcpy(memory.peak, memory.live, sizeof memory.peak);  // forget the communicator of all ranks, which is gone
     zero *z = make_variant(shards, comms.replicate, variant, ZERO_REDUCE_EXACT);
     double norm;
     uint64_t hash[2];
