@@ -246,15 +246,18 @@ struct state {
     size_t numel[2], trained[2];  // elements: of all units, of trained ones
     size_t arrays;                // with an element for each
     size_t parts, chunks;
-    uint64_t file_bytes, buffer_bytes;  // ZERO_OFFLOAD_NVME
+    uint64_t file_bytes, buffer_bytes;    // ZERO_OFFLOAD_NVME
+    uint64_t update_parts, update_bytes;  // of the file: parts that an update changes
 };
 
 static void add_part(struct state *s, const size_t bytes[], const zero_state_part *at, size_t units, int frozen) {
     s->numel[at->offloaded] += units * at->numel;
     if (!frozen) s->trained[at->offloaded] += units * at->numel;
+    if (!frozen && at->offloaded) s->update_parts += units;
     for (size_t i = 0; i < s->arrays && at->offloaded; i++) {
         const size_t record = at->numel * bytes[i], rounded = zero_swap_file_bytes(&record, 1);
         s->file_bytes += units * rounded;
+        if (!frozen) s->update_bytes += units * rounded;
         if (ZERO_OFFLOAD_PARTS * s->arrays * rounded > s->buffer_bytes)
             s->buffer_bytes = ZERO_OFFLOAD_PARTS * s->arrays * rounded;
     }
@@ -370,6 +373,17 @@ size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows
     add_unit_buffers(&t, p, l);
     add_transport(&t, p, l, &state);
     add_offloaded(&t, p, l, &state);
+    return t.n;
+}
+
+size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
+    struct table t = { rows, max, 0 };
+    if (p->settings.offload != ZERO_OFFLOAD_NVME) return 0;
+    const struct state state = count_state(p, l);
+    const int passes = state.update_parts > ZERO_OFFLOAD_PARTS;
+    add(&t, 0, "read", passes ? state.update_bytes : 0,
+        passes ? "all on the disk that is not frozen" : "0: the buffers hold all of it");
+    add(&t, 0, "written", state.update_bytes, "all on the disk that is not frozen");
     return t.n;
 }
 

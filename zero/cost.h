@@ -43,6 +43,10 @@ typedef struct zero_row {
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
 
+// Bytes that a step reads from the disk and writes to it (ZERO_OFFLOAD_NVME), if the step before it was the last to use
+// the state. The buffers keep ZERO_OFFLOAD_PARTS parts, so where an update has no more, it only writes.
+size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
+
 // What each of several shard groups of S ranks passes on to the others of its sum of a micro-step: S / leaves sums of
 // `leaves` micro-batches, the largest power of two that divides S: aligned subtrees of the sum over all ranks. For S a
 // power of two that is one. Sums are fp32; a single leaf stays as it is.

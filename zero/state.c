@@ -343,6 +343,11 @@ size_t zero_report_wire(const zero *z, zero_row *rows, size_t max) {
     return n;
 }
 
+size_t zero_report_disk(const zero *z, zero_row *rows, size_t max) {
+    const zero_cost p = cost_of(z);
+    return zero_cost_disk(&p, &z->layout, rows, max);
+}
+
 size_t zero_report_between_hosts(const zero *z, size_t per_host, zero_row *rows, size_t max) {
     const zero_cost p = cost_of(z);
     return zero_cost_between_hosts(&p, &z->layout, per_host, rows, max);

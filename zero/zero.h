@@ -263,6 +263,8 @@ int zero_get_offload(const zero *z, zero_offload_info *out);  // returns 0 if no
 // last step. They return the number of rows, at most max. Not collective.
 size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
+// What a step reads from a disk and writes to it, by formula alone (zero_cost_disk).
+size_t zero_report_disk(const zero *z, zero_row *rows, size_t max);
 // What each host has sent to the others in the last step, by formula alone (zero_cost_between_hosts).
 size_t zero_report_between_hosts(const zero *z, size_t per_host, zero_row *rows, size_t max);
 

@@ -333,28 +333,20 @@ static void report_hosts(const Run *r) {
         print0(r, "%-26s %-40s %15llu\n", rows[i].what, rows[i].formula, (unsigned long long)rows[i].expected);
 }
 
-// All of the optimizer's state that is on a disk passes through memory in each update.
-static void report_disk(const Run *r, FILE *json, const zero_row *memory, size_t n) {
-    static const char *const WHAT[] = { "read", "written" };
-    for (size_t i = 0; i < n; i++) {
-        if (memory[i].kind != ZERO_MEM_DISK || r->wire_rows == 0) continue;
-        zero_row rows[2] = { memory[i], memory[i] };
-        for (int k = 0; k < 2; k++) {
-            rows[k].what = WHAT[k];
-            rows[k].measured = r->disk[k];
-        }
-        report(r, json, "disk", "disk per rank, step, bytes", rows, 2);
-    }
+static void report_disk(const Run *r, FILE *json) {
+    zero_row rows[2];
+    const size_t n = zero_report_disk(r->z, rows, 2);
+    for (size_t k = 0; k < n; k++) rows[k].measured = r->disk[k];
+    if (n > 0 && r->disk[1] > 0) report(r, json, "disk", "disk per rank, step, bytes", rows, n);
 }
 
 void note_disk(Run *r, int begin) {
     zero_offload_info info;
     if (!zero_get_offload(r->z, &info)) return;
     const uint64_t now[2] = { info.read, info.written };
-    for (int k = 0; k < 2; k++) {
-        r->disk[k] = now[k] - r->disk_before[k];
-        if (begin) r->disk_before[k] = now[k];
-    }
+    if (begin) r->disk_untouched = now[0] == r->disk_after[0] && now[1] == r->disk_after[1];
+    for (int k = 0; k < 2 && !begin && r->disk_untouched; k++) r->disk[k] = now[k] - r->disk_after[k];
+    if (!begin) memcpy(r->disk_after, now, sizeof now);
 }
 
 void print_reports(const Run *r) {
@@ -382,7 +374,7 @@ void print_reports(const Run *r) {
     report(r, json, "memory", "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
     if (r->wire_rows > 0) report_hosts(r);
-    report_disk(r, json, rows, n);
+    report_disk(r, json);
     char err[ERR_BYTES];
     metrics_end(r->metrics, err, sizeof err);
 #ifdef CUDA_ON_CPU  // the process's memory is also the host's

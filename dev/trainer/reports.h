@@ -28,7 +28,8 @@ void free_description(PlanInput *in);
 // --plan: what this run would need. Allocates nothing of a model; r->ranks may be any number.
 void print_plan(const Run *r);
 
-// Notes what the engine has read from a disk and written to it, when a step begins and after its update.
+// Notes what the engine has read from a disk and written to it, when a step begins and after its update. A checkpoint
+// changes what the buffers hold, so the step after it is not kept for print_reports.
 void note_disk(Run *r, int begin);
 
 // Keeps the wire bytes of the step that was just taken, for print_reports. after_update: of scalars, received since its

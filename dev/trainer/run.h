@@ -112,7 +112,9 @@ typedef struct Run {
     size_t snapshot_bytes, snapshot_per_parameter;  // the latter for each parameter of this rank
     zero_row wire[MAX_ROWS];                        // of the last step that was taken
     size_t wire_rows;
-    uint64_t disk[2], disk_before[2];  // bytes that the engine has read and written: in that step; before it
+    uint64_t disk[2];        // bytes that a step has read and written: the last one that followed another at once
+    uint64_t disk_after[2];  // in all, when a step ended
+    int disk_untouched;      // when this step began, nothing had been read or written since
 } Run;
 
 // Makes this the process's run, whose phase and transport die() asks.

@@ -71,6 +71,19 @@ static void bytes_agree(const zero *z, int place) {
     CHECK(info.written >= moved, "%llu bytes were written", (unsigned long long)info.written);
 }
 
+// A step that follows another one at once; before: the first one.
+static void disk_agrees(const zero *z, const zero_offload_info *before) {
+    zero_row rows[2];
+    zero_offload_info info;
+    (void)zero_get_offload(z, &info);
+    const uint64_t moved[2] = { info.read - before->read, info.written - before->written };
+    const size_t n = zero_report_disk(z, rows, 2);
+    CHECK(n == 2 || (moved[0] == 0 && moved[1] == 0));
+    for (size_t i = 0; i < n; i++)
+        CHECK(rows[i].expected == moved[i], "%s: %llu bytes by formula (%s), %llu measured", rows[i].what,
+              (unsigned long long)rows[i].expected, rows[i].formula, (unsigned long long)moved[i]);
+}
+
 // ---- cases ----------------------------------------------------------------------------------------------------------
 
 static void every_place_has_the_same_bits(int stage, enum zero_optimizer_kind optimizer, double ema_decay) {
@@ -103,9 +116,12 @@ static void bytes_are_what_the_formula_says(const struct way *way, int group, in
     for (int place = 0; place < PLACES; place++) {
         comms = join_groups(way, group, PATIENT);
         zero *z = make_of(config_at(place, stage, ZERO_ADAMW, ema_decay));
+        zero_offload_info before = { 0 };
         for (size_t step = 0; step < 2; step++) {
             train(z, step);
             bytes_agree(z, place);
+            if (step > 0) disk_agrees(z, &before);
+            (void)zero_get_offload(z, &before);
         }
         zero_destroy(z);
         zero_mesh_comms_destroy(&comms);
