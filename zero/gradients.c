@@ -400,6 +400,14 @@ static int add_to_own_sums(zero *z, size_t u, int *last) {
     return ZERO_OK;
 }
 
+// How many units may be pending. In two levels the reduction of each begins more all-to-alls, one for each other host,
+// while the later ones are pending (exchange.c).
+static size_t max_pending(const zero *z) {
+    const size_t hosts = z->hosts.comm ? (size_t)zero_comm_size(z->hosts.comm) : 1,
+                 n = ZERO_COMM_MAX_PENDING / 2 / hosts;
+    return n ? n : 1;
+}
+
 static int begin_reduction(zero *z, size_t u) {
     if (z->config.settings.reduction == ZERO_REDUCE_LIBRARY) return reduce(z, u);
     int last = 1;
@@ -414,7 +422,7 @@ static int begin_reduction(zero *z, size_t u) {
     if (z->packed) z->packed_ticket = z->units[u].own->sent;
     if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // only queued: the host does not wait
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
-    return z->pending_count >= ZERO_COMM_MAX_PENDING / 2 ? reduce_oldest(z) : ZERO_OK;
+    return z->pending_count >= max_pending(z) ? reduce_oldest(z) : ZERO_OK;
 }
 
 int zero_release_grads(zero *z, size_t u) {

@@ -83,6 +83,38 @@ static void every_host_needs_its_formula(const struct way *w, int per_host) {
     }
 }
 
+// More units than may be pending at a time (gradients.c): their reductions between hosts have the norm of one level.
+static void many_units_are_reduced(struct way hosts, int per_host) {
+    enum { MANY = 200 };
+    zero_tensor many[MANY];
+    double norm[2] = { 0, 0 };
+    for (size_t u = 0; u < MANY; u++) many[u] = (zero_tensor){ "many", ZERO_ALIGN, u, ZERO_ALIGN * u, 1 };
+    for (int one_level = 0; one_level < 2; one_level++) {
+        hosts.config.ranks_per_host = per_host;
+        hosts.config.one_level = one_level;
+        zero_comm *c = join(&hosts, PATIENT);
+        zero_config config = config_of(c, 1);
+        config.tensors = many;
+        config.num_tensors = MANY;
+        zero *z = NULL;
+        int e = zero_create(&z, &config);
+        for (size_t u = MANY; u-- > 0 && !e;) {
+            float g[ZERO_ALIGN];
+            for (size_t i = 0; i < ZERO_ALIGN; i++) g[i] = gradient(ZERO_ALIGN * u + i, (size_t)rank, 0);
+            void *device = zero_acquire_grads(z, u, 0);
+            REQUIRE(device != NULL, "unit %zu: %s", u, zero_error(z));
+            device_write(device, g, sizeof g);
+            e = zero_release_grads(z, u);
+        }
+        if (!e) e = zero_finish_backward(z);
+        if (!e) e = zero_grad_norm(z, &norm[one_level]);
+        CHECK(e == ZERO_OK, "%s", zero_error(z));
+        zero_destroy(z);
+        leave(c);
+    }
+    CHECK(norm[0] == norm[1] && norm[0] > 0, "the norm is %g, %g in one level", norm[0], norm[1]);
+}
+
 int main(int argc, char **argv) {
     start_engines(&argc, argv);
     sent_to = calloc((size_t)ranks, sizeof *sent_to);
@@ -99,6 +131,10 @@ int main(int argc, char **argv) {
                      hosts.name)
                     every_host_needs_its_formula(&hosts, per_host);
             }
+    for (int per_host = 2; per_host < ranks; per_host++)
+        if (ranks % per_host == 0)
+            CASE("many units are reduced between hosts of %d", per_host)
+                many_units_are_reduced(ways[SHARED_MEMORY], per_host);
     free(sent_to);
     return finish_world();
 }
