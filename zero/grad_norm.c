@@ -120,9 +120,8 @@ static int wait_for_decision(zero *z) {
     if (all->other < 0 && (z->replicas == 1 || replicas->other < 0)) return ZERO_OK;
     // Old rows, or those of another path.
     const int e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
-    if (!e && z->replicas > 1 && replicas->other >= 0)
-        return zero_check_calls(z, replicas->calls, replicas->other, "replicate_comm");
-    return e ? e : zero_check_calls(z, all->calls, all->other, "shard_comm");
+    if (!e && z->replicas > 1 && replicas->other >= 0) return zero_fail_calls(z, replicas->other, "replicate_comm");
+    return e ? e : zero_fail_calls(z, all->other, "shard_comm");
 }
 
 int zero_norm_learn(zero *z) {
@@ -167,18 +166,12 @@ static int sum_squares(zero *z, const float *x, size_t n, uint64_t *parts, uint6
     return e;
 }
 
-// A rank of a communicator that made other calls, and its hash of them; rank -1: there is none.
-struct other_calls {
-    int rank;
-    uint64_t calls;
-};
-
-// Adds n wide integers over the ranks of a communicator, and compares the hash of their calls. wide has one more word.
-static int add_over_ranks(zero *z, zero_comm *comm, uint64_t *wide, size_t n, uint64_t calls,
-                          struct other_calls *other) {
+// Adds n wide integers over the ranks of a communicator, and compares the hash of their calls: *other is the first rank
+// that has another one, -1: there is none. wide has one more word.
+static int add_over_ranks(zero *z, zero_comm *comm, uint64_t *wide, size_t n, uint64_t calls, int *other) {
     const size_t words = n * ZERO_WIDE_WORDS, ranks = (size_t)zero_comm_size(comm), row = words + 1;
     uint64_t *all = malloc(ranks * row * sizeof *all);
-    *other = (struct other_calls){ .rank = -1 };
+    *other = -1;
     if (!all) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
     for (size_t i = 0; i < n; i++) zero_wide_normalize(wide + i * ZERO_WIDE_WORDS);
     wide[words] = calls;
@@ -186,8 +179,7 @@ static int add_over_ranks(zero *z, zero_comm *comm, uint64_t *wide, size_t n, ui
     memset(wide, 0, words * sizeof *wide);
     for (size_t r = 0; r < ranks && !e; r++) {
         for (size_t i = 0; i < n; i++) wide_add(wide + i * ZERO_WIDE_WORDS, all + r * row + i * ZERO_WIDE_WORDS);
-        if (other->rank < 0 && all[r * row + words] != calls)
-            *other = (struct other_calls){ (int)r, all[r * row + words] };
+        if (*other < 0 && all[r * row + words] != calls) *other = (int)r;
     }
     free(all);
     return e;
@@ -196,17 +188,16 @@ static int add_over_ranks(zero *z, zero_comm *comm, uint64_t *wide, size_t n, ui
 // Adds n wide integers over all ranks, and checks that they have made the same calls. A rank whose replicate group
 // differs passes on a false hash to its shard group before it fails, so that all ranks fail. wide has one more word.
 static int add_over_all(zero *z, uint64_t *wide, size_t n, const char *phase) {
-    struct other_calls replica = { .rank = -1 }, shard = { .rank = -1 };
-    int e = ZERO_OK;
+    int replica = -1, shard = -1, e = ZERO_OK;
     if (z->replicas > 1) {
         zero_comm_phase(z->config.replicate_comm, phase, 0);
         e = add_over_ranks(z, z->config.replicate_comm, wide, n, z->calls, &replica);
     }
     zero_comm_phase(z->config.shard_comm, phase, 0);
-    const uint64_t calls = replica.rank < 0 ? z->calls : ~z->calls;
+    const uint64_t calls = replica < 0 ? z->calls : ~z->calls;
     if (!e) e = add_over_ranks(z, z->config.shard_comm, wide, n, calls, &shard);
-    if (!e && replica.rank >= 0) e = zero_check_calls(z, replica.calls, replica.rank, "replicate_comm");
-    return e || shard.rank < 0 ? e : zero_check_calls(z, shard.calls, shard.rank, "shard_comm");
+    if (!e && replica >= 0) e = zero_fail_calls(z, replica, "replicate_comm");
+    return e || shard < 0 ? e : zero_fail_calls(z, shard, "shard_comm");
 }
 
 int zero_check_all_calls(zero *z, const char *phase) {

@@ -226,8 +226,8 @@ enum zero_call {
     CALL_STEP
 };
 void zero_record_call(zero *z, enum zero_call call, const void *argument, size_t bytes);
-int zero_check_calls(zero *z, uint64_t theirs, int rank, const char *group);
-int zero_check_all_calls(zero *z, const char *phase);  // grad_norm.c: compares them. Collective
+int zero_fail_calls(zero *z, int rank, const char *group);  // says that a rank's differ
+int zero_check_all_calls(zero *z, const char *phase);       // grad_norm.c: compares them. Collective
 
 // ---- gradients.c ----------------------------------------------------------------------------------------------------
 

@@ -330,7 +330,6 @@ __global__ void __launch_bounds__(256) norm_kernel(zero_norm_args a) {
     if (other < a.n) {
         decision.skip = 1;
         decision.other = (int)other;
-        decision.calls = a.wide[other * ZERO_NORM_WORDS + ZERO_WIDE_WORDS];
     }
     *a.decision = decision;
 }

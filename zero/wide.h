@@ -26,12 +26,11 @@ enum {
 
 // What the squares of all ranks decide about a step.
 typedef struct zero_decision {
-    double norm;     // of the mean gradient, before clipping
-    float scale;     // by which it is clipped; 1: it is not
-    float factor;    // on the sum of gradients: scale / M
-    int skip;        // 1: the norm is not finite, or a rank has made other calls: nothing is changed
-    int other;       // the first rank whose row has another hash of calls than this rank's; -1: none
-    uint64_t calls;  // its hash
+    double norm;   // of the mean gradient, before clipping
+    float scale;   // by which it is clipped; 1: it is not
+    float factor;  // on the sum of gradients: scale / M
+    int skip;      // 1: the norm is not finite, or a rank has made other calls: nothing is changed
+    int other;     // the first rank whose row has another hash of calls than this rank's; -1: none
 } zero_decision;
 
 // Of the rows of the shard group, hence of all ranks; of those of the replicate group.
@@ -74,7 +73,6 @@ ZERO_WIDE zero_decision zero_wide_decide(uint64_t *wide, double weight, float ma
     d.factor = d.scale * (1.0f / (float)weight);
     d.skip = !(d.norm - d.norm == 0);
     d.other = -1;
-    d.calls = 0;
     return d;
 }
 

@@ -351,6 +351,18 @@ static void other_calls_are_told(const struct way *way, int stage) {
     zero_destroy(z);
     zero_comm_destroy(c);
 
+    // One rank asks for the norm before the step, and so has made fewer calls when it meets the others.
+    c = join(way, PATIENT);
+    z = make_in_groups(c, NULL, stage);
+    h = adamw;
+    CHECK(backward_in_order(z, orders[0]) == ZERO_OK && (last || zero_grad_norm(z, NULL) == ZERO_OK), "a backward: %s",
+          zero_error(z));
+    (void)zero_step(z, &h);
+    CHECK(isnan(zero_last_step(z).norm) && strstr(zero_error(z), "its calls differ"), "the message is: %s",
+          zero_error(z));
+    zero_destroy(z);
+    zero_comm_destroy(c);
+
     // One rank samples alone. Where it waits for the others in stage 3, the time-out tells.
     const int waits = way != &ways[SHARED_MEMORY] && stage == 3;
     c = join(way, waits ? short_timeout(way) : PATIENT);
