@@ -1,6 +1,7 @@
 #include "zero/offload/swap.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ struct zero_swap {
     struct buffer *buffers;
     uint64_t now;
     zero_swap_traffic traffic;
-    char directory[256], description[128], error[512];
+    char *directory, description[128], error[512];
 };
 
 #define FAIL(...) (snprintf(err, err_bytes, __VA_ARGS__), -1)
@@ -53,8 +54,8 @@ size_t zero_swap_file_bytes(const size_t *bytes, size_t num_records) {
 static int open_unnamed(const char *directory) {
     const int fd = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd != -1 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
-    char path[300];
-    snprintf(path, sizeof path, "%.280s/zero-swap-XXXXXX", directory);
+    char path[PATH_MAX + 32];  // the directory has been looked up: it is not longer
+    snprintf(path, sizeof path, "%.*s/zero-swap-XXXXXX", PATH_MAX, directory);
     const int named = mkostemp(path, O_CLOEXEC);
     if (named != -1) unlink(path);
     return named;
@@ -65,7 +66,10 @@ static int reserve(int fd, uint64_t bytes) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
         return EFBIG;  // going beyond it is a signal
-    if (fallocate(fd, 0, 0, (off_t)bytes) == 0) return 0;
+    int code;
+    do code = fallocate(fd, 0, 0, (off_t)bytes);
+    while (code && errno == EINTR);  // by a signal
+    if (!code) return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
     return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
 }
@@ -126,8 +130,11 @@ zero_swap *zero_swap_create(const zero_swap_config *config, char *err, size_t er
     s->fd = -1;
     s->num_records = config->num_records;
     s->num_buffers = config->num_buffers;
-    snprintf(s->directory, sizeof s->directory, "%s", config->directory);
-    if (create(s, config, err, err_bytes) == 0) return s;
+    s->directory = strdup(config->directory);
+    if (!s->directory)
+        snprintf(err, err_bytes, "out of host memory");
+    else if (create(s, config, err, err_bytes) == 0)
+        return s;
     zero_swap_destroy(s);
     return NULL;
 }
@@ -139,6 +146,7 @@ void zero_swap_destroy(zero_swap *s) {
     if (s->memory) munmap(s->memory, s->memory_bytes + !s->memory_bytes);
     free(s->offset);
     free(s->buffers);
+    free(s->directory);
     free(s);
 }
 

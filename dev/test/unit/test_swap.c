@@ -272,6 +272,23 @@ static void no_file_is_left(void) {
     CHECK_EQ(open_files(NULL), before);
 }
 
+static void a_long_path_is_not_cut(void) {
+    static const size_t bytes[1] = { 4 * KB };
+    char path[1000], err[512] = "", name[201];
+    memset(name, 'a', sizeof name - 1);
+    name[200] = '\0';
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    CHECK(mkdir(path, 0700) == 0, "%s: %s", path, strerror(errno));
+    snprintf(path, sizeof path, "%s/%s/%s", directory, name, name);
+    CHECK(mkdir(path, 0700) == 0, "%s: %s", path, strerror(errno));
+    zero_swap *s = zero_swap_create(&(zero_swap_config){ path, bytes, 1, 2, NULL }, err, sizeof err);
+    CHECK(s != NULL, "%s", err);
+    zero_swap_destroy(s);
+    CHECK_EQ(rmdir(path), 0);
+    *strrchr(path, '/') = '\0';
+    CHECK_EQ(rmdir(path), 0);
+}
+
 // As containers do.
 static void threads_do_it_where_io_uring_is_refused(void) {
     static const size_t bytes[2] = { 4 * KB, 4 * KB };
@@ -329,6 +346,7 @@ int main(int argc, char **argv) {
     CASE("a write of nothing is an error") a_fault_is_an_error_that_stays(100, 1, 5, "No space left");
     RUN(a_small_disk_is_noticed_at_creation);
     RUN(no_file_is_left);
+    RUN(a_long_path_is_not_cut);
     RUN(threads_do_it_where_io_uring_is_refused);
     rmdir(directory);
     return test_finish();
