@@ -31,7 +31,8 @@ int zero_transport_available(const zero_transport *t, const zero_comm_config *co
 zero_comm_shape zero_transport_shape(const zero_transport *t, const zero_comm_config *config, size_t ranks,
                                      size_t per_host) {
     zero_comm_shape s = t->shape(config, ranks, ranks > 1 && per_host != ranks);
-    const int two_levels = per_host > 1 && per_host < ranks && !config->one_level && !config->no_shared_memory;
+    const int even = per_host > 1 && per_host < ranks && ranks % per_host == 0;
+    const int two_levels = even && !config->one_level && !config->no_shared_memory;
     s.per_host = two_levels ? per_host : 0;
     return s;
 }

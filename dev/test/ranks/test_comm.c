@@ -184,6 +184,15 @@ static void free_while_gathering(zero_comm *c) {
     CHECK(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
 }
 
+// Memory is freed when the device has done what is queued, as by cudaFree.
+static void free_while_writing(zero_comm *c) {
+    void *p = NULL;
+    CHECK(zero_comm_alloc(c, &memory, ZERO_MEM_UNIT_BUFFERS, &p, 1 << 20) == ZERO_OK, "alloc: %s", zero_comm_error(c));
+    CHECK(cudaMemsetAsync(p, 0xff, 1 << 20, NULL) == cudaSuccess, "memset");
+    CHECK(zero_comm_free(c, p) == ZERO_OK, "free: %s", zero_comm_error(c));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess, "the device");
+}
+
 // What the transport has allocated is what the formula gives, with and without a window; so is symmetric memory.
 static void memory_equals_the_formula(const struct way *w, zero_comm *c) {
     const zero_transport *t = zero_transport_find(w->transport);
@@ -344,6 +353,7 @@ static void cases_of(const struct way *w) {
     CASE("the library's own sum: %s", name) the_librarys_own_sum(c);
     CASE("misuse is refused with a message: %s", name) misuse_is_refused(c);
     CASE("memory is freed while it is gathered into: %s", name) free_while_gathering(c);
+    CASE("memory is freed while it is written: %s", name) free_while_writing(c);
     CASE("memory that the host does not have is promised: %s", name) impossible_memory_is_refused(c);
     leave(c);
     CASE("memory differs from the formula, or is not given back: %s", name) {

@@ -93,13 +93,17 @@ static void reports_agree(const zero *z) {
     }
 }
 
-// Bytes of unit buffers for each parameter: `buffers` of the 12 large units, 4 bytes an element, as if all were equal.
-static void cost_what_units_of_equal_size_cost(const zero *z, int stage, int prefetch) {
+// Bytes of unit buffers for each parameter: `buffers` of the 12 large units, 4 bytes an element, as if all were equal;
+// between hosts a rank's part of the largest unit, too.
+static void cost_what_units_of_equal_size_cost(const zero *z, const zero_comm *c, int stage, int prefetch) {
     const zero_layout *l = zero_get_layout(z);
+    const size_t per_host = zero_comm_get_shape(c).per_host;
     const size_t pools = stage < 2 ? 0 : stage == 2 || ranks == 1 ? 1 : 2;
     const size_t buffers = pools == 0 ? 0 : pools == 1 ? 2 : 3 + (size_t)prefetch;
     const size_t tied = zero_layout_unit_numel(l, 0), large = l->numel_padded - tied;
-    const double equal = 4.0 * ((double)(buffers * large) / 12 + (double)(pools * tied));
+    const size_t largest = tied > large / 12 ? tied : large / 12;
+    const double passed_on = per_host ? (double)largest / (double)per_host : 0;
+    const double equal = 4.0 * ((double)(buffers * large) / 12 + (double)(pools * tied) + passed_on);
     const double bytes = (double)memory.peak[ZERO_MEM_UNIT_BUFFERS];
     CHECK(stage < 2 || (bytes >= equal && bytes < 1.02 * equal), "%.0f bytes of unit buffers, equal units: %.0f", bytes,
           equal);
@@ -114,7 +118,7 @@ static void trains_to_the_same_bits(const struct way *way, int stage, int prefet
         CHECK(one_step_of(z, step, &norm) == ZERO_OK && norm > 0, "norm %f %s", norm, zero_error(z));
         reports_agree(z);
     }
-    if (stage) cost_what_units_of_equal_size_cost(z, stage, prefetch);
+    if (stage) cost_what_units_of_equal_size_cost(z, c, stage, prefetch);
     CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
     if (!first[0]) memcpy(first, hash, sizeof hash);
     CHECK(!memcmp(first, hash, sizeof hash), "stage %d, prefetch %d has other bits than the first engine", stage,

@@ -36,6 +36,7 @@ int zero_mpi_free(zero_comm *c, struct zero_comm_buffer *b) {
         zero_keep(b->ptr);
         zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else if (map->peer) {
+        (void)cudaDeviceSynchronize();  // as cudaFree does: what is queued may still write to it
         zero_shm_unmap(map);
         zero_accounting_add(b->mem, b->category, 0, b->bytes);
     } else {
