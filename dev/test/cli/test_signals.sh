@@ -30,18 +30,22 @@ hash_of() { grep '^state hash' "$1"; }
 
 # continues: from the step at which the run ended, on one rank, 20 more steps, to the state of a run without a break
 continues() {
-    local step
+    local step alone=("$mpirun" -np 1 "${run[@]}")
     step=$(sed -n 's/.*: the run ends after step \([0-9]*\).*/\1/p' "$mine/log" | head -n 1)
-    [ -n "$step" ] && [ -e "$mine/out/DONE_$(printf %08d "$step")" ] || { echo "no checkpoint"; return 1; }
-    "${run[@]}" -x $((step + 20)) -o "$mine/out" -y 1 > "$mine/next" && "${run[@]}" -x $((step + 20)) > "$mine/whole" &&
-        grep "^resumed from step $step " "$mine/next" && diff <(hash_of "$mine/whole") <(hash_of "$mine/next")
+    [ -n "$step" ] && [ -e "$mine/out/DONE_$(printf %08d "$step")" ] || { blame "no checkpoint"; return 1; }
+    "${alone[@]}" -x $((step + 20)) -o "$mine/out" -y 1 > "$mine/next" < /dev/null || { blame "resuming"; return 1; }
+    "${alone[@]}" -x $((step + 20)) > "$mine/whole" < /dev/null || { blame "a run without a break"; return 1; }
+    grep "^resumed from step $step " "$mine/next" || { blame "not resumed from step $step"; return 1; }
+    diff <(hash_of "$mine/whole") <(hash_of "$mine/next") || { blame "another state"; return 1; }
 }
+blame() { cat "$mine/log"; echo "$1"; }
 
 by_mpirun() {
     "$mpirun" -np 2 "${run[@]}" -x 1000000 -o "$mine/out" > "$mine/log" 2>&1 < /dev/null &
     local job=$!
     wait_for has_step && kill -USR1 $job
-    wait $job && continues || { cat "$mine/log"; false; }
+    wait $job || { blame "exit status $?"; return 1; }
+    continues
 }
 at_once "SIGUSR1 to mpirun" by_mpirun
 
@@ -60,7 +64,9 @@ start_both() {
 without_mpi() {
     start_both
     kill "-$1" "${ranks[1]}"
-    wait "${ranks[0]}" && wait "${ranks[1]}" && continues || { cat "$mine/log"; false; }
+    wait "${ranks[0]}" || { blame "exit status $? of rank 0"; return 1; }
+    wait "${ranks[1]}" || { blame "exit status $? of rank 1"; return 1; }
+    continues
 }
 at_once "SIGUSR1 to a rank, without MPI" without_mpi USR1
 at_once "SIGTERM to a rank, without MPI" without_mpi TERM
@@ -72,13 +78,15 @@ after_a_death() {       # the other one cannot agree any more: it must not save 
 at_once "SIGTERM after another rank has died" after_a_death
 
 restarted() {
-    PAUSE=0 NP=2 scripts/run_resilient.sh "${run[@]}" -x 1200 -n 50 -nk 2 -o "$mine/out" > "$mine/log" 2>&1 \
+    local steps=4000
+    PAUSE=0 NP=2 scripts/run_resilient.sh "${run[@]}" -x $steps -n 100 -nk 2 -o "$mine/out" > "$mine/log" 2>&1 \
         < /dev/null &
     local job=$!
     wait_for has_checkpoint && kill -KILL "$(pgrep -nf "^$trainer .*-o $mine/out")"
-    wait $job && grep "^run_resilient: status .* again on 2 ranks, from 0" "$mine/log" &&
-        "${run[@]}" -x 1200 > "$mine/whole" && diff <(hash_of "$mine/whole") <(hash_of "$mine/log") ||
-        { cat "$mine/log"; false; }
+    wait $job || { blame "exit status $?"; return 1; }
+    grep "^run_resilient: status .* again on 2 ranks, from 0" "$mine/log" || { blame "no restart: $(grep run_resilient "$mine/log")"; return 1; }
+    "$mpirun" -np 1 "${run[@]}" -x $steps > "$mine/whole" < /dev/null || { blame "a run without a break"; return 1; }
+    diff <(hash_of "$mine/whole") <(hash_of "$mine/log") || { blame "another state"; return 1; }
 }
 at_once "a rank is killed under run_resilient.sh" restarted
 

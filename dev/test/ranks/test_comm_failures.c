@@ -117,6 +117,7 @@ static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w
 static void destroying_with_messages_under_way_is_safe(const struct way *w, int after) {
     enum { BYTES = 1 << 20 };  // more than MPI sends before it is received
     zero_comm *c = join(w, short_timeout(w));
+    MPI_Barrier(MPI_COMM_WORLD);
     const size_t bytes = BYTES * (size_t)ranks;
     void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, bytes);
     zero_window *window = NULL;

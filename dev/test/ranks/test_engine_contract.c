@@ -2,9 +2,7 @@
 // is refused and can be discarded; the first failure stays; one rank's failure is returned on all; ranks that
 // differ are reported; state can be loaded. Run under mpirun.
 #include <fcntl.h>
-#include <malloc.h>
 #include <stdio.h>
-#include <sys/resource.h>
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/internal.h"  // to see optimizer state after a failure, when no call reads it any more
@@ -231,46 +229,6 @@ static void a_step_that_failed_is_not_repeated(const struct way *way, int stage)
     MPI_Barrier(MPI_COMM_WORLD);
     zero_destroy(z);
     zero_comm_destroy(c);
-}
-
-// The last rank may have `bytes` more than it has now; the engine takes more in every stage.
-static void memory_runs_out_on_one_rank(zero_comm *c, int stage, size_t bytes) {
-    const zero_tensor large = { "large", 16 << 20, 0, 0, 1 };
-    zero_config config = config_of(c, stage);
-    config.tensors = &large;
-    config.num_tensors = 1;
-    config.order_length = 0;
-    struct rlimit limit, all;
-    long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    REQUIRE(f && fscanf(f, "%ld", &pages) == 1 && !getrlimit(RLIMIT_AS, &all));
-    fclose(f);
-    limit = all;
-    limit.rlim_cur = (rlim_t)pages * 4096 + bytes;
-    if (rank == ranks - 1) setrlimit(RLIMIT_AS, &limit);
-    zero *z;
-    const int e = zero_create(&z, &config);
-    setrlimit(RLIMIT_AS, &all);
-    CHECK(e == ZERO_ERR_MEMORY && strstr(zero_error(z), "memory"), "stage %d, %zu bytes: create returns %d: %s", stage,
-          bytes, e, zero_error(z));
-    zero_destroy(z);
-}
-
-static void all_learn_of_memory_that_ran_out(void) {
-    memset(&memory, 0, sizeof memory);
-    mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what is freed is given back, so that the limit counts
-    for (int w = 0; w < 2; w++) {
-        zero_comm *c = join(&ways[w], PATIENT);
-        const size_t before = memory.total_live;
-        for (int stage = 0; stage < STAGES; stage++)
-            for (size_t mb = 8; mb < 100; mb += 24) memory_runs_out_on_one_rank(c, stage, mb << 20);
-        CHECK_EQ(memory.total_live, before);
-        zero *z = make_in_groups(c, NULL, 2);  // the transport is as good as before
-        double norm;
-        CHECK(one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
-        zero_destroy(z);
-        zero_comm_destroy(c);
-    }
 }
 
 // The last rank may take a part of what its engine needs: every allocation in turn is the one that is refused. It never
@@ -605,7 +563,5 @@ int main(int argc, char **argv) {
     for (int w = 0; w < MAIN_WAYS; w++)
         for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++)
             cases_of_a_stage(&ways[main_ways[w]], stage);
-    if (MEMORY_CAN_BE_LIMITED)
-        CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
     return finish_world();
 }

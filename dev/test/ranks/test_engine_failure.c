@@ -2,7 +2,9 @@
 // every transport: the others return an error in time and keep it, nothing is freed that is still in use (run it under
 // AddressSanitizer: make test-long), and a transport that did not fail serves the next engine. Also: creating
 // engines that differ. Misuse and ranks that make other calls are test_engine_contract.c's. Run under mpirun.
+#include <malloc.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include "test/ranks/toy_model.h"
 #include "zero/clock.h"
@@ -313,6 +315,46 @@ static void cases_of_groups(const struct way *way) {
     }
 }
 
+// The last rank may have `bytes` more than it has now; the engine takes more in every stage.
+static void memory_runs_out_on_one_rank(zero_comm *c, int stage, size_t bytes) {
+    const zero_tensor large = { "large", 16 << 20, 0, 0, 1 };
+    zero_config config = config_of(c, stage);
+    config.tensors = &large;
+    config.num_tensors = 1;
+    config.order_length = 0;
+    struct rlimit limit, all;
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    REQUIRE(f && fscanf(f, "%ld", &pages) == 1 && !getrlimit(RLIMIT_AS, &all));
+    fclose(f);
+    limit = all;
+    limit.rlim_cur = (rlim_t)pages * 4096 + bytes;
+    if (rank == ranks - 1) setrlimit(RLIMIT_AS, &limit);
+    zero *z;
+    const int e = zero_create(&z, &config);
+    setrlimit(RLIMIT_AS, &all);
+    CHECK(e == ZERO_ERR_MEMORY && strstr(zero_error(z), "memory"), "stage %d, %zu bytes: create returns %d: %s", stage,
+          bytes, e, zero_error(z));
+    zero_destroy(z);
+}
+
+static void all_learn_of_memory_that_ran_out(void) {
+    memset(&memory, 0, sizeof memory);
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);  // what is freed is given back, so that the limit counts
+    for (int w = 0; w < 2; w++) {
+        zero_comm *c = join(&ways[w], PATIENT);
+        const size_t before = memory.total_live;
+        for (int stage = 0; stage < STAGES; stage++)
+            for (size_t mb = 8; mb < 100; mb += 24) memory_runs_out_on_one_rank(c, stage, mb << 20);
+        CHECK_EQ(memory.total_live, before);
+        zero *z = make_of(config_of(c, 2));  // the transport is as good as before
+        double norm;
+        CHECK(one_step(z, 0, 1, &norm) == ZERO_OK, "step: %s", zero_error(z));
+        zero_destroy(z);
+        zero_comm_destroy(c);
+    }
+}
+
 int main(int argc, char **argv) {
     start_engines(&argc, argv);
     for (int w = 0; w < MAIN_WAYS; w++)
@@ -334,6 +376,8 @@ int main(int argc, char **argv) {
         zero_comm_destroy(c);
     }
     CASE("constructors report failures as text") constructors_report_failures_as_text();
+    if (MEMORY_CAN_BE_LIMITED)
+        CASE("memory that runs out on one rank is every rank's failure") all_learn_of_memory_that_ran_out();
     for (int w = 0; w < MAIN_WAYS && ranks > 1; w++)
         for (int stage = 0; stage < STAGES && way_runs_here(&ways[main_ways[w]]); stage++)
             CASE("ranks with other configurations are told: stage %d, %s", stage, ways[main_ways[w]].name) {
