@@ -84,7 +84,8 @@ restarted() {
     local job=$!
     wait_for has_checkpoint && kill -KILL "$(pgrep -nf "^$trainer .*-o $mine/out")"
     wait $job || { blame "exit status $?"; return 1; }
-    grep "^run_resilient: status .* again on 2 ranks, from 0" "$mine/log" || { blame "no restart: $(grep run_resilient "$mine/log")"; return 1; }
+    grep "^run_resilient: status .* again on 2 ranks, from 0" "$mine/log" ||
+        { blame "no restart: $(grep run_resilient "$mine/log")"; return 1; }
     "$mpirun" -np 1 "${run[@]}" -x $steps > "$mine/whole" < /dev/null || { blame "a run without a break"; return 1; }
     diff <(hash_of "$mine/whole") <(hash_of "$mine/log") || { blame "another state"; return 1; }
 }
