@@ -183,10 +183,11 @@ static int deepspeed_mics(Mapping *m, const ConfigValue *v) {
     return set(m, "shard-group", "zero_optimization.mics_shard_size", v, strcmp(v->text, "-1") == 0 ? "0" : v->text);
 }
 
-#define NO_OFFLOAD "there is no offload by file: use \"none\" (the flag --offload moves optimizer state)"
-#define PARAMS     "optimizer.params."
-#define LR_PARAMS  "scheduler.params."
-#define ZERO_OPT   "zero_optimization."
+#define NO_OFFLOAD     "there is no offload by file: use \"none\" (the flag --offload moves optimizer state)"
+#define NO_OLD_OFFLOAD "there is no offload by file: use false (the flag --offload moves optimizer state)"
+#define PARAMS         "optimizer.params."
+#define LR_PARAMS      "scheduler.params."
+#define ZERO_OPT       "zero_optimization."
 
 static const Key DEEPSPEED[] = {
     { "train_batch_size", CONFIG_NUMBER, SIZE, .offset = BATCH(sequences) },
@@ -227,9 +228,9 @@ static const Key DEEPSPEED[] = {
     { ZERO_OPT "mics_shard_size", CONFIG_NUMBER, READ, .read = deepspeed_mics },
     { ZERO_OPT "offload_optimizer.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
     { ZERO_OPT "offload_param.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
-    { ZERO_OPT "cpu_offload", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
-    { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
-    { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, MUST, .value = "false", .remedy = "there is no offload: use false" },
+    { ZERO_OPT "cpu_offload", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
+    { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
+    { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
     { "optimizer.type", CONFIG_TEXT, READ, .read = deepspeed_optimizer },
     { PARAMS "lr", CONFIG_NUMBER, SET, "l", "0.001" },
     { PARAMS "betas", CONFIG_LIST, READ },
