@@ -54,13 +54,15 @@ every_place() {
     report "$arguments: more than 4 places wait for events" "$([ $n -gt 5 ] || echo "only $((n - 1)) do")"
 }
 
-# zero_destroy discards what is unfinished; the trainer leaves nothing unfinished, so the wait of a discard
-# (zero_grads_abandon) cannot show here. test_engine_failure discards in the middle of a micro-batch.
+# zero_destroy ends what is unfinished, and the trainer leaves nothing unfinished: neither the wait of a discard
+# (zero_grads_abandon) nor the one for a step's decision (zero_norm_destroy) can show here. test_engine_failure discards
+# and destroys in the middle.
+unfinished="in zero_grads_abandon|in zero_norm_destroy"
 case $2 in
-1) every_place "in zero_grads_abandon" "-z 1 -r 1" ;;
+1) every_place "$unfinished" "-z 1 -r 1" ;;
 # nccl_window_open: each gather waits for the same stream when it begins. nccl_window_close: a rank that acquired a unit
 # has waited for its gather. nccl_reusable: a rank that has waited for the parameters of a later unit has waited for all
 # earlier work of the transport's stream.
-3) every_place "in zero_grads_abandon|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0" ;;
+3) every_place "$unfinished|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0" ;;
 esac
 summary
