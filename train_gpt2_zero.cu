@@ -1316,10 +1316,10 @@ int main(int argc, char **argv) {
     if (!dry) choose_order(r);
     r->kernels = describe_kernels(r);
     if (dry) {
-        if (r->rank == 0 && o->print_config) {
-            printf("%s", o->notes);
+        if (r->rank == 0 && (o->print_config || o->plan != OPTION_PLAN_JSON)) printf("%s", o->notes);
+        if (r->rank == 0 && o->print_config)
             options_print(stdout, o);
-        } else if (r->rank == 0 && o->fit)
+        else if (r->rank == 0 && o->fit)
             print_fit(r);
         else if (r->rank == 0)
             print_plan(r);

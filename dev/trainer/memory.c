@@ -79,9 +79,10 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     if (found > 0)
         snprintf(text, text_bytes, ": use %s, which takes %llu bytes", flags, (unsigned long long)fit.bytes);
     else
-        snprintf(text, text_bytes,
-                 ": use a smaller model or -t, or more machines: on %d rank%s nothing fits; %s takes %llu bytes",
-                 r->ranks, r->ranks > 1 ? "s" : "", flags, (unsigned long long)fit.bytes);
+        snprintf(
+            text, text_bytes,
+            ": use a smaller model or -t, or more machines: on %d rank%s nothing fits: the least, %s, takes %llu bytes",
+            r->ranks, r->ranks > 1 ? "s" : "", flags, (unsigned long long)fit.bytes);
 }
 
 // The first row with which the rows exceed so many bytes.

@@ -35,6 +35,8 @@ static void note_what_does_not_apply(Options *o, const OptionsBuild *build) {
         options_note(o, "--prompt: not used, for there is no -s\n");
     if (o->checkpoint_every > 0 && o->output_dir == NULL)
         options_note(o, "-n %lld: no checkpoints are written, for there is no -o\n", (long long)o->checkpoint_every);
+    if (o->plan != OPTION_PLAN_OFF && o->plan_ranks_per_host == 0 && options_given(o, "net-gbs"))
+        options_note(o, "--net-gbs: not used, for all ranks are on one host: add --ranks-per-host\n");
     if (o->checkpoint_every == 0 && (o->checkpoints_keep > 0 || o->major_checkpoint_every > 0))
         options_note(o, "-%s: no checkpoints are written, for there is no -n\n", o->checkpoints_keep > 0 ? "nk" : "nm");
 }

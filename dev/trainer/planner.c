@@ -239,6 +239,16 @@ static void find_smallest(Layouts *l, const PlanInput *in, int stage, PlanStage 
 
 static size_t states_of(const PlanInput *in) { return zero_optimizer_get(in->settings.optimizer)->num_states; }
 
+// The rows from parameters to the optimizer's states.
+static uint64_t model_states(const zero_cost *cost, const zero_layout *l) {
+    zero_row rows[PLAN_ROWS];
+    const size_t n = zero_cost_memory(cost, l, rows, PLAN_ROWS);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].kind <= ZERO_MEM_STATE_2) bytes += rows[i].expected;
+    return bytes;
+}
+
 // layouts->shards is that of groups of `group` ranks.
 static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, size_t group, PlanStage *s) {
     const zero_layout *l = &layouts->shards;
@@ -264,9 +274,6 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
         if (s->memory[i].kind == ZERO_MEM_DISK) {
             s->disk_total = s->memory[i].expected;
         }
-        if (s->memory[i].kind <= ZERO_MEM_STATE_2) {
-            s->states += s->memory[i].expected;
-        }
         if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {
             s->sums += s->memory[i].expected;
         }
@@ -283,7 +290,11 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
                         (full_master - zero_master_bytes(in->settings.dtype, in->settings.master));
     s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel,
                                           (double)trained_numel(l), (double)l->ranks);
-    s->padding = s->states + s->smaller_master - s->sums - s->paper;
+    zero_cost all_on_device = plan;
+    all_on_device.settings.offload = ZERO_OFFLOAD_NONE;
+    s->states = model_states(&plan, l);
+    s->offloaded = model_states(&all_on_device, l) - s->states;
+    s->padding = s->states + s->offloaded + s->smaller_master - s->sums - s->paper;
     return plan_simulate(in, &plan, l, &s->times);
 }
 

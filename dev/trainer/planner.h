@@ -56,8 +56,9 @@ typedef struct {
     size_t shard_group;               // ranks of one
     int one_level;                    // see plan_one_level
     enum zero_order order;
-    // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master.
-    uint64_t states, paper, sums, padding, smaller_master;
+    // Model states are the rows from parameters to the optimizer's states: paper + sums + padding - smaller_master -
+    // offloaded.
+    uint64_t states, paper, sums, padding, smaller_master, offloaded;
     StepTimes times;
     size_t smallest_power, smallest;  // N from which it fits: power of two, any; 0: none up to PLAN_MAX_RANKS
 } PlanStage;

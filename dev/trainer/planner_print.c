@@ -115,6 +115,8 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "fp32 sums, for exactness", offsetof(PlanStage, sums));
     print_bytes(out, p, "padding of shards", offsetof(PlanStage, padding));
     print_bytes(out, p, "less: smaller master weights", offsetof(PlanStage, smaller_master));
+    if (in->settings.offload != ZERO_OFFLOAD_NONE)
+        print_bytes(out, p, "less: offloaded", offsetof(PlanStage, offloaded));
     print_bytes(out, p, "parameters to optimizer state", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
     const size_t states = zero_optimizer_get(in->settings.optimizer)->num_states;
@@ -336,7 +338,8 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             json_choice(out, "fastest", stage, &p->fastest[stage]);
             fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %lld, \"padding\": %llu,",
                     (unsigned long long)s->paper, (long long)s->sums, (unsigned long long)s->padding);
-            fprintf(out, " \"smaller_master\": %llu, \"total\": %llu}", (unsigned long long)s->smaller_master,
+            fprintf(out, " \"smaller_master\": %llu, \"offloaded\": %llu, \"total\": %llu}",
+                    (unsigned long long)s->smaller_master, (unsigned long long)s->offloaded,
                     (unsigned long long)s->states);
             json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
             if (in->snapshot_per_parameter > 0) {

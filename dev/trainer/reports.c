@@ -280,7 +280,9 @@ static void report(const Run *r, FILE *json, const char *name, const char *title
             most = p.measured > most ? p.measured : most;
             if (p.measured != p.expected && differs == -1) differs = rank;
         }
-        print0(r, "%-26s %-40s %15llu %15llu %15llu", rows[i].what, rows[i].formula,
+        const size_t length = strlen(rows[i].formula);
+        const int over = length > 40 ? (int)length - 40 : 0;  // it takes from the blanks of the next column
+        print0(r, "%-26s %-40s %*llu %15llu %15llu", rows[i].what, rows[i].formula, 15 - over,
                (unsigned long long)rows[i].expected, (unsigned long long)least, (unsigned long long)most);
         if (differs == -1)
             print0(r, "\n");

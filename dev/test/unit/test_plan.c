@@ -91,6 +91,18 @@ static void test_the_table_of_the_zero_paper(void) {
             CHECK_EQ(q.stage[stage].padding, p.stage[stage].padding);
         }
     }
+    in.settings.master = ZERO_MASTER_FP32;
+    in.settings.offload_fraction = 1;
+    for (int offload = ZERO_OFFLOAD_CPU; offload <= ZERO_OFFLOAD_NVME; offload++) {
+        Plan q;
+        in.settings.offload = (enum zero_offload)offload;
+        CHECK_EQ(plan_make(&q, &in, err, sizeof err), 0);
+        for (int stage = 0; stage < PLAN_STAGES; stage++) {
+            CHECK_EQ(q.stage[stage].offloaded, 12 * (stage == 0 ? p.numel_padded : shard));
+            CHECK_EQ(q.stage[stage].states, p.stage[stage].states - q.stage[stage].offloaded);
+            CHECK_EQ(q.stage[stage].padding, p.stage[stage].padding);
+        }
+    }
     check_printed(plan_paper_bytes(0, ZERO_BF16, 2, 1, 1, 8), "%g", "16");
     check_printed(plan_paper_bytes(1, ZERO_BF16, 2, 1, 1, 8), "%g", "5.5");
     check_printed(plan_paper_bytes(2, ZERO_BF16, 2, 1, 1, 8), "%g", "3.75");
