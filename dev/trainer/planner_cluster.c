@@ -44,7 +44,8 @@ int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout 
     step.cluster.streams = zero_transport_needs_device(in->transport);
     const int e = step_simulate(&step, times);
     free(flops);
-    times->step += offload_seconds(in, cost, l);
+    times->offload = offload_seconds(in, cost, l);
+    times->step += times->offload;
     return e;
 }
 

@@ -143,7 +143,7 @@ static void print_wire(FILE *out, const Plan *p) {
 
 static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
     const StepCluster *c = &in->cluster;
-    double compute[PLAN_STAGES], link[PLAN_STAGES], net[PLAN_STAGES], step[PLAN_STAGES];
+    double compute[PLAN_STAGES], link[PLAN_STAGES], net[PLAN_STAGES], step[PLAN_STAGES], offload[PLAN_STAGES];
     for
         ACROSS(stage) {
             const StepTimes *t = &p->stage[stage].times;
@@ -151,22 +151,31 @@ static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
             link[stage] = 1e3 * t->link;
             net[stage] = 1e3 * t->net;
             step[stage] = 1e3 * t->step;
+            offload[stage] = 1e3 * t->offload;
         }
     print_head(out, "time per step, ms, simulated");
     print_reals(out, "computing", compute, 3);
     print_reals(out, "receiving inside the host", link, 3);
     print_reals(out, "receiving from other hosts", net, 3);
+    if (in->settings.offload != ZERO_OFFLOAD_NONE) print_reals(out, "moving offloaded state", offload, 3);
     print_reals(out, "step, with what overlaps", step, 3);
     fprintf(out,
             "  computing: G B T x %.4g FLOPs a token / (%g TFLOP/s x %g), and the update, at %g GB/s of memory;\n"
             "  inside: %g GB/s to a rank, %g us a message; between: %g GB/s to a host, %g us a message\n",
             in->flops_per_token, in->peak_flops / 1e12, in->efficiency, c->memory / 1e9, c->link_bytes_per_second / 1e9,
             c->link_latency * 1e6, c->net_bytes_per_second / 1e9, c->net_latency * 1e6);
+    if (in->settings.offload == ZERO_OFFLOAD_CPU)
+        fprintf(out, "  offloaded state: there and back, at %g GB/s of a rank\n", in->host_bytes_per_second / 1e9);
+    if (in->settings.offload == ZERO_OFFLOAD_NVME)
+        fprintf(out, "  offloaded state: there and back, at %g GB/s of a host's disk\n",
+                in->disk_bytes_per_second / 1e9);
 }
 
 // What a step waits for most, beside computing.
 static const char *bound_by(const StepTimes *t) {
-    return t->compute > 0.95 * t->step ? "computing" : t->net > t->link ? "the network" : "links inside hosts";
+    if (t->compute > 0.95 * t->step) return "computing";
+    if (t->offload > t->net && t->offload > t->link) return "moving offloaded state";
+    return t->net > t->link ? "the network" : "links inside hosts";
 }
 
 static const char *order_name(const PlanChoice *c) {
@@ -290,9 +299,9 @@ static void json_rows(FILE *out, const char *name, const zero_row *rows, size_t 
 
 static void json_times(FILE *out, const StepTimes *t) {
     fprintf(out,
-            ",\n     \"seconds\": {\"computing\": %.9g, \"inside_hosts\": %.9g, \"between_hosts\": %.9g, \"step\": "
-            "%.9g}, \"bytes_to_a_host\": %.0f",
-            t->compute, t->link, t->net, t->step, t->between_hosts);
+            ",\n     \"seconds\": {\"computing\": %.9g, \"inside_hosts\": %.9g, \"between_hosts\": %.9g, \"offload\": "
+            "%.9g, \"step\": %.9g}, \"bytes_to_a_host\": %.0f",
+            t->compute, t->link, t->net, t->offload, t->step, t->between_hosts);
 }
 
 static void json_choice(FILE *out, const char *name, int stage, const PlanChoice *c) {

@@ -231,6 +231,8 @@ static void test_flags_that_do_not_apply_are_noted(void) {
         { "-pi mpi -pn 2 -pr 0 -pg 2", "" },
         { "-ps 10.0.0.1 -pf /tmp", "-ps: not used with -pi mpi\n-pf: not used with -pi mpi\n" },
         { "-pi fs -pn 1 -pr 0 -pf /tmp", "" },
+        { "--plan --net-gbs 50", "--net-gbs: not used, for all ranks are on one host: add --ranks-per-host\n" },
+        { "--plan --net-gbs 50 --ranks-per-host 8", "" },
         { "-g 0 -s -1 -lg -1 -n 2 -o out -nk 1 -nm 1 -h 1", "" },
     };
     for (size_t i = 0; i < sizeof NOTED / sizeof NOTED[0]; i++) {
