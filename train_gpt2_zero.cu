@@ -1320,11 +1320,11 @@ int main(int argc, char **argv) {
         if (r->rank == 0 && o->print_config)
             options_print(stdout, o);
         else if (r->rank == 0 && o->fit)
-            print_fit(r);
+            status = print_fit(r) ? EXIT_SUCCESS : EXIT_FAILURE;
         else if (r->rank == 0)
             print_plan(r);
         launch_end();
-        return EXIT_SUCCESS;
+        return status;
     }
     open_data(r);
     allocate_batch(r);

@@ -33,8 +33,7 @@ const char *zero_accounting_refusal(const zero_accounting *m, size_t bytes, char
     const size_t left = m->total_live < m->limit ? m->limit - m->total_live : 0;
     text[0] = '\0';
     if (m->limit && bytes > left)
-        snprintf(text, ZERO_REFUSAL_BYTES, ": %zu of the %zu bytes of zero_accounting.limit are taken", m->total_live,
-                 m->limit);
+        snprintf(text, ZERO_REFUSAL_BYTES, ": %zu of the limit of %zu bytes are taken", m->total_live, m->limit);
     return text;
 }
 

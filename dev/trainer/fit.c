@@ -309,7 +309,7 @@ int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_byt
         print_json(out, "fewest_bytes", p->model, found ? NULL : &fastest);
         print_json(out, "largest", model, family ? &largest : NULL);
         fprintf(out, "}\n");
-        return 0;
+        return found;
     }
     fprintf(out, "fit: %s, %s, %zu rank%s of %.0f bytes, T = %zu\n", p->model,
             p->settings.dtype == ZERO_BF16 ? "BF16" : "FP32", p->ranks, p->ranks > 1 ? "s" : "", p->device_bytes, p->T);
@@ -318,5 +318,5 @@ int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_byt
         print_text(out, "largest of GPT-2's family that fits", model, &largest);
     else
         fprintf(out, "none of GPT-2's family (d6 ... d84) fits%s\n", p->T > 1024 ? ": their longest T is 1024" : "");
-    return 0;
+    return found;
 }

@@ -61,7 +61,7 @@ int fit_largest(size_t *depth, Fit *fit, const FitInput *in, char *err, size_t e
 // Writes the flags: "-z 3 --shard-group 2 -r 2 -b 1 -d 4096".
 void fit_flags(const Fit *fit, char *text, size_t bytes);
 
-// Prints both. Returns 0, or -1 and a message.
+// Prints both. Returns as fit_fastest does.
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes);
 
 #ifdef __cplusplus

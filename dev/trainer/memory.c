@@ -77,12 +77,10 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     text += length;
     text_bytes -= length;
     if (found > 0)
-        snprintf(text, text_bytes, ": use %s, which takes %llu bytes", flags, (unsigned long long)fit.bytes);
+        snprintf(text, text_bytes, ": use %s (%llu bytes)", flags, (unsigned long long)fit.bytes);
     else
-        snprintf(
-            text, text_bytes,
-            ": use a smaller model or -t, or more machines: on %d rank%s nothing fits: the least, %s, takes %llu bytes",
-            r->ranks, r->ranks > 1 ? "s" : "", flags, (unsigned long long)fit.bytes);
+        snprintf(text, text_bytes, ": use a smaller model or -t, or more ranks: the least on %d, %s, is %llu bytes",
+                 r->ranks, flags, (unsigned long long)fit.bytes);
 }
 
 // The first row with which the rows exceed so many bytes.
@@ -102,13 +100,10 @@ void check_memory(const Run *r) {
     const double may = budget(r, why, sizeof why);
     if (plan_stage(&s, &in.plan, err, sizeof err) == 0 && (double)s.memory_total > may && !r->options.force) {
         const zero_row *row = row_that_exceeds(&s, may);
-        snprintf(err, sizeof err,
-                 "-z %d -b %zu -t %zu: rank %d needs %llu bytes (--plan explains it) and may have %.0f (%s): the %llu "
-                 "bytes of %s do not fit",
-                 r->options.settings.stage, r->B, r->T, r->rank, (unsigned long long)s.memory_total, may, why,
-                 (unsigned long long)row->expected, row->what);
+        snprintf(err, sizeof err, "rank %d needs %llu bytes of memory and may have %.0f (%s): none is left for %s",
+                 r->rank, (unsigned long long)s.memory_total, may, why, row->what);
         advise(r, may, err, sizeof err);
-        snprintf(err + strlen(err), sizeof err - strlen(err), "; --force 1 tries it");
+        snprintf(err + strlen(err), sizeof err - strlen(err), ", or try it with --force 1");
     }
     free_description(&in.plan);
     agree(r, err);
@@ -123,7 +118,7 @@ void die_of_memory(const Run *r, const char *message) {
     die("%s", text);
 }
 
-void print_fit(const Run *r) {
+int print_fit(const Run *r) {
     const Options *o = &r->options;
     static const struct {
         unsigned searched;
@@ -137,6 +132,8 @@ void print_fit(const Run *r) {
     for (size_t i = 0; i < sizeof FLAGS / sizeof *FLAGS; i++)
         if (!options_given(o, FLAGS[i].flag)) in.searched |= FLAGS[i].searched;
     if (o->micro_batches > 0) in.searched &= ~(unsigned)FIT_BATCH;  // the tokens of a step are those of M micro-batches
-    if (fit_print(stdout, &in, o->plan == OPTION_PLAN_JSON, err, sizeof err) != 0) die("--fit: %s", err);
+    const int fits = fit_print(stdout, &in, o->plan == OPTION_PLAN_JSON, err, sizeof err);
+    if (fits < 0) die("--fit: %s", err);
     free_description(&in.plan);
+    return fits;
 }

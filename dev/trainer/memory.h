@@ -16,7 +16,7 @@ void check_memory(const Run *r);
 __attribute__((noreturn)) void die_of_memory(const Run *r, const char *message);
 
 // --plan --fit.
-void print_fit(const Run *r);
+int print_fit(const Run *r);
 
 #ifdef __cplusplus
 }

@@ -298,6 +298,8 @@ static int set_value(Options *o, const Flag *f, const char *used, const char *va
         if (errno == ERANGE || number < f->min || number > f->max) {
             return FAIL("%s %.200s: out of range: use a number from %.0f to %.0f", used, value, f->min, f->max);
         }
+        if (f->type == SIZE && unit == NULL && n > 0 && n < 1 << 20)
+            return FAIL("%s %.200s: is less than a megabyte: add K, M, G or T", used, value);
         store(at, f->size, n);
         break;
     }

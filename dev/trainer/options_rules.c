@@ -132,13 +132,25 @@ static int check_offload(Options *o, const OptionsBuild *build, char *err, size_
     return 0;
 }
 
-int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+static int check_build(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (build->cpu && options_given(o, "f") && o->tf32) {
         return FAIL("-f 1: a CPU has no TF32: use -f 0, or leave the flag out");
     }
     if (!options_given(o, "f")) {
         o->tf32 = !build->cpu;
     }
+    if (!options_given(o, "precision")) {
+        o->settings.dtype = build->bf16 ? ZERO_BF16 : ZERO_F32;
+    }
+    if (o->settings.dtype == ZERO_F32 && o->settings.master != ZERO_MASTER_FP32) {
+        return FAIL("-w %d: fp32 parameters are their own master weights: use -w 1, or %s",
+                    o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
+                    o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
+    }
+    return 0;
+}
+
+static int check_plan(Options *o, char *err, size_t err_bytes) {
     if (o->plan != OPTION_PLAN_OFF && o->settings.delay_seed != 0) {
         return FAIL("--inject-delays %llu: a plan is that of a run without delays: leave it out",
                     (unsigned long long)o->settings.delay_seed);
@@ -156,27 +168,22 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     if (o->plan_ranks == 0) {
         return FAIL("--ranks 0: a run has at least one rank: use 1 or more, or leave the flag out");
     }
-    if (!options_given(o, "precision")) {
-        o->settings.dtype = build->bf16 ? ZERO_BF16 : ZERO_F32;
-    }
-    if (o->settings.dtype == ZERO_F32 && o->settings.master != ZERO_MASTER_FP32) {
-        return FAIL("-w %d: fp32 parameters are their own master weights: use -w 1, or %s",
-                    o->settings.master == ZERO_MASTER_SPLIT ? 2 : 0,
-                    o->plan != OPTION_PLAN_OFF ? "--precision bf16" : "build with PRECISION=BF16");
-    }
-    if (check_init(o, err, err_bytes) != 0 || check_offload(o, build, err, err_bytes) != 0) {
-        return -1;
-    }
+    return 0;
+}
+
+// How a run's ranks share it.
+static int check_parallel(const Options *o, char *err, size_t err_bytes) {
     if (o->nccl_register && options_transport(o) != zero_transport_find("nccl")) {
         return FAIL("--nccl-register 1: is about NCCL: add --transport nccl, or leave it out");
-    }
-    if (check_order(o, err, err_bytes) != 0) {
-        return -1;
     }
     if (o->tp > 1 || o->pp > 1) {
         return FAIL("--%s %lld: this trainer splits neither tensors nor layers over ranks: leave the flag out",
                     o->tp > 1 ? "tp" : "pp", (long long)(o->tp > 1 ? o->tp : o->pp));
     }
+    return check_order(o, err, err_bytes);
+}
+
+static int check_data(const Options *o, char *err, size_t err_bytes) {
     if (o->resume && o->output_dir == NULL) {
         return FAIL("-y 1: there is no directory to resume from: add -o DIR, or use -y 0");
     }
@@ -196,6 +203,10 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
     if (o->val_batches == 0 && o->val_every > 0) {
         return FAIL("-m 0: nothing to validate on: use -v 0 for no validation, or a positive -m");
     }
+    return 0;
+}
+
+static int check_schedule(const Options *o, char *err, size_t err_bytes) {
     if (o->schedule.kind >= SCHEDULE_WARMUP_LR && o->schedule.warmup == 0) {
         return FAIL("-k Warmup...: DeepSpeed's schedules begin with a warm-up: add -u with 1 or more steps");
     }
@@ -203,6 +214,15 @@ int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_b
         return FAIL("--decay-to %lld: is not after --decay-from %lld: use a larger one, or -1 for the last step",
                     (long long)o->schedule.decay_to, (long long)o->schedule.decay_from);
     }
+    return 0;
+}
+
+int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+    if (check_build(o, build, err, err_bytes) != 0 || check_plan(o, err, err_bytes) != 0 ||
+        check_init(o, err, err_bytes) != 0 || check_offload(o, build, err, err_bytes) != 0 ||
+        check_parallel(o, err, err_bytes) != 0 || check_data(o, err, err_bytes) != 0 ||
+        check_schedule(o, err, err_bytes) != 0)
+        return -1;
     note_what_does_not_apply(o, build);
     return o->generate ? check_generate(o, err, err_bytes) : 0;
 }
@@ -236,7 +256,8 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
     }
     if (total % once != 0) {
         size_t below = total / once * once;
-        char both[96], of[96];
+        char both[96], of[96], of_B[32];
+        snprintf(of_B, sizeof of_B, "-b %zu x ", B);
         if (below == 0) {
             snprintf(both, sizeof both, "the smallest value that works is %zu", once);
         } else {
@@ -244,7 +265,8 @@ int options_check_batch(const Options *o, size_t ranks, size_t max_seq_len, size
         }
         if (o->micro_batches > 0)
             return FAIL("--micro-batches %zu: not a multiple of %zu ranks: %s", total, ranks, both);
-        snprintf(of, sizeof of, "-b %zu x -t %zu x %zu ranks = %zu tokens", B, T, ranks, once);
+        const int any = o->fit && !options_given(o, "b");  // B is 1
+        snprintf(of, sizeof of, "%s-t %zu x %zu ranks = %zu tokens", any ? "" : of_B, T, ranks, once);
         return FAIL("-d %zu: not a multiple of %s: %s", total, of, both);
     }
     *micro_steps = total / once;

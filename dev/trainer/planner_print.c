@@ -13,35 +13,32 @@
 
 static const char *const ORDERS[] = { "step", "rank", "layer" };
 
-#define ACROSS(stage) (int stage = 0; stage < PLAN_STAGES; stage++)
-
 static void print_head(FILE *out, const char *title) {
     fprintf(out, "\n%-30s", title);
-    for
-        ACROSS(stage) { fprintf(out, "%14s %d", "stage", stage); }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        fprintf(out, "%14s %d", "stage", stage);
+    }
     fprintf(out, "\n");
 }
 
 // One row of bytes, at the same offset in each PlanStage.
 static void print_bytes(FILE *out, const Plan *p, const char *what, size_t offset) {
     fprintf(out, "%-30s", what);
-    for
-        ACROSS(stage) {
-            fprintf(out, "%16lld", (long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
-        }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        fprintf(out, "%16lld", (long long)*(const uint64_t *)((const char *)&p->stage[stage] + offset));
+    }
     fprintf(out, "\n");
 }
 
 static void print_reals(FILE *out, const char *what, const double value[PLAN_STAGES], int digits) {
     fprintf(out, "%-30s", what);
-    for
-        ACROSS(stage) {
-            if (isnan(value[stage])) {
-                fprintf(out, "%16s", "-");
-            } else {
-                fprintf(out, "%16.*f", digits, value[stage]);
-            }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        if (isnan(value[stage])) {
+            fprintf(out, "%16s", "-");
+        } else {
+            fprintf(out, "%16.*f", digits, value[stage]);
         }
+    }
     fprintf(out, "\n");
 }
 
@@ -49,16 +46,15 @@ static void print_reals(FILE *out, const char *what, const double value[PLAN_STA
 static void print_formula(FILE *out, const Plan *p, const char *what, size_t offset) {
     const char *last = NULL;
     fprintf(out, "    %-20s", what);
-    for
-        ACROSS(stage) {
-            const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
-            const int same = last != NULL && strcmp(last, formula) == 0;
-            if (!same && last != NULL) {
-                fprintf(out, ": %s", last);
-            }
-            fprintf(out, same ? ", %d" : last != NULL ? "; stage %d" : "stage %d", stage);
-            last = formula;
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const char *formula = ((const zero_row *)((const char *)&p->stage[stage] + offset))->formula;
+        const int same = last != NULL && strcmp(last, formula) == 0;
+        if (!same && last != NULL) {
+            fprintf(out, ": %s", last);
         }
+        fprintf(out, same ? ", %d" : last != NULL ? "; stage %d" : "stage %d", stage);
+        last = formula;
+    }
     fprintf(out, ": %s\n", last);
 }
 
@@ -67,25 +63,23 @@ static void print_formula(FILE *out, const Plan *p, const char *what, size_t off
 // A number of ranks for each stage, the first at this offset in the plan, the others each `stride` further; 0: none.
 static void print_ranks(FILE *out, const Plan *p, const char *what, size_t offset, size_t stride) {
     fprintf(out, "%-30s", what);
-    for
-        ACROSS(stage) {
-            const size_t ranks = *(const size_t *)((const char *)p + offset + (size_t)stage * stride);
-            if (ranks > 0) {
-                fprintf(out, "%16zu", ranks);
-            } else {
-                fprintf(out, "%16s", "none");
-            }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const size_t ranks = *(const size_t *)((const char *)p + offset + (size_t)stage * stride);
+        if (ranks > 0) {
+            fprintf(out, "%16zu", ranks);
+        } else {
+            fprintf(out, "%16s", "none");
         }
+    }
     fprintf(out, "\n");
 }
 
 static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     double gb[PLAN_STAGES], paper_gb[PLAN_STAGES];
-    for
-        ACROSS(stage) {
-            gb[stage] = (double)p->stage[stage].memory_total / 1e9;
-            paper_gb[stage] = (double)p->stage[stage].paper / 1e9;
-        }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        gb[stage] = (double)p->stage[stage].memory_total / 1e9;
+        paper_gb[stage] = (double)p->stage[stage].paper / 1e9;
+    }
     print_head(out, "memory per rank, bytes");
     for (size_t i = 0; i < p->stage[0].memory_rows; i++) {
         print_bytes(out, p, p->stage[0].memory[i].what, OF_ROW(memory, i, expected));
@@ -93,8 +87,9 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "total", offsetof(PlanStage, memory_total));
     print_reals(out, "total, GB (10^9 bytes)", gb, 2);
     fprintf(out, "%-21s%6.6g GB", "fits a device of", in->device_bytes / 1e9);
-    for
-        ACROSS(stage) { fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no"); }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        fprintf(out, "%16s", p->stage[stage].fits ? "yes" : "no");
+    }
     fprintf(out, "\n");
     if (in->snapshot_per_parameter > 0) {
         print_bytes(out, p, p->stage[0].snapshot.what, offsetof(PlanStage, snapshot.expected));
@@ -127,8 +122,9 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
 
 static void print_wire(FILE *out, const Plan *p) {
     double host[PLAN_STAGES];
-    for
-        ACROSS(stage) { host[stage] = p->stage[stage].times.between_hosts; }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        host[stage] = p->stage[stage].times.between_hosts;
+    }
     print_head(out, "wire per rank, step, bytes");
     for (size_t i = 0; i < p->stage[0].wire_rows; i++) {
         print_bytes(out, p, p->stage[0].wire[i].what, OF_ROW(wire, i, expected));
@@ -144,15 +140,14 @@ static void print_wire(FILE *out, const Plan *p) {
 static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
     const StepCluster *c = &in->cluster;
     double compute[PLAN_STAGES], link[PLAN_STAGES], net[PLAN_STAGES], step[PLAN_STAGES], offload[PLAN_STAGES];
-    for
-        ACROSS(stage) {
-            const StepTimes *t = &p->stage[stage].times;
-            compute[stage] = 1e3 * t->compute;
-            link[stage] = 1e3 * t->link;
-            net[stage] = 1e3 * t->net;
-            step[stage] = 1e3 * t->step;
-            offload[stage] = 1e3 * t->offload;
-        }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const StepTimes *t = &p->stage[stage].times;
+        compute[stage] = 1e3 * t->compute;
+        link[stage] = 1e3 * t->link;
+        net[stage] = 1e3 * t->net;
+        step[stage] = 1e3 * t->step;
+        offload[stage] = 1e3 * t->offload;
+    }
     print_head(out, "time per step, ms, simulated");
     print_reals(out, "computing", compute, 3);
     print_reals(out, "receiving inside the host", link, 3);
@@ -184,18 +179,18 @@ static const char *order_name(const PlanChoice *c) {
 
 static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
     double step[PLAN_STAGES], gb[PLAN_STAGES], host[PLAN_STAGES];
-    for
-        ACROSS(stage) {
-            const PlanChoice *c = &p->fastest[stage];
-            step[stage] = c->fits ? 1e3 * c->times.step : NAN;
-            gb[stage] = c->fits ? (double)c->memory / 1e9 : NAN;
-            host[stage] = c->fits ? c->times.between_hosts / 1e9 : NAN;
-        }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const PlanChoice *c = &p->fastest[stage];
+        step[stage] = c->fits ? 1e3 * c->times.step : NAN;
+        gb[stage] = c->fits ? (double)c->memory / 1e9 : NAN;
+        host[stage] = c->fits ? c->times.between_hosts / 1e9 : NAN;
+    }
     print_head(out, "fastest that fits");
     print_ranks(out, p, "shard group", offsetof(Plan, fastest), sizeof *p->fastest);
     fprintf(out, "%-30s", "order of micro-batches");
-    for
-        ACROSS(stage) { fprintf(out, "%16s", order_name(&p->fastest[stage])); }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        fprintf(out, "%16s", order_name(&p->fastest[stage]));
+    }
     fprintf(out, "\n");
     print_reals(out, "memory, GB", gb, 2);
     print_reals(out, "a host, from other hosts, GB", host, 3);
@@ -233,15 +228,13 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     if (in->settings.shard_group > 0) {
         fprintf(out, " in groups of %zu", in->settings.shard_group);
     }
-    for
-        ACROSS(stage) {
-            if (p->stage[stage].one_level) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
-        }
-    for
-        ACROSS(stage) {
-            if (p->stage[stage].order != ZERO_ORDER_STEP)
-                fprintf(out, " (stage %d: micro-batch order %s)", stage, ORDERS[p->stage[stage].order]);
-        }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        if (p->stage[stage].one_level) fprintf(out, " (stage %d: one group, groups cost more wire)", stage);
+    }
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        if (p->stage[stage].order != ZERO_ORDER_STEP)
+            fprintf(out, " (stage %d: micro-batch order %s)", stage, ORDERS[p->stage[stage].order]);
+    }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
     }
@@ -334,29 +327,26 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             in->device_bytes, in->cluster.link_bytes_per_second, in->cluster.net_bytes_per_second, in->peak_flops,
             in->efficiency);
     fprintf(out, " \"stages\": [");
-    for
-        ACROSS(stage) {
-            const PlanStage *s = &p->stage[stage];
-            fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage,
-                    s->fits ? "true" : "false");
-            fprintf(out, ", \"micro_batch_order\": \"%s\"", ORDERS[s->order]);
-            json_ranks(out, "shard_group", s->shard_group);
-            json_ranks(out, "smallest_ranks", s->smallest);
-            json_ranks(out, "smallest_power_of_two", s->smallest_power);
-            json_times(out, &s->times);
-            json_choice(out, "fastest", stage, &p->fastest[stage]);
-            fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %lld, \"padding\": %llu,",
-                    (unsigned long long)s->paper, (long long)s->sums, (unsigned long long)s->padding);
-            fprintf(out, " \"smaller_master\": %llu, \"offloaded\": %llu, \"total\": %llu}",
-                    (unsigned long long)s->smaller_master, (unsigned long long)s->offloaded,
-                    (unsigned long long)s->states);
-            json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
-            if (in->snapshot_per_parameter > 0) {
-                json_rows(out, "host memory", &s->snapshot, 1, s->snapshot.expected);
-            }
-            json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
-            fprintf(out, "}");
+    for (int stage = 0; stage < PLAN_STAGES; stage++) {
+        const PlanStage *s = &p->stage[stage];
+        fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage, s->fits ? "true" : "false");
+        fprintf(out, ", \"micro_batch_order\": \"%s\"", ORDERS[s->order]);
+        json_ranks(out, "shard_group", s->shard_group);
+        json_ranks(out, "smallest_ranks", s->smallest);
+        json_ranks(out, "smallest_power_of_two", s->smallest_power);
+        json_times(out, &s->times);
+        json_choice(out, "fastest", stage, &p->fastest[stage]);
+        fprintf(out, ",\n     \"model_states\": {\"zero_paper\": %llu, \"fp32_sums\": %lld, \"padding\": %llu,",
+                (unsigned long long)s->paper, (long long)s->sums, (unsigned long long)s->padding);
+        fprintf(out, " \"smaller_master\": %llu, \"offloaded\": %llu, \"total\": %llu}",
+                (unsigned long long)s->smaller_master, (unsigned long long)s->offloaded, (unsigned long long)s->states);
+        json_rows(out, "memory", s->memory, s->memory_rows, s->memory_total);
+        if (in->snapshot_per_parameter > 0) {
+            json_rows(out, "host memory", &s->snapshot, 1, s->snapshot.expected);
         }
+        json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
+        fprintf(out, "}");
+    }
     fprintf(out, "]");
     json_choice(out, "recommended", p->recommended, p->recommended < 0 ? NULL : &p->fastest[p->recommended]);
     json_stage(out, "lowest_stage_that_fits", p->lowest_stage);

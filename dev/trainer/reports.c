@@ -93,7 +93,9 @@ static void print_offload(const Run *r) {
     const zero_settings *s = &r->options.settings;
     zero_offload_info offload;
     if (!zero_get_offload(r->z, &offload)) return;
-    print_row(r, "offload", "%.4g of the optimizer state, %s", s->offload_fraction,
+    char part[32] = "all";
+    if (s->offload_fraction < 1) snprintf(part, sizeof part, "%.4g", s->offload_fraction);
+    print_row(r, "offload", "%s of the optimizer state, %s", part,
               s->offload == ZERO_OFFLOAD_CPU ? "in host memory" : r->options.offload);
     if (s->offload == ZERO_OFFLOAD_NVME) print_row(r, "", "%s", offload.how);
 }

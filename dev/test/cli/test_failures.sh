@@ -66,7 +66,7 @@ lose() {
     [ $status != 0 ] || { [ "$4" = memory ] && grep -q "^total average" "$log"; } || wrong="$wrong, exit status $status"
     grep -q "rank $3: $4 in " "$log" || wrong="$wrong, the fault did not come"
     if [ "$4" = memory ]; then      # MPI, glibc and C++ have errors of their own
-        words="^error: .*rank $3[: ].*(memory|do not fit)|out of (dynamic )?memory|^terminate called"
+        words="^error: .*rank $3[: ].*memory|out of (dynamic )?memory|^terminate called"
         [ $status = 0 ] || grep -qE "$words" "$log" || wrong="$wrong, no error is about memory"
     elif [ "$4" = stop ] || [[ $1 == [tf]* ]]; then
         # in MPI's own calls nobody knows which rank is missing

@@ -46,18 +46,28 @@ measured_is_found() {
     [ "$bytes" -le "$3" ] &&
         [ "$(awk '/^total .*the most at a time/ { print $NF }' "$mine/log")" = "$bytes" ] || return 1
     trains "$2" "$1" "${run[@]}" "${flags[@]}" $less && return 1
-    refused "needs $bytes bytes .*may have $less (--memory-limit): .*do not fit: use .*--force 1" || return 1
+    refused "needs $bytes bytes .*may have $less (--memory-limit): none is left for .*: use .*--force 1" || return 1
     trains "$2" "$1" "${run[@]}" "${flags[@]}" $less --force 1 && return 1
-    grep ^error: "$mine/log" | grep "memory for .* of the $less bytes of zero_accounting.limit are taken.*: use "
+    grep ^error: "$mine/log" | grep "memory for .* of the limit of $less bytes are taken.*: use "
 }
 
 # a_disk_helps TRAINER RANKS: with one byte less than what suffices without a disk
 a_disk_helps() {
     local of_model=(-e custom:l12,h2,c64,v256,t64 -t 64 -d 512) least
-    least=$(found "$1" "$2" 1 | awk '{ print $NF }')
+    least=$(found "$1" "$2" 1K | awk '{ print $NF }')
     [ "$(found "$1" "$2" $((least - 1)) | grep -c "nvme:DIR")" = 0 ] || return 1
     of_model+=(--disk-space 1)
     found "$1" "$2" $((least - 1)) | grep "nvme:DIR" && measured_is_found "$1" "$2" $((least - 1))
+}
+
+# tells_whether_it_fits TRAINER: by its exit status, as text and as JSON
+tells_whether_it_fits() {
+    local form
+    for form in text json; do
+        "$1" --plan $form --fit --ranks 2 --memory-limit 1G "${of_model[@]}" || return 1
+        "$1" --plan $form --fit --ranks 2 --memory-limit 1K "${of_model[@]}" && return 1
+    done
+    "$1" --plan --fit --ranks 5 "${of_model[@]}" 2>&1 | grep -- "-d 1536: not a multiple of -t 64 x 5 ranks"
 }
 
 # limited KB WORDS COMMAND...: one rank that may have so much address space is refused
@@ -67,9 +77,10 @@ limited() {
 }
 
 for trainer in "$@"; do
+    at_once "$trainer, tells whether it fits" tells_whether_it_fits "$trainer"
     for ranks in "${ranks_to_try[@]}"; do
         most=$(found "$trainer" "$ranks" 1G)
-        least=$(found "$trainer" "$ranks" 1)
+        least=$(found "$trainer" "$ranks" 1K)
         most=$(awk '{ print $NF }' <<< "$most") least=$(awk '{ print $NF }' <<< "$least")
         for bytes in $least $(((least + most) / 2)) $most; do
             [ "$some$bytes" = "1$most" ] || at_once "$trainer, $ranks ranks, $bytes bytes" measured_is_found \
@@ -80,7 +91,7 @@ for trainer in "$@"; do
     [[ $trainer != *-address* && $trainer != *-thread* ]] || continue   # sanitizers need more
     large=("$trainer" "${run[@]}" -e custom:l3,h12,c768,v256,t64 -b 1)
     at_once "$trainer, ulimit -v: before it is allocated" \
-        limited 600000 "(ulimit -v): .* do not fit: use " "${large[@]}"
+        limited 600000 "(ulimit -v): none is left for .*: use " "${large[@]}"
     at_once "$trainer, ulimit -v: the allocation fails" limited 600000 "memory for .*(ulimit -v): use " \
         "${large[@]}" --force 1
 done

@@ -51,7 +51,7 @@ done
 says() {        # NAME PATTERN: the last run's output has it
     report "$1" "$(grep -qE -- "$2" "$work/log" || echo "it does not say \"$2\"")" "$work/log"
 }
-says "the header says where the state is" "offload .* 1 of the optimizer state, nvme:"
+says "the header says where the state is" "offload .* all of the optimizer state, nvme:"
 says "and how it gets there" "^\| +\| (io_uring|threads)"
 says "bytes on the disk by formula" "^offload, disk +[0-9]+ Psi/N x 1 "
 train "$1" 1 -x 1 --offload cpu

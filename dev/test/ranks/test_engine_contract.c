@@ -248,7 +248,7 @@ static void a_limit_is_kept(zero_comm *c, int stage) {
         CHECK(part == PARTS ? e == ZERO_OK : e == ZERO_ERR_MEMORY && strstr(zero_error(z), "memory for"),
               "stage %d, %zu of %zu bytes: create returns %d: %s", stage, limit - before, need, e, zero_error(z));
         if (rank == ranks - 1)
-            CHECK((part == PARTS || ranks > 1 || strstr(zero_error(z), "bytes of zero_accounting.limit are taken")) &&
+            CHECK((part == PARTS || ranks > 1 || strstr(zero_error(z), " bytes are taken")) &&
                       memory.total_peak <= limit,
                   "stage %d: %zu bytes, the limit is %zu: %s", stage, memory.total_peak, limit, zero_error(z));
         memory.limit = 0;

@@ -190,6 +190,7 @@ static const struct {
     { "--plan --device-memory 0", "out of range" },
     { "--plan --device-memory 8 --memory-limit 8G", "use one of the two" },
     { "--memory-limit -1", "--memory-limit -1: out of range" },
+    { "--memory-limit 8", "--memory-limit 8: is less than a megabyte: add K, M, G or T" },
     { "--memory-limit 1.5G", "K, M, G or T" },
     { "--memory-limit G", "--memory-limit G: not a whole number" },
     { "--memory-limit 4GB", "--memory-limit 4GB" },
