@@ -73,6 +73,7 @@ else
 fi
 run 2 120 "offloaded optimizer state, 2 ranks" $fp32/test_engine_offload --case "bf16, AdamW: shared"
 run 2 120 "a disk fails, 2 ranks" $fp32/test_engine_offload --case "a failing disk"      # the rest: test_list_long.sh
+run 0 60 "a run with offloaded optimizer state" dev/test/cli/test_offload.sh $fp32/train_gpt2_zero some
 run 2 240 "failures, 2 ranks" $fp32/test_engine_failure                   # 1, 3 and 4 ranks: test_list_long.sh
 run 4 120 "failures, shard groups, 4 ranks" $fp32/test_engine_failure --case group
 run 6 240 "engine's contract, shard groups, 6 ranks" $fp32/test_engine_contract --case "groups of"

@@ -98,7 +98,7 @@ if [ -z "$suffix" ]; then
             mkdir -p "$logs/meet.$ranks.$program"
             TEST_MEET=$logs/meet.$ranks.$program/ run $ranks 600 "$program, ranks meet by a directory, $ranks ranks" \
                 $fp32/test_$program --case NCCL
-            TEST_MEET=127.0.0.1:$((20900 + 10 * ranks + ${#program})) run $ranks 600 \
+            TEST_MEET=127.0.0.1:$((20300 + ($$ * 64 + 10 * ranks + ${#program}) % 12000)) run $ranks 600 \
                 "$program, ranks meet by TCP, $ranks ranks" $fp32/test_$program --case NCCL
         done
     done

@@ -24,7 +24,7 @@ log=$work/log
 
 # job RANKS ARGUMENTS...
 job() {
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" --micro-batches 24 "${@:2}" > "$log" 2>&1
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" --micro-batches 24 "${@:2}" > "$log" 2>&1
 }
 files() { (cd "$1" && sha256sum -- *"$2"*); }
 has() { grep -qF -- "$1" "$log"; }
@@ -83,7 +83,8 @@ done
 
 m_is_taken() {
     broken_off
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np 4 "$trainer" "${run[@]}" -y 1 -o "$work/broken" > "$log" 2>&1 && has "$hash"
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np 4 "$trainer" "${run[@]}" -y 1 -o "$work/broken" > "$log" 2>&1 &&
+        has "$hash"
 }
 check "the micro-batches of a step are those of the checkpoint" m_is_taken
 check "resumed at the end: nothing is trained" job 2 -y 1 -o "$work/whole"
@@ -169,7 +170,7 @@ at_6() {
     rm -rf "$work/six"
     mkdir "$work/six"
     cp "$1"/*_00000006* "$work/six"
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np 2 "$2" "${run[@]}" --micro-batches 24 -x 6 -y 1 -o "$work/six" "${@:3}" \
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np 2 "$2" "${run[@]}" --micro-batches 24 -x 6 -y 1 -o "$work/six" "${@:3}" \
         > "$log" 2>&1 && has "resumed from step 6"
 }
 hash_of() { sed -n "s/^state hash:.*$1 \([0-9a-f]*\).*/\1/p" "$log"; }

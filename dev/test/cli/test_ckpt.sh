@@ -20,11 +20,11 @@ run=(-e custom:l2,h2,c32,v256,t32 -i "$text" -b 2 -t 32 -v 0 -s 0 -l 0.01 -n 2 -
 log=$work/log
 
 # job RANKS STEPS TRAINER FLAGS...
-job() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$3" "${run[@]}" -x "$2" "${@:4}" > "$log" 2>&1; }
+job() { timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$3" "${run[@]}" -x "$2" "${@:4}" > "$log" 2>&1; }
 
 # gives STATUS WORDS ARGUMENTS...: ckpt ends with this status and prints these words
 gives() {
-    timeout 60 "$ckpt" "${@:3}" > "$log" 2>&1
+    timeout 200 "$ckpt" "${@:3}" > "$log" 2>&1
     local status=$?
     cat "$log"
     [ $status = "$1" ] && grep -qF -- "$2" "$log"

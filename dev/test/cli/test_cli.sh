@@ -23,10 +23,10 @@ job() {
     if [ "$1" = 1 ]; then
         local alone=(-pi fs -pf "$work" -pn 1 -pr 0)
         [[ " $* " != *" -pi "* ]] || alone=()
-        timeout -k 5 20 "$trainer" "${alone[@]}" "${@:2}" < /dev/null
+        timeout -k 5 200 "$trainer" "${alone[@]}" "${@:2}" < /dev/null
         return
     fi
-    timeout -k 5 20 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${@:2}" < /dev/null
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${@:2}" < /dev/null
 }
 
 int32() {
@@ -191,15 +191,15 @@ mistake 2 "/proc/nope" -o /proc/nope
 mistake 2 "directory above" -o "$work/no/such"
 mistake 2 "full/main.log" -o "$work/full"
 # A limit of 1 MiB for files stands for a full disk. One rank alone: several share memory through files without names.
-timeout -k 5 20 "${MPIRUN:-mpirun}" -np 1 bash -c 'trap "" XFSZ; ulimit -f 1024; exec "$@"' - \
+timeout -k 5 200 "${MPIRUN:-mpirun}" -np 1 bash -c 'trap "" XFSZ; ulimit -f 1024; exec "$@"' - \
     "$trainer" "${good[@]}" -e custom:l1,h2,c128,v2048,t32 -n 1 -o "$work/out.limit" > "$work/limit" 2>&1 < /dev/null
 echo $? > "$work/limit.status"
 # not even the control blocks fit
-timeout -k 5 20 "${MPIRUN:-mpirun}" -np 2 bash -c 'trap "" XFSZ; ulimit -f 8; exec "$@"' - "$trainer" "${good[@]}" \
+timeout -k 5 200 "${MPIRUN:-mpirun}" -np 2 bash -c 'trap "" XFSZ; ulimit -f 8; exec "$@"' - "$trainer" "${good[@]}" \
     > "$work/blocks" 2>&1 < /dev/null
 echo $? > "$work/blocks.status"
 # one rank of several, with a command line of its own
-timeout -k 5 20 "${MPIRUN:-mpirun}" -np 1 "$trainer" "${good[@]}" : -np 1 "$trainer" "${good[@]}" -z 7 \
+timeout -k 5 200 "${MPIRUN:-mpirun}" -np 1 "$trainer" "${good[@]}" : -np 1 "$trainer" "${good[@]}" -z 7 \
     > "$work/other" 2>&1 < /dev/null
 echo $? > "$work/other.status"
 wait
@@ -369,7 +369,7 @@ second_run() {
     selected "$1" || return
     "${MPIRUN:-mpirun}" -np 1 "$trainer" "${good[@]}" -x 1000000000 -o "$work/twice" > "$log" 2>&1 < /dev/null &
     mpirun=$!
-    for i in {1..400}; do
+    for i in {1..1200}; do
         grep -q '^s:9 ' "$work/twice/main.log" 2> /dev/null && break
         sleep 0.05
     done
@@ -403,7 +403,7 @@ lose() {
     : > "$log"
     "${MPIRUN:-mpirun}" -np "$ranks" "$trainer" "${good[@]}" -x 1000000000 "${@:5}" > "$log" 2>&1 < /dev/null &
     mpirun=$!
-    for i in {1..400}; do
+    for i in {1..1200}; do
         grep -q '^step' "$log" && break
         sleep 0.05
     done
@@ -417,7 +417,7 @@ lose() {
     done
     # a zombie is only waiting for its parent; one that was just killed may take its time
     for i in "${processes[@]}"; do
-        for _ in {1..20}; do
+        for _ in {1..200}; do
             grep -q '^State:.[^Z]' "/proc/$i/status" 2> /dev/null || continue 2
             sleep 0.1
         done
@@ -444,7 +444,7 @@ readme_names_what_decides() {
 }
 check "README.md names all flags that decide the bits" readme_names_what_decides
 
-short=$(short_timeout 10 job 1 "${good[@]}" -o "$work/healthy")
+short=$(short_timeout 3 job 2 "${good[@]}" -o "$work/healthy")
 at_once "a rank is killed" lose 2 KILL 1 "rank 1"
 at_once "rank 0 is killed" lose 3 KILL 0 "rank 0" -z 2
 at_once "a rank is stopped" lose 2 STOP 1 "^error: .*rank 1 has not come" --timeout $short

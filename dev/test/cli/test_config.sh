@@ -11,11 +11,11 @@ bf16=$(realpath "$2")
 NP=2
 . scripts/env.sh
 export OMP_NUM_THREADS=1
-common=(-e custom:l2,h2,c32,v256,t32 -i "$PWD/dev/data/text/default.txt" -t 32 -x 6 -v 0 -s 0 --hash 1 --timeout 30)
+common=(-e custom:l2,h2,c32,v256,t32 -i "$PWD/dev/data/text/default.txt" -t 32 -x 6 -v 0 -s 0 --hash 1 --timeout 60)
 
 # run TRAINER FLAGS...: on 2 ranks; its output is in $mine/log
 run() {
-    timeout -k 5 100 mpirun -np 2 "$1" "${common[@]}" "${@:2}" > "$mine/log" 2>&1 < /dev/null && return
+    timeout -k 5 200 mpirun -np 2 "$1" "${common[@]}" "${@:2}" > "$mine/log" 2>&1 < /dev/null && return
     cat "$mine/log"
     return 1
 }
@@ -144,7 +144,7 @@ at_once "what is not used, and what wins, is printed once" names
 
 # prints RANKS WORDS FILE FLAGS...: --print-config prints a line with these words once, and trains nothing
 prints() {
-    timeout -k 5 60 mpirun -np "$1" "$fp32" "${common[@]}" --print-config --config "${@:3}" > "$mine/log" 2>&1 ||
+    timeout -k 5 200 mpirun -np "$1" "$fp32" "${common[@]}" --print-config --config "${@:3}" > "$mine/log" 2>&1 ||
         return 1
     cat "$mine/log"
     [ "$(grep -cE "$2" "$mine/log")" = 1 ] && ! grep -q "^step" "$mine/log"
@@ -162,7 +162,7 @@ printf '{"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}\n' > "$work/con
 printf '{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 2, "total_num_steps": 3}}}\n' > \
     "$work/short.json"
 constant() {
-    timeout -k 5 100 "$fp32" -x 3 -v 0 -s 0 --config "$work/constant.json" > "$mine/log" 2>&1 < /dev/null
+    timeout -k 5 200 "$fp32" -x 3 -v 0 -s 0 --config "$work/constant.json" > "$mine/log" 2>&1 < /dev/null
     cat "$mine/log"
     [ "$(rates)" = "1.00e-03 1.00e-03 1.00e-03" ] && ! grep -q -- "-q 0.05" "$mine/log"
 }

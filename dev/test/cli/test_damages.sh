@@ -18,7 +18,7 @@ flags=(-e custom:l1,h1,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0
 # job DIRECTORY FLAGS...: a run of one rank, without mpirun
 job() {
     mkdir "$1.meet"
-    timeout -k 1 60 "$trainer" "${flags[@]}" -o "$1" "${@:2}" -pi fs -pf "$1.meet" -pn 1 -pr 0 > "$1.log" 2>&1 \
+    timeout -k 1 200 "$trainer" "${flags[@]}" -o "$1" "${@:2}" -pi fs -pf "$1.meet" -pn 1 -pr 0 > "$1.log" 2>&1 \
         < /dev/null
 }
 

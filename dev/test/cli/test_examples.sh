@@ -14,7 +14,7 @@ NP=4
 log=$work/log
 
 # job RANKS ARGUMENTS...
-job() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$program" "${@:2}" > "$log" 2>&1; }
+job() { timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$program" "${@:2}" > "$log" 2>&1; }
 
 hash_of() { grep -o 'parameters .*' "$log"; }
 whole() { job 1 0 "$work/whole" && want=$(hash_of) && [ -n "$want" ]; }

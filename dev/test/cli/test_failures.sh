@@ -34,7 +34,7 @@ job() {
         return $status
         ;;
     fs) mkdir -p "$dir.meet" && set -- -pi fs -pf "$dir.meet" "$@" ;;
-    tcp) set -- -pi tcp -ps "127.0.0.1:$((21000 + BASHPID % 9000))" "$@" ;;
+    tcp) set -- -pi tcp -ps "127.0.0.1:$((21000 + RANDOM % 9000))" "$@" ;;
     esac
     for r in 0 1 2 3; do
         FAULT_SELF=$r "$trainer" "${flags[@]}" -o "$dir" "$@" -pn 4 -pr $r &
@@ -83,7 +83,7 @@ lose() {
             wrong="$wrong, mpirun does not name it"
     fi
     grep -q 'did not end' "$log" && wrong="$wrong, $(grep 'did not end' "$log" | xargs)"
-    for _ in {1..30}; do pgrep -f -- "-o $dir " > /dev/null || break; sleep 0.1; done
+    for _ in {1..200}; do pgrep -f -- "-o $dir " > /dev/null || break; sleep 0.1; done
     pgrep -f -- "-o $dir " > /dev/null && wrong="$wrong, processes are left"
     # rank 0 may have been killed before it could tidy up: the next start recognises a dead run's lock, and does it
     "$trainer" "${flags[@]}" --timeout 60 -x 0 -v 0 -s 0 -n 0 -o "$dir" --overwrite 1 > "$dir.next" 2>&1 ||
@@ -129,10 +129,10 @@ phases() {
     plan "$@" "the end of the run" "the end of the run|MPI_Finalize"
 }
 
-limit=60    # seconds, of a job
+limit=200   # seconds, of a job
 timeout=$(FAULT="-1 none none" short_timeout 2 job "$work/healthy" fs)
 flags+=(--timeout "$timeout")
-limit=$((27 + timeout))
+limit=$((60 + 4 * timeout))
 case $much in
 few)
     plan mpi 1 2 stop validation

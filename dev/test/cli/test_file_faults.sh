@@ -20,8 +20,8 @@ flags=(-e custom:l1,h1,c16,v256,t16 -i "$text" -b 1 -t 16 --micro-batches 2 -v 0
 
 # rank DIRECTORY RANKS RANK FLAGS...: one of the run's processes. If it is killed, so are all.
 rank() {
-    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 60 "$trainer" "${flags[@]}" -o "${OUT-$1}" -pi fs -pf "$1.meet" -pn "$2" \
-        -pr "$3" --timeout "${timeout:-20}" "${@:4}"
+    FAULT_SELF=$3 FILE_DIR=$1 timeout -k 1 200 "$trainer" "${flags[@]}" -o "${OUT-$1}" -pi fs -pf "$1.meet" -pn "$2" \
+        -pr "$3" --timeout "${timeout:-60}" "${@:4}"
     local status=$?
     [ $status != 137 ] || kill -9 $(pgrep -f -- "-o ${OUT-$1} -pi") 2> /dev/null
     return $status
@@ -91,7 +91,7 @@ attempt() {
     [ "$kind" != slow ] || local timeout=$short
     FILE_SLOW=$((short + 1)) FILE_FAULT="$4 ${kind/power/kill} $6" job "$dir" "$3" "$log"
     status=$?
-    timeout=20
+    timeout=60
     case $kind:$status in
     *:0) grep -qF "$hash" "$log" || wrong="ended with another state" ;;
     kill:137 | power:137) ;;

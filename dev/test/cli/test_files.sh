@@ -11,7 +11,7 @@ NP=2
 export OMP_NUM_THREADS=1
 start=()
 cd "$work" || exit 1
-good=(-e custom:l1,h2,c16,v256,t32 -i "$work/text.txt" -b 1 -t 32 -x 2 -v 0 -s 0 --timeout 20)
+good=(-e custom:l1,h2,c16,v256,t32 -i "$work/text.txt" -b 1 -t 32 -x 2 -v 0 -s 0 --timeout 60)
 head -c 20000 "$OLDPWD/dev/data/text/default.txt" > text.txt
 
 # ended STATUS WORDS ARGUMENTS...: a run ends with this status (0, or "failed"), and prints these words. Started by
@@ -19,7 +19,7 @@ head -c 20000 "$OLDPWD/dev/data/text/default.txt" > text.txt
 ended() {
     local alone=()
     [[ "${start[*]-}" == *mpirun* ]] || alone=(-pi fs -pf "$work" -pn 1 -pr 0)
-    timeout -k 5 30 "${start[@]}" "$trainer" "${good[@]}" "${alone[@]}" "${@:3}" > log 2>&1 < /dev/null
+    timeout -k 5 200 "${start[@]}" "$trainer" "${good[@]}" "${alone[@]}" "${@:3}" > log 2>&1 < /dev/null
     local status=$?
     cat log
     [ $status -lt 124 ] && [ "$([ $status = 0 ] || echo failed)" = "${1/#0/}" ] && grep -qF -- "$2" log

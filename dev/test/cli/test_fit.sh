@@ -22,7 +22,7 @@ found() {
 
 # trains RANKS COMMAND...: its output is in $mine/log
 trains() {
-    timeout -k 5 60 mpirun -np "$1" "${@:2}" > "$mine/log" 2>&1 < /dev/null
+    timeout -k 5 200 mpirun -np "$1" "${@:2}" > "$mine/log" 2>&1 < /dev/null
 }
 
 # refused WORDS: the last run, by all ranks, in one line
@@ -72,7 +72,7 @@ tells_whether_it_fits() {
 
 # limited KB WORDS COMMAND...: one rank that may have so much address space is refused
 limited() {
-    (ulimit -v "$1" && timeout -k 5 60 "${@:3}") > "$mine/log" 2>&1 < /dev/null && return 1
+    (ulimit -v "$1" && timeout -k 5 200 "${@:3}") > "$mine/log" 2>&1 < /dev/null && return 1
     refused "$2"
 }
 

@@ -18,7 +18,7 @@ log=$work/log
 
 # gives STATUS WORDS ARGUMENTS...: ckpt ends with this status and prints these words
 gives() {
-    timeout 60 "$ckpt" "${@:3}" > "$log" 2>&1
+    timeout 200 "$ckpt" "${@:3}" > "$log" 2>&1
     local status=$?
     cat "$log"
     [ $status = "$1" ] && grep -qF -- "$2" "$log"
@@ -295,7 +295,7 @@ check "a tokenizer that is no byte-pair encoding is refused" no_encoding
 check "another vocabulary's tokenizer is refused" gives 2 "has 256 tokens, but the model's vocabulary is 9" \
     export v3.bin hf_other --tokenizer bytes
 told() {        # the trainer says how
-    timeout -k 5 60 "$trainer" -e "$1" -i "$text" -x 1 > "$log" 2>&1 && return 1
+    timeout -k 5 200 "$trainer" -e "$1" -i "$text" -x 1 > "$log" 2>&1 && return 1
     cat "$log"
     grep -qF "build/ckpt/ckpt import \"$1\" \"hf3.bin\"" "$log"
 }

@@ -28,7 +28,7 @@ compiles() {
     (cd "$work" && eval "${CC:-gcc} -std=c11 -Wall -Werror ${*:3} $1 $(pkg-config --cflags --libs "$2") -lm -o $2")
 }
 # hash_of PACKAGE RANKS STAGE
-hash_of() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$2" "$work/$1" "$3" 2>&1 | grep -o 'parameters .*'; }
+hash_of() { timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$2" "$work/$1" "$3" 2>&1 | grep -o 'parameters .*'; }
 
 installs_quoted() {
     installs "$prefix" > "$work/log"

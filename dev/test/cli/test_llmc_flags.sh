@@ -24,7 +24,7 @@ run=(-e $model -i 'train_*.bin' -j val.bin -b 4 -t 16 -d 256 -v 0 -s 0)
 
 # job RANKS ARGUMENTS...: it ends well, and says nothing on stderr
 job() {
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" "${@:2}" > "$log" 2> stderr < /dev/null &&
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" "${@:2}" > "$log" 2> stderr < /dev/null &&
         [ ! -s stderr ]
 }
 # has COUNT REGEX [FILE]: so many lines

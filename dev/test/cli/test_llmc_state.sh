@@ -21,7 +21,7 @@ bf16=0
 [[ $trainer != *bf16* ]] || bf16=1
 
 # job RANKS ARGUMENTS...
-job() { timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" "${@:2}" > "$log" 2>&1; }
+job() { timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${run[@]}" "${@:2}" > "$log" 2>&1; }
 has() { grep -qF -- "$1" "$log"; }
 
 # made_set STEP RANKS STAGE MASTER: llm.c's directory, in $work/set

@@ -15,7 +15,7 @@ small=(-e custom:l1,h2,c16,v256,t32 -i dev/data/text/default.txt -b 1 -t 32 -d 1
 
 # train RANKS DIR FLAGS...
 train() {
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${small[@]}" -o "$work/$2" "${@:3}" < /dev/null
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${small[@]}" -o "$work/$2" "${@:3}" < /dev/null
 }
 # The runs, each made by the first case that needs it. The second is the first, killed in step 4 while it wrote a line,
 # after the checkpoint of step 2; it is continued on another number of ranks.
@@ -103,7 +103,7 @@ check "the file is in the output directory" without_o
 on_terminal() {
     local command
     command=$(printf '%q ' "${MPIRUN:-mpirun}" -np 2 "$trainer" "${small[@]}" -x 4)
-    TERM=xterm timeout -k 5 60 script -qec "$command ${1-}" /dev/null < /dev/null
+    TERM=xterm timeout -k 5 200 script -qec "$command ${1-}" /dev/null < /dev/null
 }
 progress_is_shown() {
     on_terminal > "$work/shown" && cat -v "$work/shown"

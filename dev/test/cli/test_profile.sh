@@ -24,7 +24,7 @@ same_bits() {
 # profile TRAINER RANKS FLAGS...
 profile() {
     selected "$*: runs, all work has a formula, the same bits" || return
-    local run=(timeout -k 10 60 "${MPIRUN:-mpirun}" -np "$2" "$1" -e custom:l2,h4,c64,v300,t64 -b 2 -t 64 -x 3
+    local run=(timeout -k 10 200 "${MPIRUN:-mpirun}" -np "$2" "$1" -e custom:l2,h4,c64,v300,t64 -b 2 -t 64 -x 3
         -v 0 -s 0 --hash 1 "${@:3}")
     runs > "$work/output"
     report "$*: runs" "$([ $? = 0 ] || echo "it fails")" "$work/output"
@@ -34,7 +34,7 @@ profile() {
 
 # The emulated GPU: sectors of a request, beside the fewest, beside the formula's bytes; wavefronts beside the fewest.
 memory_requests() {
-    timeout -k 10 60 "${MPIRUN:-mpirun}" -np 1 "$1" -e custom:l1,h1,c64,v256,t64 -b 1 -t 64 -d 64 -x 2 -v 0 -s 0 \
+    timeout -k 10 200 "${MPIRUN:-mpirun}" -np 1 "$1" -e custom:l1,h1,c64,v256,t64 -b 1 -t 64 -d 64 -x 2 -v 0 -s 0 \
         --profile 1 > "$log" 2>&1
     sed -n '/^profile/,$p' "$log"
     grep -qE '^residual .* memory +16\.00 +1\.00 +1\.00 *$' "$log" && grep -qE '^flash_forward .* 1\.00$' "$log"
@@ -58,7 +58,7 @@ done
 # With NCCL, here its stand-in, whose work is done when the host waits for it: the host waits at the end of a step only;
 # so many kernels for 2 layers and 2 micro-steps. -sg makes it wait for the norm, and for the losses of all ranks.
 host_waits() {      # TRAINER WHERE KERNELS WAITS FLAGS...
-    CUDA_ON_CPU_STREAMS=0 timeout -k 10 60 "${MPIRUN:-mpirun}" -np 2 "$1" -e custom:l2,h1,c64,v256,t32 -b 1 -t 32 \
+    CUDA_ON_CPU_STREAMS=0 timeout -k 10 200 "${MPIRUN:-mpirun}" -np 2 "$1" -e custom:l2,h1,c64,v256,t32 -b 1 -t 32 \
         -d 128 -x 3 -v 0 -s 0 --profile 2 --transport nccl "${@:5}" > "$log" 2>&1
     grep -E "^the host, per step|^\| update or skip|^error" "$log"
     grep -q "^| update or skip .* $2" "$log" &&

@@ -14,7 +14,8 @@ cd "$(dirname "$0")/../../.." || exit 1
 . dev/test/harness/report.sh
 trainer=$(readlink -f "$1")
 job=$((100000 + $$ % 10000))
-port=$((20000 + job % 10000))       # what run_multi_node.sbatch makes of it
+is_taken() { (exec 3<> "/dev/tcp/localhost/$1") 2> /dev/null; }
+while port=$((20000 + job % 10000)) && is_taken $port; do job=$((job + 1)); done   # as run_multi_node.sbatch makes it
 
 repo=$work/repo
 mkdir -p "$repo" "$work/bin"
@@ -91,7 +92,7 @@ report "a wrong flag is noticed" \
 export OMP_NUM_THREADS=1
 cat README.md > "$work/text.txt"
 tiny=(-e custom:l2,h4,c32,v256,t32 -i "$work/text.txt" -j "$work/text.txt" -b 2 -t 32 -d 256 -x 5 -l 1e-3 -u 1 -q 1
-    -c 0 -v 0 -s 0 -n 0 --hash 1 --timeout 20)
+    -c 0 -v 0 -s 0 -n 0 --hash 1 --timeout 60)
 state_hash() { grep -ohE 'state hash: .*' "$@"; }
 
 mkdir "$work/meet"
@@ -117,12 +118,12 @@ faulty() {
         [ $r != "$left_out" ] || continue
         local more=()
         [ $r != "$rank" ] && [ "$rank" != all ] || more=("$@")
-        timeout -k 5 40 "$trainer" "${tiny[@]}" -d 384 -x 1000000 --timeout 2 -pi fs -pf "$work/meet" -pn 3 -pr $r \
-            "${more[@]}" > "$work/out.$r" 2>&1 < /dev/null &
+        timeout -k 5 200 "$trainer" "${tiny[@]}" -d 384 -x 1000000 --timeout $short -pi fs -pf "$work/meet" -pn 3 \
+            -pr $r "${more[@]}" > "$work/out.$r" 2>&1 < /dev/null &
         pids[r]=$!
     done
     if [ "$killed" != -1 ]; then
-        for r in {1..400}; do grep -q '^step' "$work/out.0" && break; sleep 0.05; done
+        for r in {1..1200}; do grep -q '^step' "$work/out.0" && break; sleep 0.05; done
         pkill -9 -P "${pids[killed]}"       # it is a child of timeout
     fi
     for r in "${!pids[@]}"; do
@@ -137,10 +138,11 @@ faulty() {
     report "$name" "${wrong#, }" "$work/log"
 }
 
+short=$(short_timeout 4 "$trainer" "${tiny[@]}" -pi fs -pf "$work/meet" -pn 1 -pr 0)
 faulty "a fault of all ranks is reported once" 1 "no/such/text" -1 -1 all -i no/such/text -j no/such/text
 faulty "a rank is missing" + "rank 1 has not come" -1 1 none
 faulty "a rank has other settings" + "rank 2 has --seed 7, rank 0 has --seed 42" -1 -1 2 --seed 7
-faulty "a rank is killed" + "(asked who is left: .*rank 1 |rank 1 has not come within 2 s)" 1 -1 none
+faulty "a rank is killed" + "(asked who is left: .*rank 1 |rank 1 has not come within $short s)" 1 -1 none
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A run that is started again. flaky stands for mpirun; what it starts is asked for its plan only.
@@ -164,6 +166,14 @@ END
 again=(scripts/run_resilient.sh "$trainer" -e custom:l1,h2,c16,v256,t32 -b 2 -t 32 -d 384 -n 5 -o "$work/again")
 export NP=4 TRIES=3 MPIRUN=$work/bin/flaky
 
+# wait_for COMMAND...: until it succeeds
+wait_for() {
+    for _ in {1..1200}; do
+        "$@" && return
+        sleep 0.05
+    done
+}
+
 # again NAME STATUS TRIES MODE [SIGNALS]
 again() {
     selected "$1" || return
@@ -173,9 +183,9 @@ again() {
     PATH="$work/bin:$PATH" MODE=$4 "${again[@]}" > "$work/log" 2>&1 < /dev/null &
     process=$!
     for i in ${5-}; do
-        for _ in {1..100}; do [ -e "$work/ready" ] && break; sleep 0.05; done
+        wait_for [ -e "$work/ready" ]
         kill "-$i" $process
-        sleep 0.3
+        wait_for grep -q "asking the run" "$work/log"      # two that come at once are one
     done
     wait $process
     i=$?

@@ -27,7 +27,7 @@ printf 'ab\nab' > two.txt
 
 # job RANKS ARGUMENTS...
 job() {
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${@:2}" > "$log" 2> stderr < /dev/null
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np "$1" "$trainer" "${@:2}" > "$log" 2> stderr < /dev/null
     local status=$?
     cat stderr "$log" | tail -n 20
     return $status

@@ -21,7 +21,7 @@ train() (
     . scripts/env.sh
     [ "$1" = 0 ] || export CUDA_ON_CPU_FORGET=$1
     export CUDA_ON_CPU_STREAMS=$2
-    timeout -k 5 60 "${MPIRUN:-mpirun}" -np 2 "$trainer" -e custom:l5,h2,c16,v256,t16 -i dev/data/text/default.txt \
+    timeout -k 5 200 "${MPIRUN:-mpirun}" -np 2 "$trainer" -e custom:l5,h2,c16,v256,t16 -i dev/data/text/default.txt \
         -b 1 -t 8 -d 32 -x 3 -v 0 -s 0 --hash 1 --timeout 10 --transport nccl "${@:3}" > "$log" 2>&1 < /dev/null
     echo "exit status $?"
     grep -aoE "loss [0-9.a-z]+|norm [0-9.a-z]+|state hash: .*" "$log"
@@ -36,7 +36,7 @@ every_place() {
     report "$arguments: trains" "$([[ $want == "exit status 0"*"state hash"* ]] || echo "no state hash")" "$log"
     for ((n = 1; n < 100; n++)); do
         wrong="nothing shows it"
-        for streams in 1 0 2 3 4 5; do
+        for streams in 1 0 {2..20}; do      # on two ranks the order is not the seed's alone
             # shellcheck disable=SC2086
             have=$(train $n $streams $arguments)
             place=$(grep -ao "emulated GPU: forgets .*" "$log" | head -n 1 | cut -d' ' -f4-)

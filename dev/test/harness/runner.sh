@@ -91,14 +91,16 @@ ready() {
     [ -e "$2" ]
 }
 
-# launch RANKS TIMEOUT LOG PROGRAM ARGUMENTS...: RANKS 0 starts the program without mpirun
+# launch RANKS TIMEOUT LOG PROGRAM ARGUMENTS...: RANKS 0 starts the program without mpirun. TIMEOUT is in seconds on
+# an idle machine; a busy one has $patience times that.
+patience=4
 launch() {
     (
         NP=$(($1 ? $1 : 1))
         . scripts/env.sh
         mpirun=()
         [ "$1" = 0 ] || mpirun=("${MPIRUN:-mpirun}" -np "$1")
-        exec timeout -k 10 "$2" "${mpirun[@]}" "${@:4}"
+        exec timeout -k 10 $((patience * $2)) "${mpirun[@]}" "${@:4}"
     ) > "$3" 2>&1 < /dev/null
 }
 
@@ -124,7 +126,7 @@ run_now() {
     elif [ "$f" = 0 ] && [ "$p" = 0 ]; then
         f=1 remark="$remark, no case was run"
     fi
-    [ $rc != 124 ] && [ $rc != 137 ] || remark="$remark: stopped after its time-out of $limit s"
+    [ $rc != 124 ] && [ $rc != 137 ] || remark="$remark: stopped after its time-out of $((patience * limit)) s"
     count "$p" "$f" "$name" "$remark"
     [ "$f" = 0 ] || tail -n 30 "$log" | sed 's/^/    | /'
 }

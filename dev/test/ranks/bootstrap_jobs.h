@@ -3,7 +3,9 @@
 #define BOOTSTRAP_JOBS_H
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <math.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,12 +18,17 @@
 #include <unistd.h>
 #include "test/harness/ranks.h"
 #include "trainer/launch.h"
+#include "zero/clock.h"
 #include "zero/comm/bootstrap/bootstrap.h"
 #include "zero/comm/bootstrap/mpi.h"
 
 enum { MAX_RANKS = 8, LARGE = 100000 };
 static const size_t SIZES[] = { 1, 128, LARGE, 0, 8, 8 };
 enum { ROUNDS = sizeof SIZES / sizeof SIZES[0] };
+
+// Time-outs in seconds: one that is not meant to pass, and one that is, but not before those who are there have met.
+static const double PATIENT = 60;
+static double brief = 0.6;
 
 static char directory[64];
 static uint64_t dice;
@@ -105,7 +112,7 @@ static void start_as(Job *j, Rank r, int launched, int per_host, int late) {
     const pid_t pid = fork();
     if (pid < 0) abort();
     if (pid == 0) {
-        alarm(60);
+        alarm(300);
         close(ends[0]);
         const char *words = launched ? be_launched(&r, per_host, late) : be_rank(&r);
         _exit(write(ends[1], words, strlen(words)) < 0);
@@ -164,17 +171,6 @@ static int files(int remove) {
     return count;
 }
 
-// A port for each case; below those that the system gives to connections.
-static const char *new_server(const char *way) {
-    static char names[64][32];
-    static unsigned count;
-    char *name = names[count % 64];
-    if (!strcmp(way, "fs")) return directory;
-    snprintf(name, 32, strcmp(way, "tcp6") ? "127.0.0.1:%u" : "[::1]:%u",
-             20300 + ((unsigned)getpid() * 64 + count++) % 12000);
-    return name;
-}
-
 // A connection to a server of new_server, or one that listens there.
 static int stranger(const char *server, int listens) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
@@ -187,6 +183,38 @@ static int stranger(const char *server, int listens) {
     if (!wrong) return fd;
     close(fd);
     return -1;
+}
+
+// A port for each case, at which nobody listens; below those that the system gives to connections.
+static const char *new_server(const char *way) {
+    static char names[64][32];
+    static unsigned count;
+    char *name = names[count % 64];
+    int fd;
+    if (!strcmp(way, "fs")) return directory;
+    do {
+        const unsigned port = 20300 + ((unsigned)getpid() * 64 + count++) % 12000;
+        snprintf(name, 32, "127.0.0.1:%u", port);
+        fd = stranger(name, 1);
+        if (!strcmp(way, "tcp6")) snprintf(name, 32, "[::1]:%u", port);
+    } while (fd < 0);
+    close(fd);
+    return name;
+}
+
+// On a busy machine ranks take longer to meet: `brief` is ten times that.
+static void be_patient(const char *way) {
+    Job j;
+    const double begin = zero_clock();
+    start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 3, 0, PATIENT, -1, -1, 0 });
+    finish(&j);
+    brief = fmax(0.6, fmin(10 * (zero_clock() - begin), PATIENT));
+}
+
+// Waits until one of two processes of a job says something.
+static void wait_for_words(const Job *j, int a, int b) {
+    struct pollfd ends[2] = { { .fd = j->from[a], .events = POLLIN }, { .fd = j->from[b], .events = POLLIN } };
+    poll(ends, 2, 1000 * (int)PATIENT);
 }
 
 #endif

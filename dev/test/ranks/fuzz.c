@@ -146,7 +146,7 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
                                 ranks, ranks <= MAX_RANKS_WITH_THREADS ? value(c, THREADS) : "1");
     if (*value(c, STREAMS)) n += (size_t)snprintf(out + n, bytes - n, "CUDA_ON_CPU_STREAMS=%s ", value(c, STREAMS));
     n += (size_t)snprintf(out + n, bytes - n,
-                          "timeout 120 mpirun -np %d %s -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks,
+                          "timeout 300 mpirun -np %d %s -e custom:l%s,h%s,c%d,v%s,t%s -i %s -d %d --hash 1", ranks,
                           trainers[c->choice[PRECISION]], value(c, LAYERS), value(c, HEADS), channels, value(c, VOCAB),
                           value(c, MAX_T), text, number(c, B) * number(c, T) * micro_batches);
     for (int row = 0; row < ROWS; row++)

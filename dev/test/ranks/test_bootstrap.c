@@ -14,7 +14,7 @@ static void any_number_of_ranks_meets(const char *way) {
     static const int RANKS[] = { 1, 2, 3, 5, 8 };
     for (int i = 0; i < 5; i++) {
         Job j;
-        start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, RANKS[i], 10 + i, 20, -1, -1, 0 });
+        start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, RANKS[i], 10 + i, PATIENT, -1, -1, 0 });
         CHECK_ALL_OK(&j);
     }
     if (!strcmp(way, "fs")) CHECK(files(1) == 0, "files are left");
@@ -23,7 +23,7 @@ static void any_number_of_ranks_meets(const char *way) {
 static void late_ranks_are_waited_for(const char *way) {
     for (int late = 0; late < 3; late++) {
         Job j = { .count = 0 };
-        Rank r = { way, new_server(way), NULL, 0, 3, late, 20, -1, -1, 0 };
+        Rank r = { way, new_server(way), NULL, 0, 3, late, PATIENT, -1, -1, 0 };
         for (int i = 1; i <= 3; i++) {
             r.rank = (late + i) % 3;
             if (i == 3) sleep_ms(150);
@@ -35,7 +35,7 @@ static void late_ranks_are_waited_for(const char *way) {
 
 static void empty_messages_are_messages(const char *way) {
     Job j;
-    start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 8, 0, 20, -1, -1, 100 });
+    start_ranks(&j, (Rank){ way, new_server(way), NULL, 0, 8, 0, PATIENT, -1, -1, 100 });
     CHECK_ALL_OK(&j);
 }
 
@@ -43,7 +43,7 @@ static void restarts_do_not_mix(const char *way) {
     const char *server = new_server(way);
     for (int run = 0; run < 100 && !test_failed(); run++) {
         Job j;
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 2, run, 20, -1, -1, 0 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 2, run, PATIENT, -1, -1, 0 });
         CHECK_ALL_OK(&j);
     }
     if (!strcmp(way, "fs")) CHECK(files(1) == 0, "files are left");
@@ -54,7 +54,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way) {
     int killed = 0;
     for (int run = 0; run < 80 && !test_failed(); run++) {
         Job j;
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run, 20, -1, -1, 0 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run, PATIENT, -1, -1, 0 });
         sleep_ms(below(2000) / 100.0);
         for (int i = 0; i < 3; i++) {
             kill(j.pid[i], SIGKILL);
@@ -62,7 +62,7 @@ static void killed_runs_leave_nothing_that_confuses(const char *way) {
         }
         killed += 3 - finish(&j);
         if (run % 4 != 3) continue;  // now and then only after several
-        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, 20, -1, -1, 0 });
+        start_ranks(&j, (Rank){ way, server, NULL, 0, 3, run + 100, PATIENT, -1, -1, 0 });
         CHECK_ALL_OK(&j);
     }
     CHECK(killed > 40, "hardly a run was killed before its end");
@@ -80,7 +80,7 @@ static void planted_files_are_not_believed(void) {
             for (int c = 0; c < 200 * kind; c++) fputc("zero-f1"[c % 7], f);
             fclose(f);
         }
-        start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 3, kind, 20, -1, -1, 0 });
+        start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 3, kind, PATIENT, -1, -1, 0 });
         CHECK_ALL_OK(&j);
         CHECK(files(1) == 0, "files are left");
     }
@@ -100,7 +100,7 @@ static void only_files_of_runs_are_removed(void) {
         fclose(f);
         CHECK(utimensat(AT_FDCWD, i ? ours : user, old, 0) == 0, "the time cannot be set");
     }
-    start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 2, 0, 20, -1, -1, 0 });
+    start_ranks(&j, (Rank){ "fs", directory, NULL, 0, 2, 0, PATIENT, -1, -1, 0 });
     CHECK_ALL_OK(&j);
     CHECK(access(user, F_OK) == 0, "a user's file was removed");
     CHECK(access(ours, F_OK) != 0, "an old file of a run is left");
@@ -109,7 +109,7 @@ static void only_files_of_runs_are_removed(void) {
 
 static void missing_ranks_are_named(const char *way) {
     Job missing_2 = { .count = 0 }, missing_0 = { .count = 0 }, leaves = { .count = 0 };
-    Rank r = { way, new_server(way), "a", 0, 3, 0, 0.6, -1, -1, 0 };
+    Rank r = { way, new_server(way), "a", 0, 3, 0, brief, -1, -1, 0 };
     for (int i = 0; i < 2; i++) r.rank = i, start(&missing_2, r);
     r.server = new_server(way), r.job = "b";
     for (int i = 1; i < 3; i++) r.rank = i, start(&missing_0, r);
@@ -129,11 +129,12 @@ static void missing_ranks_are_named(const char *way) {
 // Two ranks wait for the third, and are stopped for longer than the time-out: that time does not count.
 static void suspended_time_does_not_count(const char *way) {
     Job j = { .count = 0 };
-    Rank r = { way, new_server(way), NULL, 0, 3, 0, 2, -1, -1, 0 };
+    const double timeout_s = fmax(2, brief);
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, timeout_s, -1, -1, 0 };
     for (int i = 0; i < 2; i++) r.rank = i, start(&j, r);
     sleep_ms(200);
     for (int i = 0; i < 2; i++) kill(j.pid[i], SIGSTOP);
-    sleep_ms(2500);
+    sleep_ms(1000 * timeout_s + 500);
     for (int i = 0; i < 2; i++) kill(j.pid[i], SIGCONT);
     r.rank = 2, start(&j, r);
     CHECK_ALL_OK(&j);
@@ -141,11 +142,11 @@ static void suspended_time_does_not_count(const char *way) {
 
 static void second_ranks_are_refused(const char *way) {
     Job j = { .count = 0 };
-    Rank r = { way, new_server(way), NULL, 0, 3, 0, 20, -1, -1, 0 };
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, PATIENT, -1, -1, 0 };
     static const int RANKS[] = { 0, 1, 1, 2 };
     for (int i = 0; i < 4; i++) {
         r.rank = RANKS[i];
-        if (i == 3) sleep_ms(400);
+        if (i == 3) wait_for_words(&j, 1, 2);
         start(&j, r);
     }
     CHECK(finish(&j) == 3, "not exactly one was refused");
@@ -157,7 +158,7 @@ static void second_ranks_are_refused(const char *way) {
 
 static void wrong_numbers_are_told(const char *way) {
     Job few = { .count = 0 }, many = { .count = 0 }, impossible = { .count = 0 };
-    Rank r = { way, new_server(way), "d", 0, 3, 0, 0.6, -1, -1, 0 };
+    Rank r = { way, new_server(way), "d", 0, 3, 0, brief, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.ranks = i == 2 ? 4 : 3, start(&few, r);
     r.server = new_server(way), r.job = "e";
     // those who are right may be done before he comes
@@ -179,7 +180,7 @@ static void wrong_numbers_are_told(const char *way) {
 
 static void other_paths_are_told(const char *way) {
     Job j = { .count = 0 };
-    Rank r = { way, new_server(way), NULL, 0, 3, 0, 5, -1, -1, 0 };
+    Rank r = { way, new_server(way), NULL, 0, 3, 0, PATIENT, -1, -1, 0 };
     for (int i = 0; i < 3; i++) r.rank = i, r.wrong_at = i == 1 ? 1 : -1, start(&j, r);
     CHECK(finish(&j) == 0, "an all-gather of different sizes succeeds");
     for (int i = 0; i < 3; i++) CHECK_SAYS(&j, i, "the ranks disagree: rank 1");
@@ -188,7 +189,7 @@ static void other_paths_are_told(const char *way) {
 
 static void jobs_at_one_place_do_not_mix(const char *way) {
     Job a = { .count = 0 }, b;
-    Rank r = { way, new_server(way), "first", 0, 3, 1, 20, -1, -1, 0 }, other = r;
+    Rank r = { way, new_server(way), "first", 0, 3, 1, PATIENT, -1, -1, 0 }, other = r;
     other.job = "second", other.run = 2;
     for (int i = 0; i < 2; i++) r.rank = i, start(&a, r);
     sleep_ms(50);
@@ -236,10 +237,10 @@ static void strangers_keep_nobody_waiting(void) {
     static const size_t LENGTH[] = { 0, 18, 4, 12, 12 };
     Job j = { .count = 0 };
     int fds[MANY], count = 0;
-    Rank r = { "tcp", new_server("tcp"), NULL, 0, 3, 0, 5, -1, -1, 0 };
+    Rank r = { "tcp", new_server("tcp"), NULL, 0, 3, 0, PATIENT, -1, -1, 0 };
     start(&j, r);
     r.rank = 1, start(&j, r);
-    for (int i = 0; i < 500 && (fds[0] = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
+    for (int i = 0; i < 3000 && (fds[0] = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
     CHECK(fds[0] >= 0, "rank 0 does not listen");
     for (count = 1; count < MANY && (fds[count] = stranger(r.server, 0)) >= 0; count++)
         if (send(fds[count], SPEECH[count % 5], LENGTH[count % 5], MSG_NOSIGNAL) < 0 || count % 7 == 0)
@@ -270,10 +271,10 @@ static void taken_addresses_are_told(void) {
     Job first = { .count = 0 }, second = { .count = 0 };
     char hello[64], nonsense[4096];
     memset(nonsense, 'x', sizeof nonsense);
-    Rank r = { "tcp", new_server("tcp"), NULL, 0, 2, 0, 20, -1, -1, 0 };
+    Rank r = { "tcp", new_server("tcp"), NULL, 0, 2, 0, PATIENT, -1, -1, 0 };
     start(&first, r);
     int fd = -1;
-    for (int i = 0; i < 500 && (fd = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
+    for (int i = 0; i < 3000 && (fd = stranger(r.server, 0)) < 0; i++) sleep_ms(10);
     close(fd);
     start(&second, r);
     finish(&second);
@@ -296,7 +297,7 @@ static void taken_addresses_are_told(void) {
 static void dead_ranks_may_come_again(void) {
     Job j = { .count = 0 };
     for (int way = 0; way < 2; way++) {
-        Rank r = { way ? "fs" : "tcp", new_server(way ? "fs" : "tcp"), NULL, 0, 3, 0, 20, -1, -1, 0 };
+        Rank r = { way ? "fs" : "tcp", new_server(way ? "fs" : "tcp"), NULL, 0, 3, 0, PATIENT, -1, -1, 0 };
         j.count = 0;
         start(&j, r);
         r.rank = 1, start(&j, r);
@@ -324,7 +325,7 @@ static const char *be_launched(const Rank *r, int per_host, int late) {
     snprintf(pr, sizeof pr, "%d", r->rank);
     snprintf(pg, sizeof pg, "%d", per_host);
     char *argv[] = {
-        "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "20", "-pg", pg, NULL
+        "program", "-pi", "fs", "-pf", directory, "-pn", pn, "-pr", pr, "--timeout", "60", "-pg", pg, NULL
     };
     int argc = per_host < 0 ? 11 : 13;
     const OptionsBuild build = { 0 };
@@ -336,9 +337,9 @@ static const char *be_launched(const Rank *r, int per_host, int late) {
     if (l->mpi || launch_bootstrap() == NULL) return "there is MPI, or no bootstrap";
     int together = -1;
     if (r->rank != late)
-        together = launch_together(late < 0 ? 20 : 0.3, err, sizeof err);
+        together = launch_together(late < 0 ? PATIENT : brief, err, sizeof err);
     else
-        sleep_ms(800);
+        sleep_ms(2000 * brief);
     if (together == 0 && strstr(err, "rank 1 has not come") == NULL)
         return strcpy(words, err[0] ? err : "it is not said who is missing");
     snprintf(words, sizeof words, "rank %d of %d, %d of %d here, together %d", l->rank, l->ranks, l->local_rank,
@@ -376,7 +377,7 @@ static void trainers_start_without_mpi(void) {
 
 static void mpi_ranks_meet(Rank r) {
     zero_bootstrap *b;
-    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 20) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "%s", zero_bootstrap_error(b));
     const char *wrong = gather(b, &r);
     CHECK(!wrong, "%s", wrong);
     zero_bootstrap_destroy(b);
@@ -387,7 +388,10 @@ static void missing_mpi_ranks_are_named(Rank r) {
     zero_bootstrap *b;
     char word[32], mine = 1, all[64];
     snprintf(word, sizeof word, "rank %d has not come", r.ranks - 1);
-    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, 0.3) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    CHECK(zero_bootstrap_create_mpi(&b, MPI_COMM_WORLD, PATIENT) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    const double begin = zero_clock();
+    CHECK(zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_OK, "%s", zero_bootstrap_error(b));
+    zero_bootstrap_set_timeout(b, fmax(0.3, fmin(20 * (zero_clock() - begin), PATIENT)));
     if (r.rank < r.ranks - 1)
         CHECK(zero_bootstrap_allgather(b, &mine, 1, all) == ZERO_ERR_COMM && strstr(zero_bootstrap_error(b), word),
               "the message is: %s", zero_bootstrap_error(b));
@@ -427,6 +431,7 @@ int main(int argc, char **argv) {
     dice = dice * 0x9e3779b97f4a7c15u + 1;
     snprintf(directory, sizeof directory, "/tmp/test_bootstrap.XXXXXX");
     REQUIRE(mkdtemp(directory) != NULL, "%s", directory);
+    be_patient(way);
     CASE("%s: any number of ranks meets", way) any_number_of_ranks_meets(way);
     CASE("%s: a rank that starts late is waited for", way) late_ranks_are_waited_for(way);
     CASE("%s: messages of no bytes are messages", way) empty_messages_are_messages(way);

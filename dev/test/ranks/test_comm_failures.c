@@ -215,7 +215,7 @@ enum difference { OTHER_UNIT, OTHER_OFFSET, OTHER_SIZE, OTHER_CALL, DIFFERENCES 
 static const char *const DIFFERENCE_NAMES[] = { "unit", "place", "size", "collective" };
 
 static void different_calls_are_reported(const struct way *w, enum difference d) {
-    zero_comm *c = join(w, 4 * short_timeout(w));
+    zero_comm *c = join(w, is_nccl(w) && d >= OTHER_SIZE ? 4 * short_timeout(w) : PATIENT);
     void *p = NULL;
     zero_ticket ticket = 0;
     const void *const *chunks;
