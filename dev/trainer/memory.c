@@ -100,8 +100,10 @@ void check_memory(const Run *r) {
     const double may = budget(r, why, sizeof why);
     if (plan_stage(&s, &in.plan, err, sizeof err) == 0 && (double)s.memory_total > may && !r->options.force) {
         const zero_row *row = row_that_exceeds(&s, may);
-        snprintf(err, sizeof err, "rank %d needs %llu bytes of memory and may have %.0f (%s): none is left for %s",
-                 r->rank, (unsigned long long)s.memory_total, may, why, row->what);
+        snprintf(err, sizeof err,
+                 "-z %d -b %zu -t %zu: rank %d needs %llu bytes of memory and may have %.0f (%s): none is left for %s",
+                 r->options.settings.stage, r->B, r->T, r->rank, (unsigned long long)s.memory_total, may, why,
+                 row->what);
         advise(r, may, err, sizeof err);
         snprintf(err + strlen(err), sizeof err - strlen(err), ", or try it with --force 1");
     }

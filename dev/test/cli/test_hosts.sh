@@ -50,19 +50,21 @@ done
 
 # tcp RANK: one that meets the others by TCP, on the host of its number
 tcp() {
-    ssh node$(($1 + 1)) "OMP_NUM_THREADS=1 $trainer ${tiny[*]} -x 12 -pi tcp -ps 10.77.0.1 -pn 2 -pr $1 --timeout 20" \
+    ssh node$(($1 + 1)) "OMP_NUM_THREADS=1 $trainer ${tiny[*]} -x 12 -pi tcp -ps 10.77.0.1 -pn 2 -pr $1 --timeout 60" \
         > "$work/tcp.$1" 2>&1 < /dev/null
 }
-echo 5 > /run/hosts/node2.late
+short=$(short_timeout 3 run "$work/healthy" -z 3 -x 12)
+late=$((short + 2))
+echo $late > /run/hosts/node2.late
 SECONDS=0
 tcp 0 &
 tcp 1 &
-run "$work/late" -z 3 -x 12 --timeout 3 > /dev/null
-report "a host that comes 5 s late takes part" "$(
-    [ $SECONDS -ge 5 ] || echo "it was not late"
+run "$work/late" -z 3 -x 12 --timeout $short > /dev/null
+report "a host that comes late takes part" "$(
+    [ $SECONDS -ge $late ] || echo "it was not late"
     [ "$(state_hash "$work/late")" = "$one" ] || echo "not \"$one\"")" "$work/late"
 wait
-report "a host that comes 5 s late takes part, -pi tcp" "$(
+report "a host that comes late takes part, -pi tcp" "$(
     [ "$(state_hash "$work/tcp.0")" = "$one" ] || echo "not \"$one\"")" "$work/tcp.0"
 rm /run/hosts/node2.late
 
@@ -94,23 +96,25 @@ cp "$trainer" "$work/repo/train_gpt2_zero"
 ln -s "$(command -v true)" "$work/bin/make"
 ssh node1 "cd $work/repo; NP=4; . scripts/env.sh
     PATH=$work/bin:\$PATH HOSTS=node1:2,node2:2 NETWORK=eth0 DATA=/ OUT=$work/out exec scripts/run_multi_node_mpi.sh \
-    ${tiny[*]} -j $PWD/dev/data/text/default.txt -x 1000000 -q 1 -u 0 --timeout 5" > "$work/lost" 2>&1 < /dev/null &
+    ${tiny[*]} -j $PWD/dev/data/text/default.txt -x 1000000 -q 1 -u 0 --timeout $short" > "$work/lost" 2>&1 \
+    < /dev/null &
 job=$!
-for _ in {1..300}; do grep -q '^step *20/' "$work/lost" && break; sleep 0.1; done
+for _ in {1..2000}; do grep -q '^step *20/' "$work/lost" && break; sleep 0.1; done
 $hosts/cut.sh node2
 SECONDS=0
-while pgrep train_gpt2 > /dev/null && [ $SECONDS -lt 60 ]; do sleep 0.2; done
+limit=$((60 + 3 * short))
+while pgrep train_gpt2 > /dev/null && [ $SECONDS -lt $limit ]; do sleep 0.2; done
 ended=$SECONDS
-while kill -0 $job 2> /dev/null && [ $SECONDS -lt 60 ]; do sleep 0.2; done
-report "run_multi_node_mpi.sh, a host is lost: all ranks end within the time-out and 5 s" "$(
+while kill -0 $job 2> /dev/null && [ $SECONDS -lt $limit ]; do sleep 0.2; done
+report "run_multi_node_mpi.sh, a host is lost: all ranks end in time" "$(
     grep -q '^step *20/' "$work/lost" || echo "it did not train"
-    [ $ended -le 10 ] || echo "after $ended s")" "$work/lost"
+    [ $ended -le $((2 * short + 5)) ] || echo "after $ended s")" "$work/lost"
 # From one of the two ranks the chunks may have come before the cut.
 report "... a missing rank and its host are named" "$(
     grep -q "^error: rank [01],.* rank [23] has not come .*rank [23] is process [0-9]* on node2" "$work/lost" ||
         echo "they are not")" "$work/lost"
 report "... and the launcher ends" "$(
-    [ $SECONDS -lt 60 ] || { kill -KILL $job; echo "it did not"; }
+    [ $SECONDS -lt $limit ] || { kill -KILL $job; echo "it did not"; }
     wait $job && echo "exit status 0"
     pgrep -x mpirun > /dev/null && echo "mpirun is left")" "$work/lost"
 echo "      after $ended s and $SECONDS s"
@@ -122,10 +126,10 @@ ip link set node2 up
 for signal in TERM KILL; do
     $hosts/up.sh 2 1gbit bash -c "touch $work/up; ssh node2 sleep 7777" > "$work/inner" 2>&1 < /dev/null &
     inner=$!
-    for _ in {1..100}; do [ -e "$work/up" ] && pgrep -f 'sleep 7777' > /dev/null && break; sleep 0.1; done
+    for _ in {1..600}; do [ -e "$work/up" ] && pgrep -f 'sleep 7777' > /dev/null && break; sleep 0.1; done
     kill -$signal $inner
     wait $inner 2> /dev/null
-    for _ in {1..50}; do pgrep -f 'sleep 7777' > /dev/null || break; sleep 0.1; done
+    for _ in {1..300}; do pgrep -f 'sleep 7777' > /dev/null || break; sleep 0.1; done
     report "hosts beside these, ended by SIG$signal: nothing is left" "$(
         [ -e "$work/up" ] || echo "they did not start"
         pgrep -fa 'sleep (7777|infinity)' | sed 1,2d)" "$work/inner"

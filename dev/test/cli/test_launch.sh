@@ -181,8 +181,17 @@ finalize_never_returns() {
             --timeout $seconds && return
         grep -q "MPI_Init has not returned" "$mine/log" || return 1
     done
+    return 1
 }
 at_once "MPI_Finalize never returns" finalize_never_returns
+# wait_for REGEX: until the log has such a line
+wait_for() {
+    for _ in {1..1200}; do
+        grep -qE -- "$1" "$mine/log" && return
+        sleep 0.05
+    done
+    tail -n 5 "$mine/log"
+}
 # Stopped for longer than the time-out and continued: the clock of the watchdog counts only time in which the process
 # ran.
 suspended() {
@@ -246,14 +255,6 @@ twice() {   # a sample has no steps at which it could end
     wait_for '^SIGINT: .* a second one'
     kill -INT $process
     ! wait $process && grep 'rank 0 was ended by SIGINT, in sampling' "$mine/log"
-}
-# wait_for REGEX: until the log has such a line
-wait_for() {
-    for _ in {1..1200}; do
-        grep -qE -- "$1" "$mine/log" && return
-        sleep 0.05
-    done
-    tail -n 5 "$mine/log"
 }
 at_once "Ctrl-C: the run saves and ends" interrupted
 at_once "a second Ctrl-C ends it at once" twice

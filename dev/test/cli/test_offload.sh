@@ -56,10 +56,10 @@ done
 says() {        # NAME PATTERN: the last run's output has it
     report "$1" "$(grep -qE -- "$2" "$work/log" || echo "it does not say \"$2\"")" "$work/log"
 }
-part=$([ -z "$some" ] && echo all || echo 0.7)
-says "the header says where the state is" "offload .* $part of the optimizer state, nvme:"
+part=${some:+0.7}
+says "the header says where the state is" "offload .* ${part:-all} of the optimizer state, nvme:"
 says "and how it gets there" "^\| +\| (io_uring|threads)"
-says "bytes on the disk by formula" "^offload, disk +[0-9]+ Psi/N x 1 "
+says "bytes on the disk by formula" "^offload, disk +[0-9]+ Psi/N x ${part:-1} "
 [ -z "$some" ] || summary
 train "$1" 1 -x 1 --offload cpu
 says "--offload cpu on the CPU" "--offload cpu: the host's memory is this device's: nothing is offloaded"
