@@ -479,6 +479,9 @@ size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t 
     const size_t N = l->ranks, G = p->micro_batches, times = reductions(p, G), others = N > 1 ? N - 1 : 1,
                  here = N < per_host ? N : per_host, groups_here = per_host / here, shard_numel = trained(l) / N;
     const size_t h = zero_cost_two_levels(s, G, shard), norm = ZERO_NORM_WORDS * sizeof(uint64_t);
+    zero_comm_shape told[] = { *shard, p->replicate_transport };  // which disk has failed, always in one level
+    const size_t disk = s->offload == ZERO_OFFLOAD_NVME ? ZERO_AGREEMENT_BYTES : 0;
+    told[0].per_host = told[1].per_host = 0;
     const zero_group_sums own = zero_cost_own_sums(s, G), sums = zero_cost_group_sums(here * own.count, own.dtype);
     const size_t summed = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(shard, s->dtype)
                                                               : own.count * zero_dtype_bytes(own.dtype);
@@ -498,12 +501,14 @@ size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t 
         const size_t chunks = zero_layout_replica_offset(l, l->num_units, p->replicas), out = p->replicas - groups_here;
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce",
             per_host * out * chunks * times * group.count * zero_dtype_bytes(group.dtype) +
-                here * zero_comm_gather_chunks(&p->replicate_transport, groups_here) * (chunks * sizeof(float) + norm),
+                here * zero_comm_gather_chunks(&p->replicate_transport, groups_here) * (chunks * sizeof(float) + norm) +
+                here * zero_comm_gather_chunks(&told[1], groups_here) * disk,
             "of %zu groups on other hosts", out);
     } else {
         add(&t, ZERO_WIRE_REPLICAS, "replica all-reduce", 0, "0: one shard group");
     }
-    add(&t, ZERO_WIRE_SCALARS, "scalars", groups_here * zero_comm_gather_chunks(shard, here) * norm, "%zu for the norm",
-        norm);
+    add(&t, ZERO_WIRE_SCALARS, "scalars",
+        groups_here * (zero_comm_gather_chunks(shard, here) * norm + zero_comm_gather_chunks(&told[0], here) * disk),
+        "%zu for the norm%s", norm, disk ? ", the disk" : "");
     return t.n;
 }

@@ -105,6 +105,15 @@ size_t zero_sent_bytes(const zero *z, size_t u) {
     return shard_numel(z, u) * z->own.count * zero_dtype_bytes(z->own.dtype);
 }
 
+// The ranks of this host disagree: those of other hosts, which wait for its sums, learn it now, not by their time-out.
+static void tell_other_hosts(zero *z, size_t bytes) {
+    struct exchange *x = &z->hosts;
+    const void *const *sums;
+    zero_comm_disagree(x->comm);
+    if (!zero_comm_all_to_all_begin(x->comm, x->buffer, bytes, z->reduce_stream, &x->ticket))
+        (void)zero_comm_all_to_all_finish(x->comm, x->ticket, z->reduce_stream, &sums);
+}
+
 int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks) {
     struct exchange *x = &z->hosts;
     zero_ticket *ticket = zero_sent_ticket(z, u);
@@ -127,6 +136,7 @@ int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks) {
         if (!e) e = zero_comm_check(z, zero_comm_all_to_all_done(z->grads_comm, *ticket, stream));
     }
     if (z->packed) z->packed_ticket = *ticket;
+    if (e && zero_comm_disagrees(z->grads_comm)) tell_other_hosts(z, bytes);
     return e ? e : exchange_sums(z, x, n, chunks);
 }
 

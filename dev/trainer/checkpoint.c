@@ -23,11 +23,17 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Resuming.
 
+static int rank_0(const void *all, int ranks) {
+    (void)all;
+    (void)ranks;
+    return 0;
+}
+
 void resume_micro_batches(Run *r) {
     Options *o = &r->options;
     char err[ERR_BYTES], text[32];
     if (!o->resume) return;
-    size_t M = 0, *steps = NULL, *all = allocate((size_t)r->ranks * sizeof *all);
+    size_t M = 0, *steps = NULL;
     const int n = r->rank == 0 ? checkpoint_steps(o->output_dir, &steps, err, sizeof err) : 0;
     for (int i = 0; i < n && M == 0; i++) {
         Checkpoint c;
@@ -36,9 +42,7 @@ void resume_micro_batches(Run *r) {
     }
     free(steps);
     zero_bootstrap *boot = launch_bootstrap();
-    if (zero_bootstrap_allgather(boot, &M, sizeof M, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
-    M = all[0];
-    free(all);
+    if (zero_bootstrap_choose(boot, &M, sizeof M, rank_0, &M) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
     if (M == 0) return;
     if (M % (size_t)r->ranks != 0) {
         char ranks[256] = "";

@@ -56,16 +56,34 @@ static int wants_mpi(int argc, char **argv) {
     return mpi;
 }
 
-// Compares the command lines of all ranks: hashes first, then the values of the first flag that differs. What a rank
-// does next depends on its flags, so this comes first. Returns 0, or -1 and a message on all ranks. All ranks.
+// A rank's flags as one hash; the first rank whose flags are not those of rank 0, or rank 0.
+typedef struct {
+    int rank;
+    uint64_t hash;
+} FlagsCard;
+
+static int first_other_flags(const void *all, int ranks) {
+    const FlagsCard *cards = all;
+    int r = 0;
+    while (r < ranks && cards[r].hash == cards[0].hash) r++;
+    return r < ranks ? r : 0;
+}
+
+// Compares the command lines of all ranks: one hash of each rank, and where they differ those of each flag, then the
+// values of the first flag that differs. What a rank does next depends on its flags, so this comes first. Returns 0, or
+// -1 and a message on all ranks. All ranks.
 static int compare_options(const Options *o, char *err, size_t err_bytes) {
     enum { TEXT_BYTES = 512 };
     uint64_t mine[OPTIONS_MAX];
     const size_t ranks = (size_t)here.ranks;
+    options_hash_values(o, mine);
+    FlagsCard card = { .rank = here.rank, .hash = XXH3_64bits(mine, sizeof mine) }, other;
+    if (zero_bootstrap_choose(bootstrap, &card, sizeof card, first_other_flags, &other) != ZERO_OK)
+        return FAIL("%s", zero_bootstrap_error(bootstrap));
+    if (other.rank == 0) return 0;
     uint64_t *all = malloc(ranks * sizeof mine);
     char text[TEXT_BYTES], *texts = malloc(ranks * sizeof text);
     int status = 0;
-    options_hash_values(o, mine);
     if (all == NULL || texts == NULL) {
         status = FAIL(NO_MEMORY);
     } else if (zero_bootstrap_allgather(bootstrap, mine, sizeof mine, all) != ZERO_OK) {
@@ -151,10 +169,12 @@ typedef struct {
     char name[256], boot[64];
 } Host;
 
+// What each rank learns of all others: few bytes.
 static struct {
-    Host host;
-    long process;
-} * places;  // of all ranks; NULL: not known yet
+    char name[52];  // of the host, for messages
+    int process;
+    uint64_t host;  // a hash of Host
+} * places;         // NULL: not known yet
 
 static void find_host(Host *h) {
     memset(h, 0, sizeof *h);
@@ -181,12 +201,11 @@ static int check_gpus_per_node(const Options *o, char *err, size_t err_bytes) {
     const int pg = (int)o->gpus_per_node;
     for (int r = 0; pg > 0 && r < here.ranks; r++) {
         const int first = r - r % pg;
-        if (memcmp(&places[r].host, &places[first].host, sizeof(Host)) == 0 &&
-            (r > first || first == 0 || memcmp(&places[r].host, &places[r - 1].host, sizeof(Host)) != 0))
+        if (places[r].host == places[first].host && (r > first || first == 0 || places[r].host != places[r - 1].host))
             continue;
         return FAIL("-pg %d: rank %d is on %s, rank %d on %s: give the number of ranks that share a host, or leave the "
                     "flag out",
-                    pg, r > first ? first : r - 1, places[r > first ? first : r - 1].host.name, r, places[r].host.name);
+                    pg, r > first ? first : r - 1, places[r > first ? first : r - 1].name, r, places[r].name);
     }
     return 0;
 }
@@ -196,8 +215,11 @@ static int find_local_rank(char *err, size_t err_bytes) {
     const size_t bytes = sizeof *places;
     places = calloc((size_t)here.ranks + 1, bytes);
     if (places == NULL) return FAIL(NO_MEMORY);
-    find_host(&places[here.ranks].host);
-    places[here.ranks].process = (long)getpid();
+    Host h;
+    find_host(&h);
+    snprintf(places[here.ranks].name, sizeof places->name, "%.*s", (int)sizeof places->name - 1, h.name);
+    places[here.ranks].host = XXH3_64bits(&h, sizeof h);
+    places[here.ranks].process = (int)getpid();
     if (zero_bootstrap_allgather(bootstrap, &places[here.ranks], bytes, places) != ZERO_OK) {
         free(places);
         places = NULL;
@@ -206,14 +228,14 @@ static int find_local_rank(char *err, size_t err_bytes) {
     here.local_rank = 0;
     here.local_ranks = 0;
     for (int r = 0; r < here.ranks; r++) {
-        const int same = memcmp(&places[r].host, &places[here.rank].host, sizeof(Host)) == 0;
+        const int same = places[r].host == places[here.rank].host;
         here.local_rank += same && r < here.rank;
         here.local_ranks += same;
     }
     return 0;
 }
 
-const char *launch_host_name(int rank) { return places != NULL ? places[rank].host.name : "an unknown host"; }
+const char *launch_host_name(int rank) { return places != NULL ? places[rank].name : "an unknown host"; }
 
 int launch_failed(const char *message) {
     return bootstrap != NULL && bootstrap_failed() && strstr(message, zero_bootstrap_error(bootstrap)) != NULL;
@@ -232,8 +254,8 @@ void launch_name_hosts(char *message, size_t bytes) {
             if (r < 0 || r >= here.ranks || r == here.rank || n == 4) continue;
             if (r == named[0] || r == named[1] || r == named[2] || r == named[3]) continue;
             named[n++] = r;
-            snprintf(message + length, bytes - length, "; rank %ld is process %ld on %s", r, places[r].process,
-                     places[r].host.name);
+            snprintf(message + length, bytes - length, "; rank %ld is process %d on %s", r, places[r].process,
+                     places[r].name);
             length += strlen(message + length);
         }
     }

@@ -90,7 +90,7 @@ int plan_choose(Plan *p, const PlanInput *in, Layouts *l) {
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         PlanChoice *best = &p->fastest[stage], *one = &p->one_group[stage];
         for (size_t group = in->ranks; group > 0; group = stage > 0 ? smaller_group(in, group) : 0) {
-            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_RANK; order++) {
+            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_LAYER; order++) {
                 PlanChoice c;
                 const int tried = try_way(in, l, stage, group, (enum zero_order)order, &c);
                 if (tried < 0) return -1;

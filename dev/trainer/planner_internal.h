@@ -32,6 +32,8 @@ int plan_bytes_fit(const PlanInput *in, const zero_cost *cost, uint64_t bytes);
 // Times of a step of this stage, in groups that l is divided among. Returns 0, or -1: out of memory.
 int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout *l, StepTimes *times);
 
+const char *plan_order_name(enum zero_order order);  // planner_print.c
+
 // Fills in p->fastest, p->one_group and p->recommended. Divides l. Returns 0, or -1: out of memory.
 int plan_choose(Plan *p, const PlanInput *in, Layouts *l);
 

@@ -11,7 +11,10 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // As text
 
-static const char *const ORDERS[] = { "step", "rank", "layer" };
+const char *plan_order_name(enum zero_order order) {
+    static const char *const NAMES[] = { "step", "rank", "layer" };
+    return NAMES[order];
+}
 
 static void print_head(FILE *out, const char *title) {
     fprintf(out, "\n%-30s", title);
@@ -173,9 +176,7 @@ static const char *bound_by(const StepTimes *t) {
     return t->net > t->link ? "the network" : "links inside hosts";
 }
 
-static const char *order_name(const PlanChoice *c) {
-    return !c->fits ? "-" : c->order == ZERO_ORDER_RANK ? "rank" : "step";
-}
+static const char *order_name(const PlanChoice *c) { return c->fits ? plan_order_name(c->order) : "-"; }
 
 static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
     double step[PLAN_STAGES], gb[PLAN_STAGES], host[PLAN_STAGES];
@@ -204,8 +205,8 @@ static void print_fastest(FILE *out, const Plan *p, const PlanInput *in) {
     if (best->shard_group < in->ranks) {
         fprintf(out, " --shard-group %zu", best->shard_group);
     }
-    if (best->order == ZERO_ORDER_RANK) {
-        fprintf(out, " --micro-batch-order rank");
+    if (best->order != ZERO_ORDER_STEP) {
+        fprintf(out, " --micro-batch-order %s", plan_order_name(best->order));
     }
     fprintf(out, ": %.3f ms a step, limited by %s\n", 1e3 * best->times.step, bound_by(&best->times));
     if (best->shard_group < in->ranks && one->fits) {
@@ -233,7 +234,7 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
     }
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         if (p->stage[stage].order != ZERO_ORDER_STEP)
-            fprintf(out, " (stage %d: micro-batch order %s)", stage, ORDERS[p->stage[stage].order]);
+            fprintf(out, " (stage %d: micro-batch order %s)", stage, plan_order_name(p->stage[stage].order));
     }
     if (in->ranks_per_host > 0) {
         fprintf(out, ", at most %zu a host", in->ranks_per_host);
@@ -330,7 +331,7 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
         const PlanStage *s = &p->stage[stage];
         fprintf(out, "%s\n    {\"stage\": %d, \"fits\": %s", stage > 0 ? "," : "", stage, s->fits ? "true" : "false");
-        fprintf(out, ", \"micro_batch_order\": \"%s\"", ORDERS[s->order]);
+        fprintf(out, ", \"micro_batch_order\": \"%s\"", plan_order_name(s->order));
         json_ranks(out, "shard_group", s->shard_group);
         json_ranks(out, "smallest_ranks", s->smallest);
         json_ranks(out, "smallest_power_of_two", s->smallest_power);

@@ -39,9 +39,8 @@ int plan_print_scaling(FILE *out, const PlanInput *in, char *err, size_t err_byt
         const double speed = (double)(in->B * in->T * p.micro_steps) / best->times.step;
         first = first > 0 ? first : speed;
         fprintf(out, "%6d %6zu %6s %9.2f %12.3f %13.2f %11.2f %11.5g %7.1f%%\n", p.recommended, best->shard_group,
-                best->order == ZERO_ORDER_RANK ? "rank" : "step", (double)best->memory / 1e9,
-                best->times.between_hosts / 1e9, 1e3 * best->times.compute, 1e3 * best->times.step,
-                speed * (double)ranks, 100 * speed / first);
+                plan_order_name(best->order), (double)best->memory / 1e9, best->times.between_hosts / 1e9,
+                1e3 * best->times.compute, 1e3 * best->times.step, speed * (double)ranks, 100 * speed / first);
     }
     return 0;
 }

@@ -63,6 +63,7 @@ static void print_hosts(const Run *r) {
     const int h = zero_comm_ranks_per_host(r->comm);
     const zero_comm_shape shape = zero_comm_get_shape(r->shard_comm);
     const char *why = zero_comm_why_one_level(r->shard_comm);
+    if (h == r->ranks && r->ranks > 1 && r->options.one_level) print_row(r, "hosts", "1: --one-level changes nothing");
     if (h == r->ranks) return;
     if (h) print_row(r, "hosts", "%d of %d rank%s each", r->ranks / h, h, h > 1 ? "s" : "");
     if (shape.per_host == 0)

@@ -361,31 +361,39 @@ void check_same_inputs(Run *r) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The transport.
 
+// Why a rank cannot use a transport that needs a GPU for each rank.
+typedef struct {
+    int rank, sharers, unavailable, mig;
+} Unusable;
+
+// The first rank that cannot, or rank 0.
+static int first_unusable(const void *all, int ranks) {
+    const Unusable *u = all;
+    int i = 0;
+    while (i < ranks && u[i].sharers == 1 && !u[i].unavailable && !u[i].mig) i++;
+    return i < ranks ? i : 0;
+}
+
 // Whether a transport that needs a GPU for each rank can be used on all ranks; if not, r->transport_note says why.
 static int usable_everywhere(Run *r, zero_bootstrap *boot, const zero_transport *t) {
     const zero_comm_config config = { .timeout_s = 0 };
     const char *title = zero_transport_title(t);
     char why[ERR_BYTES];
-    int usable = 1;
     // Of two MIG devices on one GPU, NCCL sees only the GPU.
-    const int mine[3] = { r->sharers,
-                          r->sharers == 1 && r->ranks > 1 && !zero_transport_available(t, &config, why, sizeof why),
-                          r->ranks > 1 && strstr(r->device.name, " MIG ") != NULL };
-    int *all = allocate((size_t)r->ranks * sizeof mine);
-    if (zero_bootstrap_allgather(boot, mine, sizeof mine, all) != ZERO_OK) die("%s", zero_bootstrap_error(boot));
-    for (int i = 0; i < r->ranks && usable; i++) {
-        const int *theirs = all + 3 * i;
-        usable = theirs[0] == 1 && !theirs[1] && !theirs[2];
-        if (theirs[0] > 1)
-            snprintf(r->transport_note, sizeof r->transport_note, "not %s: %d ranks share a GPU", title, theirs[0]);
-        else if (theirs[2])
-            snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has a MIG device", title, i);
-        else if (!usable)
-            snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has none (--transport %s says why)",
-                     title, i, zero_transport_name(t));
-    }
-    free(all);
-    return usable;
+    const Unusable mine = { r->rank, r->sharers,
+                            r->sharers == 1 && r->ranks > 1 && !zero_transport_available(t, &config, why, sizeof why),
+                            r->ranks > 1 && strstr(r->device.name, " MIG ") != NULL };
+    Unusable u;
+    if (zero_bootstrap_choose(boot, &mine, sizeof mine, first_unusable, &u) != ZERO_OK)
+        die("%s", zero_bootstrap_error(boot));
+    if (u.sharers > 1)
+        snprintf(r->transport_note, sizeof r->transport_note, "not %s: %d ranks share a GPU", title, u.sharers);
+    else if (u.mig)
+        snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has a MIG device", title, u.rank);
+    else if (u.unavailable)
+        snprintf(r->transport_note, sizeof r->transport_note, "not %s: rank %d has none (--transport %s says why)",
+                 title, u.rank, zero_transport_name(t));
+    return u.sharers == 1 && !u.unavailable && !u.mig;
 }
 
 // --transport auto: on GPUs the first one that needs a GPU for each rank and can be used, else the first that does not.

@@ -83,6 +83,7 @@ const char *zero_comm_call_name(uint64_t kind) {
 
 int zero_comm_compare(zero_comm *c, const struct zero_comm_call *mine, int peer, const struct zero_comm_call *theirs) {
     if (!memcmp(mine, theirs, sizeof *mine)) return ZERO_OK;
+    c->disagrees = 1;
     if (theirs->kind < ZERO_CALL_ALL_TO_ALL || theirs->kind > ZERO_CALL_REDUCE_SCATTER)  // data, not a record
         return zero_comm_fail(
             c, ZERO_ERR_COMM,
@@ -212,6 +213,9 @@ int zero_comm_levels(zero_comm *c, zero_comm **host, zero_comm **across) {
     *across = c->across;
     return e;
 }
+
+int zero_comm_disagrees(const zero_comm *c) { return c->disagrees; }
+void zero_comm_disagree(zero_comm *c) { c->history = ~c->history; }
 
 zero_comm_shape zero_comm_host_shape(const zero_comm_shape *s) {
     zero_comm_shape host = *s;

@@ -92,6 +92,11 @@ int zero_comm_ranks_per_host(const zero_comm *c);  // 0: hosts have different nu
 // created when first asked for. Only if the shape says per_host. Collective.
 int zero_comm_levels(zero_comm *c, zero_comm **host, zero_comm **across);
 
+// Whether c has failed since its ranks have made different calls.
+int zero_comm_disagrees(const zero_comm *c);
+// This rank's next collective differs from those of the others, which so learn that the ranks disagree elsewhere.
+void zero_comm_disagree(zero_comm *c);
+
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 // What decides how much memory a transport takes. zero_transport_shape (transport_registry.h) gives it without a

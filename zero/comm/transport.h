@@ -129,6 +129,7 @@ struct zero_comm {
     uint64_t calls, history;                             // collectives so far, and a hash of their records
     struct zero_comm_record records[ZERO_COMM_RECORDS];  // of collective n at n % ZERO_COMM_RECORDS
     int failed;     // ZERO_ERR_COMM: a collective has failed. For good: later ones return it, with the first message
+    int disagrees;  // zero_comm_disagrees
     int in_flight;  // zero_comm_in_flight
     struct zero_comm_shown *shown;  // where the last record is shown to other ranks of this host; NULL: nowhere
     uint64_t received[ZERO_WIRE_KINDS];

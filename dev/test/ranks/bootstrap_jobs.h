@@ -59,6 +59,29 @@ static unsigned char byte_of(int run, int rank, size_t round, size_t i) {
     return (unsigned char)((size_t)run * 131 + (size_t)rank * 17 + round * 5 + i);
 }
 
+// Of the ranks, the last one whose bytes begin with an even one, or rank 0.
+static int last_even(const void *all, int ranks) {
+    const unsigned char *bytes = all;
+    int r = ranks - 1;
+    while (r > 0 && bytes[r * 3] % 2) r--;
+    return r;
+}
+
+// Each rank gets three bytes of one rank; NULL or what is wrong.
+static const char *choose(zero_bootstrap *b, const Rank *r) {
+    unsigned char mine[3], got[4] = { 0, 0, 0, 77 };
+    int chosen = r->ranks - 1;
+    for (size_t round = 0; round < 3; round++) {
+        for (size_t i = 0; i < 3; i++) mine[i] = byte_of(r->run, r->rank, round, i);
+        if (zero_bootstrap_choose(b, mine, 3, last_even, got)) return zero_bootstrap_error(b);
+        for (chosen = r->ranks - 1; chosen > 0 && byte_of(r->run, chosen, round, 0) % 2;) chosen--;
+        for (size_t i = 0; i < 3; i++)
+            if (got[i] != byte_of(r->run, chosen, round, i)) return "another rank's bytes were chosen";
+        if (got[3] != 77) return "more bytes were written than those of one rank";
+    }
+    return NULL;
+}
+
 // All rounds; NULL or what is wrong.
 static const char *gather(zero_bootstrap *b, const Rank *r) {
     static unsigned char mine[LARGE + 1], all[MAX_RANKS * (LARGE + 1)];
@@ -78,7 +101,7 @@ static const char *gather(zero_bootstrap *b, const Rank *r) {
     }
     for (int i = 0; i < r->empty_rounds; i++)
         if (zero_bootstrap_allgather(b, mine, 0, all)) return zero_bootstrap_error(b);
-    return NULL;
+    return choose(b, r);
 }
 
 static const char *be_rank(const Rank *r) {

@@ -27,13 +27,24 @@ static void between_hosts_is_the_formula(const zero *z, int per_host, uint64_t b
 }
 
 static const int of_stages[] = { 0, 1, 2, 4 };  // variants
+static int on_disk;                             // optimizer state is: then ranks tell each other of their disks
+
+static zero *make_on_disk(zero_comm *c, zero_comm *replicas, int stage) {
+    zero_config config = config_of(c, stage);
+    config.replicate_comm = replicas;
+    config.settings.offload = ZERO_OFFLOAD_NVME;
+    config.settings.offload_fraction = 1;
+    config.offload_dir = "build";
+    return make_of(config);
+}
 
 // An engine that takes one step of G micro-batches a rank: the partial sums that were needed, and all else. per_host:
 // ranks of each host; 0: there is one host, or the bytes between them cannot be seen.
 static void rows_equal_formulas(zero_comm *c, zero_comm *replicas, int stage, size_t G, int per_host) {
     double norm = -1;
     memcpy(memory.peak, memory.live, sizeof memory.peak);  // the transport's: forget other engines
-    zero *z = make_variant(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
+    zero *z = on_disk ? make_on_disk(c, replicas, stage)
+                      : make_variant(c, replicas, of_stages[stage], ZERO_REDUCE_EXACT);
     const uint64_t before = per_host ? sent_to_others(per_host) : 0;
     CHECK(one_step(z, 0, G, &norm) == ZERO_OK, "step: %s", zero_error(z));
     reports_agree(z, "after a step of G micro-batches");
@@ -74,11 +85,13 @@ static void every_host_needs_its_formula(const struct way *w, int per_host) {
         if (ranks % shard) continue;
         const int even = shard % per_host == 0 || per_host % shard == 0;
         for (kind = F32; kind <= BF16; kind++)
-            for (int stage = shard < ranks; stage < 4; stage++) {
-                zero_mesh_comms comms = join_counted(w, shard);
-                rows_equal_formulas(comms.shard, comms.replicate, stage, 3, even && !is_nccl(w) ? per_host : 0);
-                leave_counted(&comms);
-            }
+            for (int stage = shard < ranks; stage < 4; stage++)
+                for (on_disk = 0; on_disk <= (kind == F32 && stage == 2); on_disk++) {
+                    zero_mesh_comms comms = join_counted(w, shard);
+                    rows_equal_formulas(comms.shard, comms.replicate, stage, 3, even && !is_nccl(w) ? per_host : 0);
+                    leave_counted(&comms);
+                }
+        on_disk = 0;
         kind = F32;
     }
 }

@@ -276,9 +276,8 @@ static int backward_in_order(zero *z, const size_t *order) {
 
 static void other_calls_are_told(const struct way *way, int stage) {
     static const size_t orders[2][UNITS] = { { 4, 3, 2, 1, 0 }, { 4, 2, 3, 1, 0 } };  // units 1 to 4 have one size
-    // In two levels only the ranks of its host see that rank's gradients: the others learn of it by their time-out.
-    const int last = rank == ranks - 1, levels = way->config.ranks_per_host > 1 && ranks % 2 == 0 && ranks > 2;
-    zero_comm *c = join(way, levels ? short_timeout(way) : PATIENT);
+    const int last = rank == ranks - 1;
+    zero_comm *c = join(way, PATIENT);
     zero *z = make_in_groups(c, NULL, stage);
     double norm;
     zero_hyperparameters h = adamw;

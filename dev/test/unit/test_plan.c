@@ -352,6 +352,15 @@ static void test_the_recommended_plan_suits_the_cluster(void) {
     CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
     CHECK_EQ(q.recommended, 1);
     CHECK_EQ(q.fastest[1].order, ZERO_ORDER_RANK);
+    in.device_bytes = 20e9;  // only stage 3 fits, which gathers parameters twice a step, layer by layer
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.recommended, 3);
+    CHECK_EQ(q.fastest[3].order, ZERO_ORDER_LAYER);
+    in.flops_per_token = 1e14;  // computing a third more would take longer
+    CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);
+    CHECK_EQ(q.fastest[3].order, ZERO_ORDER_STEP);
+    in.flops_per_token = 1;
+    in.device_bytes = 1e12;
     in.ranks_per_host = 0;  // one host has no groups
     in.cluster.link_bytes_per_second = 1;
     CHECK_EQ(plan_fastest(&q, &in, err, sizeof err), 0);

@@ -65,8 +65,20 @@ void zero_bootstrap_pause(double *seconds, double longest) {
 
 int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
     if (b->failed) return b->failed;
-    const int e = b->ops->allgather(b, mine, bytes, all);
+    const int e = b->ops->allgather(b, mine, bytes, all, NULL);
     b->round++;
+    return e;
+}
+
+int zero_bootstrap_choose(zero_bootstrap *b, const void *mine, size_t bytes, zero_bootstrap_choice *choose,
+                          void *chosen) {
+    if (b->failed) return b->failed;
+    char *all = malloc((b->rank == 0 ? (size_t)b->ranks : 1) * bytes + 1);
+    if (!all) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");
+    const int e = b->ops->allgather(b, mine, bytes, all, choose);
+    b->round++;
+    if (!e) memcpy(chosen, all, bytes);
+    free(all);
     return e;
 }
 

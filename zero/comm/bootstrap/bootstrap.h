@@ -1,7 +1,8 @@
 // bootstrap.h: how ranks meet before there is a transport. NCCL, for example, needs an id in every rank that one of
 // them has created.
 //
-// There is one collective, an all-gather of a few bytes, and three ways to carry it:
+// There is one collective, an all-gather of a few bytes, of which ranks may want a part only, and three ways to carry
+// it:
 //
 //     mpi     mpirun, or srun --mpi=pmix, has started the ranks: messages on a communicator of our own
 //     tcp     rank 0 listens at an address that all ranks know; the others connect, and keep the connection
@@ -49,6 +50,13 @@ void zero_bootstrap_set_timeout(zero_bootstrap *b, double timeout_s);  // of wha
 // all[r * bytes ...] = rank r's mine, in host memory. Collective: all ranks, with the same bytes (that is checked). For
 // small things: with tcp and fs all goes through rank 0.
 int zero_bootstrap_allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all);
+
+// The same, but chosen[0 .. bytes) becomes what one rank has given, the one that choose returns for all[ranks * bytes]:
+// so with tcp and fs a rank reads a few bytes, not some of each rank, and rank 0 writes N times a few bytes, not N^2.
+// choose is a pure function, the same on all ranks; some ways call it on rank 0 only. Collective.
+typedef int zero_bootstrap_choice(const void *all, int ranks);
+int zero_bootstrap_choose(zero_bootstrap *b, const void *mine, size_t bytes, zero_bootstrap_choice *choose,
+                          void *chosen);
 
 // Closes connections, removes files. All ranks should call; in a directory rank 0 waits for the others, no longer than
 // the time-out. NULL is fine.

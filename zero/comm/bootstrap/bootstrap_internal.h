@@ -6,7 +6,9 @@
 #include "zero/comm/bootstrap/bootstrap.h"
 
 typedef struct zero_bootstrap_ops {
-    int (*allgather)(zero_bootstrap *b, const void *mine, size_t bytes, void *all);
+    // choose, if not NULL, returns the rank whose bytes become the first ones of `all`, which has room for those of all
+    // ranks on rank 0, and on the others for one rank's.
+    int (*allgather)(zero_bootstrap *b, const void *mine, size_t bytes, void *all, zero_bootstrap_choice *choose);
     void (*destroy)(zero_bootstrap *b);
 } zero_bootstrap_ops;
 
@@ -30,6 +32,10 @@ int zero_bootstrap_fail(zero_bootstrap *b, int code, const char *format, ...) __
 
 // "rank 3 has" or "ranks 1, 2, 5 and 9 more have", of those with here[r] == 0. Returns how many they are.
 int zero_bootstrap_missing(const zero_bootstrap *b, const unsigned char *here, char *words, size_t bytes);
+
+// Divides "name", "name:port", "1.2.3.4:port", "::1" or "[::1]:port" into host and port (ZERO_BOOTSTRAP_PORT).
+int zero_bootstrap_split_address(zero_bootstrap *b, const char *server, char *host, size_t host_bytes, char *port,
+                                 size_t port_bytes);
 
 uint64_t zero_bootstrap_job(const zero_bootstrap_config *config);  // a number for config->job
 void zero_bootstrap_pause(double *seconds, double longest);        // sleep, and a little longer the next time

@@ -18,7 +18,7 @@ typedef struct bootstrap_mpi {
 
 enum { TAGS = 16384 };  // MPI promises that many
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all, zero_bootstrap_choice *choose) {
     const MPI_Comm comm = ((bootstrap_mpi *)b)->comm;
     const size_t ranks = (size_t)b->ranks;
     const int tag = (int)(b->round % TAGS), count = (int)bytes;
@@ -66,6 +66,8 @@ static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *al
                                 "%s not come within %.3g s: died, stopped, or took another path; see their own output, "
                                 "or allow more time (zero_bootstrap_config.timeout_s)",
                                 who, b->timeout_s);
+    } else if (choose) {
+        memcpy(all, received + (size_t)choose(received, b->ranks) * bytes, bytes);
     } else {
         memcpy(all, received, ranks * bytes);
     }

@@ -349,7 +349,7 @@ static int read_round(bootstrap_fs *t, size_t bytes, char *all, unsigned char *h
     return missing;
 }
 
-static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
+static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *all, zero_bootstrap_choice *choose) {
     zero_bootstrap *b = &t->base;
     char path[MAX_PATH], message[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "", who[256];
     struct answer a = { .session = t->session, .round = b->round, .bytes = bytes, .verdict = GO, .ranks = b->ranks };
@@ -374,11 +374,13 @@ static int gather_as_0(bootstrap_fs *t, const void *mine, size_t bytes, char *al
     for (int r = 1; r < b->ranks; r++) round_path(t, path, r), unlink(path);
     if (!missing) unlink(t->last);  // all ranks have got here, so they have read it
     round_path(t, t->last, -1);
-    const int e = write_file(t, t->last, &a, sizeof a, all, missing ? 0 : (size_t)b->ranks * bytes);
+    if (!missing && choose) memmove(all, all + (size_t)choose(all, b->ranks) * bytes, bytes);
+    const int e = write_file(t, t->last, &a, sizeof a, all, missing ? 0 : choose ? bytes : (size_t)b->ranks * bytes);
     return missing ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "%s", message) : e;
 }
 
-static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all) {
+// answer: the bytes that rank 0 will write.
+static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char *all, size_t answer) {
     zero_bootstrap *b = &t->base;
     const double seconds = b->timeout_s + zero_bootstrap_grace(b);
     zero_stopwatch waited = { 0 };
@@ -391,7 +393,7 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
     for (double pause = FIRST_PAUSE;; zero_bootstrap_pause(&pause, LAST_PAUSE)) {
         struct answer a;
         look_around(t);
-        if (read_file(t, path, &a, sizeof a, all, (size_t)b->ranks * bytes) && a.verdict == GO) return ZERO_OK;
+        if (read_file(t, path, &a, sizeof a, all, answer) && a.verdict == GO) return ZERO_OK;
         // (it may have come after the line above, with 0 bytes in it)
         if (read_file(t, path, &a, sizeof a, NULL, 0) && a.verdict != GO)
             return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
@@ -404,9 +406,10 @@ static int gather_as_other(bootstrap_fs *t, const void *mine, size_t bytes, char
     }
 }
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all, zero_bootstrap_choice *choose) {
     bootstrap_fs *t = (bootstrap_fs *)b;
-    return b->rank == 0 ? gather_as_0(t, mine, bytes, all) : gather_as_other(t, mine, bytes, all);
+    if (b->rank == 0) return gather_as_0(t, mine, bytes, all, choose);
+    return gather_as_other(t, mine, bytes, all, choose ? bytes : (size_t)b->ranks * bytes);
 }
 
 // ---- create and destroy

@@ -16,7 +16,7 @@
 // A refused process ends with rank 0's message; rank 0 continues, and mentions it if it has to give up.
 //
 // All-gather. Each rank sends its bytes to rank 0, with the number of the round and the size; rank 0 sends all of them
-// to each, or the reason why it cannot.
+// to each, or those of one rank (zero_bootstrap_choose), or the reason why it cannot.
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -25,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "zero/clock.h"
@@ -65,6 +66,7 @@ typedef struct bootstrap_tcp {
     uint64_t job;
     int listening;
     struct peer *peers;  // rank 0: [ranks], its own is not used; else: [1], rank 0
+    int connected;       // rank 0: of peers
     struct peer *strangers;
     char refused[192];  // rank 0: the last one that was
 } bootstrap_tcp;
@@ -145,32 +147,6 @@ static int give_up(bootstrap_tcp *t, int code, const char *message) {
 }
 
 // ---- the address ----------------------------------------------------------------------------------------------------
-
-// "name", "name:port", "1.2.3.4:port", "::1", "[::1]:port"
-static int split_address(zero_bootstrap *b, const char *server, char *host, size_t host_bytes, char *port,
-                         size_t port_bytes) {
-    const char *begin = server, *end = server + strlen(server), *colon = strrchr(server, ':');
-    snprintf(port, port_bytes, "%d", ZERO_BOOTSTRAP_PORT);
-    if (*server == '[' && (end = strchr(server, ']'))) {
-        begin++;
-        colon = end[1] == ':' ? end + 1 : NULL;
-        if (end[1] && !colon) end = begin;  // refused below
-    } else if (colon && strchr(server, ':') == colon) {
-        end = colon;
-    } else {
-        colon = NULL;
-    }
-    char *rest = "";
-    const long number = colon ? strtol(colon + 1, &rest, 10) : ZERO_BOOTSTRAP_PORT;
-    if (end == NULL || end <= begin || (size_t)(end - begin) >= host_bytes || *rest || number < 1 || number > 65535)
-        return zero_bootstrap_fail(b, ZERO_ERR_ARG,
-                                   "\"%.200s\" is no address of a server: write it as name, name:port, 10.0.0.1:port "
-                                   "or [::1]:port, with a port from 1 to 65535 (server)",
-                                   server);
-    snprintf(host, host_bytes, "%.*s", (int)(end - begin), begin);
-    if (colon) snprintf(port, port_bytes, "%ld", number);
-    return ZERO_OK;
-}
 
 static struct addrinfo *look_up(const char *host, const char *port, int flags, int *error) {
     struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = flags }, *list = NULL;
@@ -328,6 +304,7 @@ static void listen_to(bootstrap_tcp *t, struct peer *s) {
         refuse(t, s, REFUSED, message);
     } else {
         const int one = 1;
+        t->connected += t->peers[h->rank].fd < 0;
         hang_up(&t->peers[h->rank]);
         setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         t->peers[h->rank] = *s;
@@ -344,18 +321,21 @@ static int count_missing(bootstrap_tcp *t, unsigned char *here) {
         here[r] = t->peers[r].fd >= 0;
         missing += !here[r];
     }
+    t->connected = t->base.ranks - 1 - missing;
     return missing;
 }
 
 static int wait_for_all(bootstrap_tcp *t, const char *server, struct patience *patience) {
     zero_bootstrap *b = &t->base;
-    int e = ZERO_OK, missing = 0;
+    int e = ZERO_OK, missing = 1;
     unsigned char *here = calloc((size_t)b->ranks, 1);
     struct pollfd *polls = calloc(1 + MAX_STRANGERS, sizeof *polls);
     if (!here || !polls) e = give_up(t, ZERO_ERR_MEMORY, "out of host memory");
     while (!e) {
-        if (!(missing = count_missing(t, here))) break;
-        if (left(patience) <= 0) break;
+        // Each connection is asked whether it is closed only when all ranks have come, not whenever one comes.
+        const int late = left(patience) <= 0;
+        if (t->connected == b->ranks - 1 || late) missing = count_missing(t, here);
+        if (!missing || late) break;
         polls[0] = (struct pollfd){ t->listening, POLLIN, 0 };
         // poll leaves out negative ones
         for (int i = 0; i < MAX_STRANGERS; i++) polls[1 + i] = (struct pollfd){ t->strangers[i].fd, POLLIN, 0 };
@@ -490,30 +470,38 @@ static int receive_letter(bootstrap_tcp *t, int r, size_t bytes, char *out, char
     }
 }
 
-static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
+static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, char *all,
+                            zero_bootstrap_choice *choose) {
     zero_bootstrap *b = &t->base;
     struct patience patience = { .seconds = b->timeout_s };
     const size_t ranks = (size_t)b->ranks;
     unsigned char *here = calloc(ranks, 1);
-    struct pollfd *polls = calloc(ranks, sizeof *polls);
+    struct epoll_event events[64];
+    const int waiting = epoll_create1(EPOLL_CLOEXEC);  // for those that have not come: a wait takes no look at the rest
     char message[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
-    int e = here && polls ? ZERO_OK : give_up(t, ZERO_ERR_MEMORY, "out of host memory"), missing = b->ranks - 1;
-    for (int r = 1; r < b->ranks; r++) t->peers[r].got = 0;
+    int e = here && waiting >= 0 ? ZERO_OK : give_up(t, ZERO_ERR_MEMORY, "out of host memory"), missing = b->ranks - 1;
+    for (int r = 1; r < b->ranks && !e; r++) {
+        t->peers[r].got = 0;
+        events[0] = (struct epoll_event){ .events = EPOLLIN, .data.fd = r };
+        if (epoll_ctl(waiting, EPOLL_CTL_ADD, t->peers[r].fd, events))
+            e = give_up(t, ZERO_ERR_MEMORY, "rank 0 cannot wait for so many connections (epoll)");
+    }
     if (!e) memmove(all, mine, bytes), here[0] = 1;
     while (!e && missing) {
-        for (int r = 0; r < b->ranks; r++) polls[r] = (struct pollfd){ here[r] ? -1 : t->peers[r].fd, POLLIN, 0 };
-        if (poll(polls, ranks, milliseconds(&patience)) > 0)
-            for (int r = 1; r < b->ranks && !e; r++) {
-                if (!polls[r].revents) continue;
-                const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, message, sizeof message);
-                if (done < 0)
-                    e = give_up(t, ZERO_ERR_COMM, message);
-                else if (done)
-                    here[r] = 1, missing--;
+        const int n = epoll_wait(waiting, events, sizeof events / sizeof *events, milliseconds(&patience));
+        if (n <= 0 && left(&patience) <= 0) break;
+        for (int i = 0; i < n && !e; i++) {
+            const int r = events[i].data.fd;
+            const int done = receive_letter(t, r, bytes, all + (size_t)r * bytes, message, sizeof message);
+            if (done < 0) {
+                e = give_up(t, ZERO_ERR_COMM, message);
+            } else if (done) {
+                here[r] = 1, missing--;
+                (void)epoll_ctl(waiting, EPOLL_CTL_DEL, t->peers[r].fd, NULL);
             }
-        else if (left(&patience) <= 0)
-            break;
+        }
     }
+    if (waiting >= 0) close(waiting);
     if (!e && missing) {
         char who[256];
         zero_bootstrap_missing(b, here, who, sizeof who);
@@ -523,21 +511,23 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
                  who, b->timeout_s);
         e = give_up(t, ZERO_ERR_COMM, message);
     }
+    if (!e && choose) memmove(all, all + (size_t)choose(all, b->ranks) * bytes, bytes);
+    const size_t answer = choose ? bytes : ranks * bytes;
     for (int r = 1; r < b->ranks && !e; r++) {
         struct patience to_send = { .seconds = 1 + (left(&patience) > 0 ? left(&patience) : 0) };
-        const char *problem = send_answer(t->peers[r].fd, GO, b->round, bytes, "", &to_send);
-        if (!problem) problem = send_all(t->peers[r].fd, all, ranks * bytes, &to_send);
+        const char *problem = send_answer(t->peers[r].fd, GO, b->round, answer, "", &to_send);
+        if (!problem) problem = send_all(t->peers[r].fd, all, answer, &to_send);
         if (!problem) continue;
         snprintf(message, sizeof message, "rank %d is gone (%s): it died, stopped, or ended; see its own output", r,
                  problem);
         e = give_up(t, ZERO_ERR_COMM, message);
     }
     free(here);
-    free(polls);
     return e;
 }
 
-static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all) {
+// answer: the bytes that rank 0 will send.
+static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, char *all, size_t answer) {
     zero_bootstrap *b = &t->base;
     struct patience patience = { .seconds = b->timeout_s + zero_bootstrap_grace(b) };
     const int fd = t->peers[0].fd;
@@ -557,18 +547,19 @@ static int gather_as_client(bootstrap_tcp *t, const void *mine, size_t bytes, ch
                                    b->timeout_s);
     a.message[sizeof a.message - 1] = '\0';
     if (a.verdict != GO) return zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0: %.900s", a.message);
-    if (a.round != b->round || a.bytes != bytes)
+    if (a.round != b->round || a.bytes != answer)
         return zero_bootstrap_fail(
             b, ZERO_ERR_COMM, "rank 0 is at round %llu, with %llu bytes, this rank at round %llu, with %zu",
-            (unsigned long long)a.round, (unsigned long long)a.bytes, (unsigned long long)b->round, bytes);
-    problem = receive_all(fd, all, (size_t)b->ranks * bytes, &patience);
+            (unsigned long long)a.round, (unsigned long long)a.bytes, (unsigned long long)b->round, answer);
+    problem = receive_all(fd, all, answer, &patience);
     return problem ? zero_bootstrap_fail(b, ZERO_ERR_COMM, "rank 0 is gone (%s): see its own output", problem)
                    : ZERO_OK;
 }
 
-static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all) {
+static int allgather(zero_bootstrap *b, const void *mine, size_t bytes, void *all, zero_bootstrap_choice *choose) {
     bootstrap_tcp *t = (bootstrap_tcp *)b;
-    return b->rank == 0 ? gather_as_server(t, mine, bytes, all) : gather_as_client(t, mine, bytes, all);
+    if (b->rank == 0) return gather_as_server(t, mine, bytes, all, choose);
+    return gather_as_client(t, mine, bytes, all, choose ? bytes : (size_t)b->ranks * bytes);
 }
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
@@ -589,7 +580,7 @@ int zero_bootstrap_create_tcp(zero_bootstrap **out, const char *server, const ze
     zero_bootstrap *b = *out;
     bootstrap_tcp *t = (bootstrap_tcp *)b;
     t->job = zero_bootstrap_job(config);
-    if ((e = split_address(b, server, host, sizeof host, port, sizeof port))) return e;
+    if ((e = zero_bootstrap_split_address(b, server, host, sizeof host, port, sizeof port))) return e;
     const size_t peers = b->rank == 0 ? (size_t)b->ranks : 1;
     t->peers = calloc(peers, sizeof *t->peers);
     if (!t->peers) return zero_bootstrap_fail(b, ZERO_ERR_MEMORY, "out of host memory");

@@ -217,29 +217,36 @@ static int set_up(comm_nccl *m, int world_rank) {
     return e;
 }
 
+struct card {
+    int rank, broken;
+    ncclUniqueId id;  // of rank 0
+};
+
+// The first rank that cannot use NCCL, or else rank 0.
+static int first_broken(const void *all, int ranks) {
+    const struct card *cards = all;
+    int r = 0;
+    while (r < ranks && !cards[r].broken) r++;
+    return r < ranks ? r : 0;
+}
+
 // Rank 0 makes the id. All ranks learn it, and whether all can use NCCL.
 static int share_id(comm_nccl *m, zero_bootstrap *boot, int broken, ncclUniqueId *id) {
-    struct card {
-        int broken;
-        ncclUniqueId id;
-    } mine = { .broken = broken }, *all = calloc((size_t)m->base.size, sizeof *all);
-    if (!all) return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "out of host memory");
+    struct card mine = { .rank = m->base.rank, .broken = broken }, first;
     ncclResult_t made = ncclSuccess;
     if (!broken && m->base.rank == 0) made = m->context->lib.GetUniqueId(&mine.id);
     if (made != ncclSuccess) mine.broken = 1;
-    int e = zero_bootstrap_allgather(boot, &mine, sizeof mine, all);
+    int e = zero_bootstrap_choose(boot, &mine, sizeof mine, first_broken, &first);
     if (e && !broken) zero_comm_fail(&m->base, e, "%s", zero_bootstrap_error(boot));
     if (!e && made != ncclSuccess)
         e = zero_comm_fail(&m->base, ZERO_ERR_COMM,
                            "ncclGetUniqueId failed: \"%s\"; run with NCCL_DEBUG=INFO for NCCL's own messages, or use "
                            "the mpi transport",
                            m->context->lib.GetErrorString(made));
-    for (int r = 0; r < m->base.size && !e && !broken; r++)
-        if (all[r].broken)
-            e = zero_comm_fail(&m->base, ZERO_ERR_COMM,
-                               "rank %d cannot use NCCL, and reports why; use the mpi transport", r);
-    *id = all[0].id;
-    free(all);
+    if (!e && !broken && first.broken)
+        e = zero_comm_fail(&m->base, ZERO_ERR_COMM, "rank %d cannot use NCCL, and reports why; use the mpi transport",
+                           first.rank);
+    *id = first.id;
     return e;
 }
 
