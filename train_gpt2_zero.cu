@@ -37,6 +37,7 @@
 #include <functional>
 #include <vector>
 
+#include "gpt2/activation_offload.h"
 #include "gpt2/attention.cuh"
 #include "gpt2/classifier.cuh"
 #include "gpt2/encoder.cuh"
@@ -67,7 +68,7 @@ typedef struct GPT2Units {
 // The activations, in one allocation. X: floatX, or the type of another build whose size is wanted. Arrays with a layer
 // index are strided for the largest R.
 template <class X> struct ActivationsOf {
-    X *residual;              // [L + 1, R, C]: the input of each layer, and the output of the last
+    X *residual;              // [L + 1, R, C]: the input of each layer, and the output of the last; two if offloaded
     X *normed;                // [2 L + 1, R, C]: outputs of ln1 and ln2 of each layer, and of lnf; one if recomputed
     X *qkv, *atty;            // [L, R, 3C], [L, R, C]
     X *attended;              // [L, R, C]: residual stream after the attention
@@ -107,7 +108,8 @@ typedef struct GPT2 {
     size_t embedding_offset[GPT2_EMBEDDING_TENSORS];  // of the tensors in unit 0, in elements
     size_t layer_offset[GPT2_LAYER_TENSORS];          // of the tensors in a layer's unit
     Activations acts;
-    void *arena;  // the memory of acts
+    ActivationOffload *offload;  // of acts.residual; NULL: it stays on the device
+    void *arena;                 // the memory of acts
     size_t arena_bytes;
     floatX *logits;      // [head_rows, Vp], device; after a forward with train, gradients
     float *host_losses;  // [R], pinned
@@ -136,9 +138,9 @@ size_t gpt2_head_rows(size_t asked, size_t B, size_t T) {
 // Lays out what a micro-batch keeps from its forward to its backward if there are several at a time: the input of each
 // layer. Returns the bytes.
 template <class X>
-static size_t place_stream(ActivationsOf<X> *a, const GPT2Config *c, size_t R, int by_layer, void *arena) {
+static size_t place_stream(ActivationsOf<X> *a, const GPT2Config *c, size_t R, int by_layer, int offload, void *arena) {
     size_t used = 0;
-    take(&a->residual, (c->num_layers + 1) * R * c->channels, arena, &used);
+    take(&a->residual, (offload ? size_t{ ACTIVATION_SLOTS } : c->num_layers + 1) * R * c->channels, arena, &used);
     take(&a->losses, R, arena, &used);
     take(&a->dresidual, R * c->channels, arena, &used);
     take(&a->inputs, R, arena, &used);
@@ -175,24 +177,25 @@ static size_t place_activations(ActivationsOf<X> *a, const GPT2Config *c, size_t
 }
 
 // Bytes that gpt2_create accounts under ZERO_MEM_ACTIVATIONS, in a build of this precision: streams is 0, or the
-// micro-batches of a step that pass through each layer in turn, each of which adds gpt2_stream_bytes.
+// micro-batches of a step that pass through each layer in turn. offload: the inputs of layers are in host memory.
 template <class X>
-static size_t activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                               size_t streams) {
+static size_t activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows, size_t streams,
+                               int offload) {
     ActivationsOf<X> a;
     const size_t rows = gpt2_head_rows(head_rows, B, T), layers = streams ? 1 : c->num_layers;
     return place_activations(&a, c, B, T, recompute, rows, layers, NULL) +
-           (streams ? streams : 1) * place_stream(&a, c, B * T, streams > 0, NULL);
+           (streams ? streams : 1) * place_stream(&a, c, B * T, streams > 0, offload, NULL);
 }
 
 size_t gpt2_activation_bytes(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                             enum zero_dtype precision = FLOATX, size_t streams = 0) {
-    return precision == ZERO_BF16 ? activation_bytes<bf16>(c, B, T, recompute, head_rows, streams)
-                                  : activation_bytes<float>(c, B, T, recompute, head_rows, streams);
+                             enum zero_dtype precision = FLOATX, size_t streams = 0, int offload = 0) {
+    return precision == ZERO_BF16 ? activation_bytes<bf16>(c, B, T, recompute, head_rows, streams, offload)
+                                  : activation_bytes<float>(c, B, T, recompute, head_rows, streams, offload);
 }
 
 // Frees what gpt2_create allocated. A GPT2 that is all zeros, or whose gpt2_create failed, is fine.
 void gpt2_destroy(GPT2 *m) {
+    activation_offload_destroy(m->offload);
     if (m->arena) zero_accounting_free(m->memory, ZERO_MEM_ACTIVATIONS, m->arena, m->arena_bytes);
     for (cudaEvent_t e : m->uploaded) {
         if (e) cudaCheck(cudaEventDestroy(e));
@@ -233,21 +236,23 @@ static void *pinned(size_t bytes) {
 
 // Makes micro-batch g the one that is computed.
 void gpt2_use_stream(GPT2 *m, size_t g) {
-    const size_t R = m->max_B * m->max_T, of_one = place_stream(&m->acts, &m->config, R, m->streams > 0, NULL);
+    const size_t R = m->max_B * m->max_T;
+    const int by_layer = m->streams > 0, offload = m->offload != NULL;
+    const size_t of_one = place_stream(&m->acts, &m->config, R, by_layer, offload, NULL);
     const size_t used = place_activations(&m->acts, &m->config, m->max_B, m->max_T, m->recompute, m->head_rows,
                                           kept_layers(m), m->arena);
-    place_stream(&m->acts, &m->config, R, m->streams > 0, (char *)m->arena + used + g * of_one);
+    place_stream(&m->acts, &m->config, R, by_layer, offload, (char *)m->arena + used + g * of_one);
     m->current = g;
 }
 
 // Creates a model for up to B sequences of up to T tokens. recompute: 0 keeps all activations, 1 recomputes GELU in the
 // backward, 2 layernorms too, with the same bits. (On a GPU with gelu_fusion the bits differ: its forward takes the
 // GELU of a sum that is not yet rounded.) head_rows: see gpt2_head_rows. units and mesh are copied; memory must outlive
-// the model. All work is queued on stream. streams: see gpt2_activation_bytes. Returns 0; or ZERO_ERR_MEMORY or -1,
-// with a message in err (m is then all zeros). Not collective.
+// the model. All work is queued on stream. streams, offload: see gpt2_activation_bytes. Returns 0; or ZERO_ERR_MEMORY
+// or -1, with a message in err (m is then all zeros). Not collective.
 int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
                 const GPT2Units *units, const zero_mesh *mesh, zero_accounting *memory, cudaStream_t stream, char *err,
-                size_t err_bytes, size_t streams = 0) {
+                size_t err_bytes, size_t streams = 0, int offload = 0) {
     const size_t R = B * T;
     memset(m, 0, sizeof *m);
     if (gpt2_config_check(c, err, err_bytes)) return -1;
@@ -275,19 +280,21 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
         gpt2_destroy(m);
         return -1;
     }
-    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows, FLOATX, streams);
+    m->arena_bytes = gpt2_activation_bytes(c, B, T, recompute, head_rows, FLOATX, streams, offload);
     m->arena = zero_accounting_alloc(memory, ZERO_MEM_ACTIVATIONS, m->arena_bytes);
     m->host_losses = (float *)pinned(R * sizeof(float));
     m->host_tokens = (int *)pinned(STAGED_BATCHES * (5 * R + 1) * sizeof(int));
     m->host_counts = (int *)malloc((c->vocab_size + 1) * sizeof(int));
     m->distinct = (size_t *)calloc(streams + 1, sizeof *m->distinct);
     for (cudaEvent_t &e : m->uploaded) cudaCheck(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    if (!m->arena || !m->host_losses || !m->host_tokens || !m->host_counts || !m->distinct) {
+    if (offload) m->offload = activation_offload_create(c, B, T, sizeof(floatX), streams, memory, stream);
+    const int all = m->arena && m->host_losses && m->host_tokens && m->host_counts && m->distinct;
+    if (!all || (offload && !m->offload)) {
         const size_t bytes = m->arena_bytes;
         char refusal[ZERO_REFUSAL_BYTES];
         gpt2_destroy(m);
-        (void)FAIL("no memory for %zu bytes of activations%s: use a smaller -b, -t or --head-rows, or -r 2", bytes,
-                   zero_accounting_refusal(memory, bytes, refusal));
+        (void)FAIL("no memory for %zu bytes of activations%s%s: use a smaller -b, -t or --head-rows, or -r 2", bytes,
+                   all ? ", or the same pinned in host memory" : "", zero_accounting_refusal(memory, bytes, refusal));
         return ZERO_ERR_MEMORY;
     }
     gpt2_use_stream(m, 0);
@@ -304,11 +311,17 @@ typedef struct LayerActivations {
     float *ln1_mean, *ln1_rstd, *lse, *ln2_mean, *ln2_rstd;
 } LayerActivations;
 
+// The residual stream at the input of layer l; l = L: at the output of the last.
+static floatX *residual_stream(const GPT2 *m, size_t l) {
+    return m->acts.residual + (m->offload ? l % ACTIVATION_SLOTS : l) * m->max_B * m->max_T * m->config.channels;
+}
+
 static LayerActivations layer_activations(const GPT2 *m, size_t l) {
     const size_t R = m->max_B * m->max_T, RC = R * m->config.channels;
     const Activations *a = &m->acts;
     LayerActivations x;
-    x.residual = a->residual + l * RC;
+    x.residual = residual_stream(m, l);
+    x.out = residual_stream(m, l + 1);
     if (m->streams) l = 0;
     x.ln1 = a->normed + (m->recompute < 2 ? 2 * l * RC : 0);
     x.ln1_mean = a->mean + 2 * l * R;
@@ -322,7 +335,6 @@ static LayerActivations layer_activations(const GPT2 *m, size_t l) {
     x.ln2_rstd = x.ln1_rstd + R;
     x.fch = a->fch + l * 4 * RC;
     x.fch_gelu = a->fch_gelu + (m->recompute < 1 ? l * 4 * RC : 0);
-    x.out = x.residual + RC;
     return x;
 }
 
@@ -336,7 +348,18 @@ static FinalActivations final_activations(const GPT2 *m) {
     const size_t R = m->max_B * m->max_T, RC = R * m->config.channels, L = kept_layers(m);
     const Activations *a = &m->acts;
     floatX *out = a->normed + (m->recompute < 2 ? 2 * L * RC : 0);
-    return FinalActivations{ a->residual + m->config.num_layers * RC, out, a->mean + 2 * L * R, a->rstd + 2 * L * R };
+    return FinalActivations{ residual_stream(m, m->config.num_layers), out, a->mean + 2 * L * R, a->rstd + 2 * L * R };
+}
+
+// --offload-activations (gpt2/activation_offload.h). Queues the copy of layer l's complete input to the host.
+static void offload_input(GPT2 *m, size_t l) {
+    cudaCheck(activation_offload_out(m->offload, m->current, l, residual_stream(m, l), m->B * m->T, profile));
+}
+
+// Queues the copy back of the input of the layer below l, which the backward uses next, once its slot is not in use.
+static void read_ahead(GPT2 *m, size_t l) {
+    if (l == 0) return;
+    cudaCheck(activation_offload_in(m->offload, m->current, l - 1, residual_stream(m, l - 1), m->B * m->T, profile));
 }
 
 static floatX *acquire_params(GPT2 *m, size_t unit) { return (floatX *)m->units.acquire_params(m->units.ctx, unit); }
@@ -363,27 +386,14 @@ static void upload_tokens(const GPT2 *m, int *to, const int *tokens, int *stagin
     upload(m, to, staging, m->B * m->T);
 }
 
-// Sorts the rows by token (counting sort), so that each row of dwte has one writer in the encoder's backward.
 static void upload_token_rows(GPT2 *m, const int *inputs, int *staging) {
-    const size_t V = m->config.vocab_size;
-    const int R = (int)(m->B * m->T);
-    int *token = staging + 2 * R, *position = token + R, *start = position + R, *place = m->host_counts;
-    memset(place, 0, (V + 1) * sizeof(int));
-    for (int r = 0; r < R; r++) place[inputs[r] + 1]++;
-    size_t distinct = 0;
-    for (size_t v = 0; v < V; v++) {
-        if (place[v + 1]) {
-            token[distinct] = (int)v;
-            start[distinct++] = place[v];
-        }
-        place[v + 1] += place[v];
-    }
-    start[distinct] = R;
+    const size_t R = m->B * m->T;
+    const TokenRows rows = { staging + 2 * R, staging + 4 * R, staging + 3 * R };
+    const size_t distinct = sort_token_rows(&rows, inputs, R, m->config.vocab_size, m->host_counts);
     m->distinct[m->current] = distinct;
-    for (int r = 0; r < R; r++) position[place[inputs[r]]++] = r;
-    upload(m, m->acts.rows.token, token, distinct);
-    upload(m, m->acts.rows.start, start, distinct + 1);
-    upload(m, m->acts.rows.position, position, R);
+    upload(m, m->acts.rows.token, rows.token, distinct);
+    upload(m, m->acts.rows.start, rows.start, distinct + 1);
+    upload(m, m->acts.rows.position, rows.position, R);
 }
 
 // With tensor parallelism, the bias of a row-parallel product is added by one rank only, before the sum over ranks.
@@ -410,6 +420,7 @@ static void layer_forward(GPT2 *m, size_t l, const floatX *p) {
                         s);
     linear_forward(branch, x.fch_gelu, p + offset[FCPROJW], bias_once(m, p + offset[FCPROJB]), R, 4 * C, C, s);
     zeroCheck(zero_tp_reduce(&m->mesh, branch, FLOATX, R * C, s));
+    cudaCheck(activation_offload_wait(m->offload, m->current, l + 1));  // what was in its slot has been copied
     residual(x.out, x.attended, branch, R * C, s);
 }
 
@@ -478,6 +489,7 @@ void gpt2_forward(GPT2 *m, const int *inputs, const int *targets, size_t B, size
     zeroCheck(zero_pp_recv(&m->mesh, layer_activations(m, m->first_layer).residual, FLOATX, R * C, s));
     for (size_t l = m->first_layer; l < m->last_layer; l++) {
         zero_nvtx_push("forward", 1 + l);
+        if (train) offload_input(m, l);
         layer_forward(m, l, acquire_params(m, 1 + l));
         release_params(m, 1 + l);
         zero_nvtx_pop();
@@ -536,6 +548,7 @@ static void layer_backward(GPT2 *m, size_t l, const floatX *p, floatX *g) {
     linear_backward(dnarrow, g + offset[ATTPROJW], g + offset[ATTPROJB], a->partial, dresidual, x.atty,
                     p + offset[ATTPROJW], R, C, C, s);
     attention_backward(dwide, a->attention_scratch, dnarrow, x.atty, x.qkv, x.lse, B, T, C, NH, s);
+    cudaCheck(activation_offload_wait(m->offload, m->current, l));
     if (m->recompute >= 2)
         layernorm_forward(x.ln1, x.ln1_mean, x.ln1_rstd, x.residual, p + offset[LN1W], p + offset[LN1B], R, C, s);
     linear_backward(dnarrow, g + offset[QKVW], g + offset[QKVB], a->partial, dwide, x.ln1, p + offset[QKVW], R, C,
@@ -582,6 +595,7 @@ void gpt2_backward(GPT2 *m) {
     zeroCheck(zero_pp_recv(&m->mesh, a->dresidual, FLOATX, R * C, s));
     for (size_t l = m->last_layer; l-- > m->first_layer;) {
         zero_nvtx_push("backward", 1 + l);
+        read_ahead(m, l);
         const floatX *p = acquire_params(m, 1 + l);
         layer_backward(m, l, p, acquire_grads(m, 1 + l));
         release_grads(m, 1 + l);
@@ -620,6 +634,7 @@ void gpt2_forward_by_layer(GPT2 *m) {
         p = acquire_params(m, 1 + l);
         for (size_t g = 0; g < m->streams; g++) {
             gpt2_use_stream(m, g);
+            offload_input(m, l);
             layer_forward(m, l, p);
         }
         release_params(m, 1 + l);
@@ -644,7 +659,9 @@ void gpt2_backward_by_layer(GPT2 *m) {
         p = acquire_params(m, 1 + l);
         for (size_t g = 0; g < m->streams; g++) {
             gpt2_use_stream(m, g);
+            cudaCheck(activation_offload_wait(m->offload, m->current, l));
             layer_forward(m, l, p);
+            read_ahead(m, l);
             layer_backward(m, l, p, acquire_grads(m, 1 + l));
             release_grads(m, 1 + l);
         }
@@ -775,12 +792,13 @@ static void create_model(Run *r, GPT2 *model) {
     units.release_grads = unit_grads_done;
     const int status = gpt2_create(model, &r->config, r->B, r->T, (int)o->recompute, (size_t)o->head_rows, &units,
                                    &r->mesh, &r->memory, r->stream, err, sizeof err,
-                                   o->settings.order == ZERO_ORDER_LAYER ? r->G : 0);
+                                   o->settings.order == ZERO_ORDER_LAYER ? r->G : 0, (int)o->offload_activations);
     if (status == ZERO_ERR_MEMORY) die_of_memory(r, err);
     if (status != 0) die("-b %zu -t %zu: %s", r->B, r->T, err);
     model->gelu_fusion = (int)o->gelu_fusion;
     matmul_set_tf32((int)o->tf32);
     r->model = model;
+    r->activations = model->offload;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -989,6 +1007,7 @@ static void forward_backward_by_layer(Run *r, size_t step) {
 // Computes the gradients of G micro-batches, and queues the copies of their losses to the host.
 static void forward_backward(Run *r, size_t step) {
     must(r, zero_begin_step(r->z), "beginning of a step");
+    if (r->activations) r->activations->out = r->activations->in = 0;
     if (r->model->streams) {
         forward_backward_by_layer(r, step);
         return;
@@ -1217,12 +1236,15 @@ static Kernels describe_kernels(const Run *r) {
     k.attention_scratch = dtype == ZERO_BF16 ? attention_scratch<bf16>(r->B, r->T, NH)
                                              : attention_scratch<float>(r->B, r->T, NH);
     const size_t head_rows = (size_t)r->options.head_rows;
-    k.activation_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype);
+    const int recompute = (int)r->options.recompute, offload = (int)r->options.offload_activations;
     k.activation_bytes_of = gpt2_activation_bytes;
-    const size_t one = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype, 1);
-    k.stream_bytes = gpt2_activation_bytes(&r->config, r->B, r->T, (int)r->options.recompute, head_rows, dtype, 2) -
-                     one;
-    k.layer_bytes = one - k.stream_bytes;
+    size_t bytes[3];  // with so many streams
+    for (size_t i = 0; i < 3; i++)
+        bytes[i] = gpt2_activation_bytes(&r->config, r->B, r->T, recompute, head_rows, dtype, i, offload);
+    k.activation_bytes = bytes[0];
+    k.stream_bytes = bytes[2] - bytes[1];
+    k.layer_bytes = bytes[1] - k.stream_bytes;
+    if (offload) k.offloaded_bytes = activation_offload_bytes(&r->config, r->B, r->T, zero_dtype_bytes(dtype), 1);
     k.head_chunks = ceil_div(rows, gpt2_head_rows(head_rows, r->B, r->T));
     k.sum_chunks = ceil_div(rows, chunk_rows(rows));
     return k;

@@ -7,9 +7,9 @@
 
 const char *zero_memory_category_name(enum zero_memory_category c) {
     static const char *const names[ZERO_MEM_CATEGORIES] = {
-        "parameters",        "gradients",         "gradient shards",    "master weights",
-        "optimizer state 1", "optimizer state 2", "average of weights", "unit buffers",
-        "activations",       "transport",         "offload, host",      "offload, disk"
+        "parameters",        "gradients",          "gradient shards",  "master weights", "optimizer state 1",
+        "optimizer state 2", "average of weights", "unit buffers",     "activations",    "transport",
+        "offload, host",     "offload, disk",      "activations, host"
     };
     return names[c];
 }
@@ -18,7 +18,7 @@ int zero_memory_on_device(enum zero_memory_category c) {
 #ifdef CUDA_ON_CPU
     return c != ZERO_MEM_DISK;
 #else
-    return c != ZERO_MEM_DISK && c != ZERO_MEM_HOST;
+    return c != ZERO_MEM_DISK && c != ZERO_MEM_HOST && c != ZERO_MEM_CALLER_HOST;
 #endif
 }
 

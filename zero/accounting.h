@@ -23,6 +23,7 @@ enum zero_memory_category {
     ZERO_MEM_TRANSPORT,     // scratch and tables of the transport and the engine
     ZERO_MEM_HOST,          // host memory: optimizer state that is offloaded there, or buffers for that on a disk
     ZERO_MEM_DISK,          // a file: optimizer state that is offloaded there
+    ZERO_MEM_CALLER_HOST,   // the caller's, in host memory: activations
     ZERO_MEM_CATEGORIES
 };
 

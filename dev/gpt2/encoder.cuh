@@ -26,6 +26,24 @@ typedef struct TokenRows {
     int *token, *start, *position;  // [R], [R + 1], [R]
 } TokenRows;
 
+// Sorts the rows of inputs by token (counting sort), on the host, so that each row of dwte has one writer. place: V + 1
+// elements for its own use. Returns how many distinct tokens there are.
+static inline size_t sort_token_rows(const TokenRows *rows, const int *inputs, size_t R, size_t V, int *place) {
+    memset(place, 0, (V + 1) * sizeof(int));
+    for (size_t r = 0; r < R; r++) place[inputs[r] + 1]++;
+    size_t distinct = 0;
+    for (size_t v = 0; v < V; v++) {
+        if (place[v + 1]) {
+            rows->token[distinct] = (int)v;
+            rows->start[distinct++] = place[v];
+        }
+        place[v + 1] += place[v];
+    }
+    rows->start[distinct] = (int)R;
+    for (size_t r = 0; r < R; r++) rows->position[place[inputs[r]]++] = (int)r;
+    return distinct;
+}
+
 #define TOKEN_THREADS 256
 constexpr int TOKEN_COLUMNS = WARP * PACK;  // of a warp
 constexpr int TOKEN_ROWS = 4;               // that a warp has on their way at a time

@@ -111,6 +111,10 @@ if [ -z "$suffix" ]; then
         run 0 300 "trainer, emulated GPU, stage $stage: a missing event is noticed" \
             dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero $stage
     done
+    run 0 600 "copies of activations, emulated GPU: a missing event is noticed" \
+        dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero activations
+    run 0 600 "activations in host memory, emulated GPU" dev/test/cli/test_activation_offload.sh $fp32/train_gpt2_zero \
+        $asan/train_gpt2_zero build/emulated-bf16/train_gpt2_zero
     in_any_order bf16
     for ranks in 1 2 4; do
         run $ranks 180 "sharded = unsharded bf16, $ranks ranks" $bf16/test_gpt2_zero

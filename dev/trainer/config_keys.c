@@ -183,6 +183,10 @@ static int deepspeed_mics(Mapping *m, const ConfigValue *v) {
     return set(m, "shard-group", "zero_optimization.mics_shard_size", v, strcmp(v->text, "-1") == 0 ? "0" : v->text);
 }
 
+static int deepspeed_cpu_checkpointing(Mapping *m, const ConfigValue *v) {
+    return set(m, "offload-activations", v->path, v, strcmp(v->text, "true") == 0 ? "cpu" : "none");
+}
+
 #define NO_OFFLOAD     "there is no offload by file: use \"none\" (the flag --offload moves optimizer state)"
 #define NO_OLD_OFFLOAD "there is no offload by file: use false (the flag --offload moves optimizer state)"
 #define PARAMS         "optimizer.params."
@@ -231,6 +235,7 @@ static const Key DEEPSPEED[] = {
     { ZERO_OPT "cpu_offload", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
     { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
     { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
+    { "activation_checkpointing.cpu_checkpointing", CONFIG_BOOL, READ, .read = deepspeed_cpu_checkpointing },
     { "optimizer.type", CONFIG_TEXT, READ, .read = deepspeed_optimizer },
     { PARAMS "lr", CONFIG_NUMBER, SET, "l", "0.001" },
     { PARAMS "betas", CONFIG_LIST, READ },

@@ -1,15 +1,16 @@
 // The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, orders
 // of micro-batches, offloading the optimizer's state, sizes of a micro-batch by which the tokens of a step can be
-// divided, rows of the head, recomputation. All but the last two take a plan (planner.c); these change the activations
-// alone, whose bytes are a number.
+// divided, offloading activations, rows of the head, recomputation. All but the last three take a plan (planner.c);
+// these change the activations alone, whose bytes are a number.
 //
 // Of those that fit, all that take at most FIT_ALIKE times the least are alike: the step simulator is not more exact
 // than that, and does not count what is recomputed. The first of these that differs says which of two that are alike is
-// better: larger chunks of the head; less to recompute; nothing that is offloaded, or to memory before a disk; a lower
-// stage; larger shard groups; step by step; a larger micro-batch.
+// better: larger chunks of the head; less to recompute; activations on the device; nothing else that is offloaded, or
+// to memory before a disk; a lower stage; larger shard groups; step by step; a larger micro-batch.
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpt2/activation_offload.h"
 #include "gpt2/tensors.h"
 #include "trainer/fit.h"
 #include "trainer/json.h"
@@ -70,6 +71,7 @@ static Choices head_rows(const FitInput *in, size_t B) {
 static int is_better(const Fit *a, const Fit *b) {
     if (a->head_rows != b->head_rows) return a->head_rows == 0 || (b->head_rows > 0 && a->head_rows > b->head_rows);
     if (a->recompute != b->recompute) return a->recompute < b->recompute;
+    if (a->offload_activations != b->offload_activations) return !a->offload_activations;
     if (a->offload != b->offload) return a->offload < b->offload;
     if (a->stage != b->stage) return a->stage < b->stage;
     if (a->shard_group != b->shard_group)
@@ -102,17 +104,23 @@ static int keep(Search *s, const Fit *f) {
     return 0;
 }
 
-// Keeps the best recomputation and rows of the head that fit. f: with the other flags; states: the most bytes of any
-// rank, without activations. Returns 0, or -1: out of memory.
-static int try_activations(Search *s, Fit f, uint64_t states, size_t streams) {
+// Ranks of a host.
+static size_t sharers(const FitInput *in) {
+    const size_t host = in->plan.ranks_per_host;
+    return host > 0 && host < in->plan.ranks ? host : in->plan.ranks;
+}
+
+// Keeps the best recomputation and rows of the head that fit. f: with the other flags; bytes: the most of any rank, but
+// for activations on the device. Returns 0, or -1: out of memory.
+static int try_rows(Search *s, Fit f, uint64_t bytes, size_t streams) {
     const FitInput *in = s->in;
     const Choices rows = head_rows(in, f.B);
-    const int all = (in->searched & FIT_RECOMPUTE) != 0, last = all ? 2 : in->plan.recompute;
+    const int all = (in->searched & FIT_RECOMPUTE) != 0, first = all ? f.offload_activations : in->plan.recompute;
     for (size_t i = 0; i < rows.n; i++) {
-        for (f.recompute = all ? 0 : last; f.recompute <= last; f.recompute++) {
+        for (f.recompute = first; f.recompute <= (all ? 2 : first); f.recompute++) {
             f.head_rows = rows.value[i];
-            f.bytes = states + in->activation_bytes(&in->config, f.B, in->plan.T, f.recompute, f.head_rows,
-                                                    in->plan.settings.dtype, streams);
+            f.bytes = bytes + in->activation_bytes(&in->config, f.B, in->plan.T, f.recompute, f.head_rows,
+                                                   in->plan.settings.dtype, streams, f.offload_activations);
             const int fits = (double)f.bytes <= in->plan.device_bytes;
             if ((fits || s->exhaustive) && keep(s, &f) != 0) return -1;
             if (fits) return 0;
@@ -121,12 +129,35 @@ static int try_activations(Search *s, Fit f, uint64_t states, size_t streams) {
     return 0;
 }
 
+// Whether activations are to be offloaded in a way to run that has recompute's value or may choose it, and where the
+// hosts have so many bytes left.
+static int may_offload(const FitInput *in, double bytes, double left) {
+    const int searched = (in->searched & FIT_ACTIVATIONS) != 0, keeps_all = in->plan.recompute == 0;
+    if (!(in->searched & FIT_RECOMPUTE) && keeps_all) return 0;
+    return searched ? !in->plan.host_is_device && bytes * (double)sharers(in) <= left : in->offload_activations;
+}
+
+// Tries activations on the device, and offloaded. plan: that of f; left: of a host's memory.
+static int try_activations(Search *s, Fit f, PlanInput *plan, uint64_t states, size_t streams, double left) {
+    const FitInput *in = s->in;
+    const double step = f.seconds;
+    const size_t each = activation_offload_bytes(&in->config, f.B, plan->T, zero_dtype_bytes(plan->settings.dtype), 1),
+                 host = (streams > 0 ? streams : 1) * each;
+    const int searched = (in->searched & FIT_ACTIVATIONS) != 0;
+    if ((searched || !in->offload_activations) && try_rows(s, f, states, streams) != 0) return -1;
+    if (!may_offload(in, (double)host, left)) return 0;
+    f.offload_activations = 1;
+    plan->offloaded_bytes = each;
+    f.seconds = step + plan_offloaded_seconds(plan, s->tokens / (f.B * plan->T * plan->ranks));
+    return try_rows(s, f, states + (plan->host_is_device ? host : 0), streams);
+}
+
 // Whether the hosts have what is offloaded.
 static int is_there(const FitInput *in, const PlanStage *p) {
-    const size_t host = in->plan.ranks_per_host, ranks = host > 0 && host < in->plan.ranks ? host : in->plan.ranks;
     if (!(in->searched & FIT_OFFLOAD)) return 1;
-    if (p->disk_total > 0) return (double)(p->disk_total * ranks) <= in->plan.disk_bytes;  // its buffers are small
-    return (double)(p->host_total * ranks) <= in->plan.host_bytes;
+    if (p->disk_total > 0)
+        return (double)(p->disk_total * sharers(in)) <= in->plan.disk_bytes;  // its buffers are small
+    return (double)(p->host_total * sharers(in)) <= in->plan.host_bytes;
 }
 
 // Tries one way to run: f, without recomputation and rows of the head. Returns 0, or -1 and a message.
@@ -140,10 +171,10 @@ static int try_plan(Search *s, Fit f, size_t group, char *err, size_t err_bytes)
     plan.settings.order = f.order;
     plan.settings.offload = f.offload;
     plan.B = f.B;
-    plan.activation_bytes = plan.layer_bytes = plan.stream_bytes = 0;
+    plan.activation_bytes = plan.layer_bytes = plan.stream_bytes = plan.offloaded_bytes = 0;
     if ((group < plan.ranks && f.stage == 0) || (f.order == ZERO_ORDER_RANK && f.stage >= 2)) return 0;  // impossible
     const size_t least = in->activation_bytes(&in->config, f.B, plan.T, 2, plan.T, plan.settings.dtype,
-                                              f.order == ZERO_ORDER_LAYER);
+                                              f.order == ZERO_ORDER_LAYER, 1);
     if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
     if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
     if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
@@ -151,7 +182,8 @@ static int try_plan(Search *s, Fit f, size_t group, char *err, size_t err_bytes)
     if (!is_there(in, &p) || (!s->exhaustive && (double)p.memory_total > plan.device_bytes)) return 0;
     f.seconds = p.times.step;
     const size_t streams = p.order == ZERO_ORDER_LAYER ? s->tokens / (f.B * plan.T * plan.ranks) : 0;
-    if (try_activations(s, f, plan_most_memory(&plan, &p), streams) == 0) return 0;
+    const double left = in->plan.host_bytes - (p.disk_total > 0 ? 0 : (double)(p.host_total * sharers(in)));
+    if (try_activations(s, f, &plan, plan_most_memory(&plan, &p), streams, left) == 0) return 0;
     return FAIL("the host's memory is exhausted");
 }
 
@@ -258,8 +290,8 @@ void fit_flags(const Fit *f, char *text, size_t bytes) {
                                                             : "";
     if (f->shard_group > 0) snprintf(group, sizeof group, " --shard-group %zu", f->shard_group);
     if (f->head_rows > 0) snprintf(rows, sizeof rows, " --head-rows %zu", f->head_rows);
-    snprintf(text, bytes, "-z %d%s%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, offload, f->recompute, rows,
-             f->B, f->total_tokens);
+    snprintf(text, bytes, "-z %d%s%s%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, offload,
+             f->offload_activations ? " --offload-activations cpu" : "", f->recompute, rows, f->B, f->total_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -282,16 +314,15 @@ static void print_json(FILE *out, const char *what, const char *model, const Fit
     fprintf(out, "{\"model\": ");
     json_string(out, model);
     fprintf(out,
-            ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"offload\": \"%s\", \"recompute\": "
-            "%d, \"head_rows\": "
-            "%zu, \"B\": %zu, "
+            ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"offload\": \"%s\", "
+            "\"offload_activations\": \"%s\", \"recompute\": %d, \"head_rows\": %zu, \"B\": %zu, "
             "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
             f->stage, f->shard_group,
             f->order == ZERO_ORDER_RANK    ? "rank"
             : f->order == ZERO_ORDER_LAYER ? "layer"
                                            : "step",
-            OFFLOAD[f->offload], f->recompute, f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes,
-            f->seconds);
+            OFFLOAD[f->offload], OFFLOAD[f->offload_activations], f->recompute, f->head_rows, f->B, f->total_tokens,
+            (unsigned long long)f->bytes, f->seconds);
 }
 
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {

@@ -21,9 +21,10 @@ enum {
     FIT_GROUP = 2,
     FIT_ORDER = 4,
     FIT_OFFLOAD = 8,
-    FIT_RECOMPUTE = 16,
-    FIT_HEAD_ROWS = 32,
-    FIT_BATCH = 64,
+    FIT_ACTIVATIONS = 16,  // whether they are offloaded
+    FIT_RECOMPUTE = 32,
+    FIT_HEAD_ROWS = 64,
+    FIT_BATCH = 128,
     FIT_SAME_BITS = FIT_HEAD_ROWS - 1,
     FIT_ALL = 2 * FIT_BATCH - 1
 };
@@ -31,17 +32,18 @@ enum {
 #define FIT_ALIKE 1.02  // times of steps that differ by less are alike
 
 typedef struct {
-    PlanInput plan;     // the tokens of a step stay as they are here, also where B is searched; activation_bytes is
-                        // not used
+    PlanInput plan;     // the tokens of a step stay as they are here, also where B is searched; bytes of activations
+                        // are not used
     GPT2Config config;  // of the model in plan
     size_t head_rows;
+    int offload_activations;
     size_t (*activation_bytes)(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                               enum zero_dtype precision, size_t streams);
+                               enum zero_dtype precision, size_t streams, int offload);
     unsigned searched;  // FIT_*
 } FitInput;
 
 typedef struct {
-    int stage, recompute;
+    int stage, recompute, offload_activations;
     enum zero_order order;
     enum zero_offload offload;
     size_t shard_group;  // as --shard-group; 0: all ranks are one

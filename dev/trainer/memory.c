@@ -17,6 +17,7 @@
 static void describe_fit(const Run *r, FitInput *in) {
     *in = (FitInput){ .config = r->config,
                       .head_rows = (size_t)r->options.head_rows,
+                      .offload_activations = (int)r->options.offload_activations,
                       .activation_bytes = r->kernels.activation_bytes_of };
     describe_run(r, &in->plan);
     if (in->plan.ranks_per_host == 0 && r->local_ranks > 0 && r->local_ranks < r->ranks)
@@ -60,11 +61,12 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     char flags[256], err[ERR_BYTES];
     describe_fit(r, &in);
     in.plan.device_bytes = bytes;
-    in.searched = FIT_SAME_BITS & ~(unsigned)FIT_OFFLOAD;
+    in.searched = FIT_SAME_BITS & ~(unsigned)(FIT_OFFLOAD | FIT_ACTIVATIONS);
     int found = fit_fastest(&fit, &in, err, sizeof err);
     if (found == 0) {  // whether there is a disk, the user knows
         in.searched = FIT_SAME_BITS;
         in.plan.disk_bytes = INFINITY;
+        in.plan.host_bytes = (double)zero_host_memory_available("");
         found = fit_fastest(&fit, &in, err, sizeof err);
     }
     if (found == 0) {
@@ -125,8 +127,13 @@ int print_fit(const Run *r) {
     static const struct {
         unsigned searched;
         const char *flag;
-    } FLAGS[] = { { FIT_STAGE, "z" },         { FIT_GROUP, "shard-group" }, { FIT_ORDER, "micro-batch-order" },
-                  { FIT_OFFLOAD, "offload" }, { FIT_RECOMPUTE, "r" },       { FIT_HEAD_ROWS, "head-rows" },
+    } FLAGS[] = { { FIT_STAGE, "z" },
+                  { FIT_GROUP, "shard-group" },
+                  { FIT_ORDER, "micro-batch-order" },
+                  { FIT_OFFLOAD, "offload" },
+                  { FIT_ACTIVATIONS, "offload-activations" },
+                  { FIT_RECOMPUTE, "r" },
+                  { FIT_HEAD_ROWS, "head-rows" },
                   { FIT_BATCH, "b" } };
     FitInput in;
     char err[ERR_BYTES];

@@ -130,6 +130,8 @@ static const Flag FLAGS[] = {
       .help = "rank (-z 0, 1): send the fp32 sum of a rank's micro-batches once a step; layer: and gather -z 3 twice" },
     { "r", "recompute", KEEPS, INTEGER, AT(recompute), "0|1|2", "1", 0, 2,
       .help = "recompute in backward: 1 GELU, 2 and layernorm" },
+    { "offload-activations", "offload-activations", KEEPS, CHOICE, AT(offload_activations), "none|cpu", "none", 0, 0,
+      .help = "-r 1, 2: cpu: the residual stream between layers waits in the host's memory for the backward" },
     { "head-rows", "head-rows", DECIDES, INTEGER, AT(head_rows), "ROWS", "0", 0, 1 << 30,
       .help = "tokens whose logits are computed at a time, at least T: less memory; 0: 8192 or T" },
     { "memory-limit", "memory-limit", KEEPS, SIZE, AT(memory_limit), "BYTES", "0", 0, MANY,

@@ -51,8 +51,8 @@ typedef struct {
     int64_t nonfinite_limit, val_every, val_batches, sample_every, sample_tokens, hellaswag, overfit, generate, top_k;
     double temperature;
     const char *prompt, *tokenizer;
-    int64_t force, tf32, gelu_fusion, recompute, head_rows, shuffle, hash, profile, transport, nccl_register, one_level,
-        tp, pp, gpu_info_every;
+    int64_t force, tf32, gelu_fusion, recompute, offload_activations, head_rows, shuffle, hash, profile, transport,
+        nccl_register, one_level, tp, pp, gpu_info_every;
     double timeout;
     int64_t init_method, processes, rank, gpus_per_node;
     const char *server_ip, *shared_dir;

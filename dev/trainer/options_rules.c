@@ -89,7 +89,7 @@ static int check_generate(Options *o, char *err, size_t err_bytes) {
     if (given[0] != '\0') return FAIL("--generate 1: trains, validates and writes nothing: leave out%s", given);
     if (o->model == NULL) return FAIL("--generate 1: needs a model: add -e, as -e DIR/model_00001000.bin");
     o->output_dir = NULL;  // a configuration file may have one
-    o->max_steps = o->val_every = 0;
+    o->max_steps = o->val_every = o->offload_activations = 0;
     o->sample_every = 1;
     return 0;
 }
@@ -107,6 +107,15 @@ static int check_order(const Options *o, char *err, size_t err_bytes) {
     return 0;
 }
 
+// Is the device's memory the host's?
+static int one_memory(const OptionsBuild *build) {
+#ifdef CUDA_ON_CPU_EMULATED
+    return 0 && build->cpu;
+#else
+    return build->cpu;
+#endif
+}
+
 static int check_offload(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     static const char NVME[] = "nvme:";
     zero_settings *s = &o->settings;
@@ -120,14 +129,22 @@ static int check_offload(Options *o, const OptionsBuild *build, char *err, size_
                     o->offload);
     if (s->offload == ZERO_OFFLOAD_NONE && options_given(o, "offload-fraction"))
         options_note(o, "--offload-fraction: not used, for there is no --offload\n");
-#ifdef CUDA_ON_CPU_EMULATED
-    const int one_memory = 0 && build->cpu;
-#else
-    const int one_memory = build->cpu;
-#endif
-    if (one_memory && o->plan == OPTION_PLAN_OFF && s->offload == ZERO_OFFLOAD_CPU) {
+    if (one_memory(build) && o->plan == OPTION_PLAN_OFF && s->offload == ZERO_OFFLOAD_CPU) {
         options_note(o, "--offload cpu: the host's memory is this device's: nothing is offloaded\n");
         s->offload = ZERO_OFFLOAD_NONE;
+    }
+    return 0;
+}
+
+// A run that recomputes nothing keeps all activations, of which the inputs of layers are a small part.
+static int check_offload_activations(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
+    if (!o->offload_activations) return 0;
+    if (o->recompute == 0)
+        return FAIL("--offload-activations cpu: -r 0 keeps all activations on the device: use -r 1 or 2, or leave it "
+                    "out");
+    if (one_memory(build) && o->plan == OPTION_PLAN_OFF) {
+        options_note(o, "--offload-activations cpu: the host's memory is this device's: nothing is offloaded\n");
+        o->offload_activations = 0;
     }
     return 0;
 }
@@ -220,8 +237,8 @@ static int check_schedule(const Options *o, char *err, size_t err_bytes) {
 int options_check(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
     if (check_build(o, build, err, err_bytes) != 0 || check_plan(o, err, err_bytes) != 0 ||
         check_init(o, err, err_bytes) != 0 || check_offload(o, build, err, err_bytes) != 0 ||
-        check_parallel(o, err, err_bytes) != 0 || check_data(o, err, err_bytes) != 0 ||
-        check_schedule(o, err, err_bytes) != 0)
+        check_offload_activations(o, build, err, err_bytes) != 0 || check_parallel(o, err, err_bytes) != 0 ||
+        check_data(o, err, err_bytes) != 0 || check_schedule(o, err, err_bytes) != 0)
         return -1;
     note_what_does_not_apply(o, build);
     return o->generate ? check_generate(o, err, err_bytes) : 0;

@@ -67,6 +67,13 @@ zero_row plan_snapshot(const zero_layout *l, size_t bytes_per_parameter) {
     return row;
 }
 
+zero_row plan_offloaded(size_t offloaded_bytes, size_t kept) {
+    zero_row row = { .kind = ZERO_MEM_CALLER_HOST, .expected = kept * offloaded_bytes };
+    row.what = zero_memory_category_name(ZERO_MEM_CALLER_HOST);
+    snprintf(row.formula, sizeof row.formula, "%zu x (layers - 1) inputs, B x T x C", kept);
+    return row;
+}
+
 // Micro-steps of each of `ranks` ranks; 0: the tokens of a step cannot be divided among them.
 static size_t micro_steps_of(const PlanInput *in, size_t ranks) {
     size_t once = in->B * in->T * ranks;
@@ -147,13 +154,14 @@ int plan_one_level(const PlanInput *in, int stage) {
 }
 
 static int is_on_device(const PlanInput *in, const zero_row *row) {
-    return row->kind != ZERO_MEM_DISK && (row->kind != ZERO_MEM_HOST || in->host_is_device);
+    const int host = row->kind == ZERO_MEM_HOST || row->kind == ZERO_MEM_CALLER_HOST;
+    return row->kind != ZERO_MEM_DISK && (!host || in->host_is_device);
 }
 
 // All rows of memory; returns their number, and the sum of those of the device in *total.
 static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero_layout *l, zero_row *rows,
                           uint64_t *total) {
-    size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 1);
+    size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 2);
     if (plan->replicas > 1) {
         const size_t ranks = plan->replicas * l->ranks, per_host = in->ranks_per_host;
         plan_add_transport(rows, n, transport_of(in, ranks, per_host > 0 && per_host < ranks ? per_host : ranks));
@@ -165,6 +173,8 @@ static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero
     snprintf(rows[n].formula, sizeof rows[n].formula, "of B x T = %zu x %zu, recompute %d", in->B, in->T,
              in->recompute);
     n++;
+    if (in->offloaded_bytes > 0)
+        rows[n++] = plan_offloaded(in->offloaded_bytes, by_layer ? plan->max_micro_batches : 1);
     *total = 0;
     for (size_t i = 0; i < n; i++) {
         if (is_on_device(in, &rows[i])) *total += rows[i].expected;
@@ -268,11 +278,10 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
         s->wire_total += s->wire[i].expected;
     }
     for (size_t i = 0; i < s->memory_rows; i++) {
-        if (s->memory[i].kind == ZERO_MEM_HOST && !is_on_device(in, &s->memory[i])) {
-            s->host_total = s->memory[i].expected;
-        }
         if (s->memory[i].kind == ZERO_MEM_DISK) {
             s->disk_total = s->memory[i].expected;
+        } else if (!is_on_device(in, &s->memory[i])) {
+            s->host_total += s->memory[i].expected;
         }
         if (s->memory[i].kind == ZERO_MEM_GRAD_SHARDS) {
             s->sums += s->memory[i].expected;

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { PLAN_STAGES = 4, PLAN_ROWS = 14, PLAN_MAX_RANKS = 1 << 20 };
+enum { PLAN_STAGES = 4, PLAN_ROWS = 16, PLAN_MAX_RANKS = 1 << 20 };
 
 typedef struct {
     const char *model;  // what the user calls it
@@ -29,6 +29,7 @@ typedef struct {
     int recompute;
     size_t activation_bytes;
     size_t layer_bytes, stream_bytes;  // in its place, layer by layer: of one layer, and of each micro-batch of a step
+    size_t offloaded_bytes;            // of activations, in host memory: of each micro-batch that is kept at a time
     double flops_per_token;            // forward and backward
     const double *order_flops;         // the same by unit of the order; NULL: in equal parts
     size_t B, T;
@@ -50,7 +51,7 @@ typedef struct {
     zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
     size_t memory_rows, wire_rows;
     uint64_t memory_total, wire_total;
-    uint64_t host_total, disk_total;  // of optimizer state that is offloaded; not in memory_total
+    uint64_t host_total, disk_total;  // what is offloaded; not in memory_total
     zero_row snapshot;                // for checkpoints, in host memory, not in memory_total
     int fits;                         // 0 also where there is no such run: stage 0 shards nothing, so it has no groups
     size_t shard_group;               // ranks of one
@@ -99,6 +100,12 @@ int plan_one_level(const PlanInput *in, int stage);
 // states of the optimizer.
 double plan_paper_bytes(int stage, enum zero_dtype dtype, size_t states, double parameters, double trained,
                         double ranks);
+
+// The row of activations in host memory, of so many micro-batches that are kept at a time.
+zero_row plan_offloaded(size_t offloaded_bytes, size_t kept);
+
+// What a step takes longer with so many micro-batches whose activations are offloaded (planner_cluster.c).
+double plan_offloaded_seconds(const PlanInput *in, size_t micro_batches);
 
 // What the trainer adds to the engine's rows. What a rank tells the others in each step (the losses of its
 // micro-batches, whether it was asked to stop, how long it computed) goes by the engine's transport, and counts in its

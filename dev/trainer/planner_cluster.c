@@ -1,12 +1,12 @@
 // Time: how long a step takes in each stage, and which stage, shard group and order of micro-batches are the fastest on
 // this cluster.
 //
-// A step is simulated (step_simulator.h), and then what is offloaded passes over the link to the host, or the disk,
-// which nothing hides. Candidates for the fastest are one shard group of all ranks, and, if there are several hosts,
-// groups of h 2^k ranks, k from below 0, h those of a host; each in all stages, and with each order of micro-batches.
-// Out of these come, for each stage, the fastest whose memory a device has. Recommended is the lowest stage, and in it
-// the largest group, step by step, unless another takes ALIKE times less: a simulation is not more exact than that, and
-// a lower stage has fewer moving parts.
+// A step is simulated (step_simulator.h), and then what is offloaded passes over the link to the host, or the disk: the
+// optimizer's state, which nothing hides, and activations, which pass while layers compute. Candidates for the fastest
+// are one shard group of all ranks, and, if there are several hosts, groups of h 2^k ranks, k from below 0, h those of
+// a host; each in all stages, and with each order of micro-batches. Out of these come, for each stage, the fastest
+// whose memory a device has. Recommended is the lowest stage, and in it the largest group, step by step, unless another
+// takes ALIKE times less: a simulation is not more exact than that, and a lower stage has fewer moving parts.
 #include <stdlib.h>
 
 #include "trainer/planner_internal.h"
@@ -24,6 +24,17 @@ static double offload_seconds(const PlanInput *in, const zero_cost *cost, const 
     for (size_t i = 0, n = zero_cost_memory(cost, l, rows, PLAN_ROWS); i < n; i++)
         if (rows[i].kind == (nvme ? ZERO_MEM_DISK : ZERO_MEM_HOST)) bytes = (double)rows[i].expected;
     return 2 * bytes / (nvme ? in->disk_bytes_per_second / (double)ranks : in->host_bytes_per_second);
+}
+
+// The forward copies them out, which has a third of the computing, and the backward copies them in.
+double plan_offloaded_seconds(const PlanInput *in, size_t micro_batches) {
+    const double computing = (double)(in->B * in->T) * in->flops_per_token / (in->peak_flops * in->efficiency);
+    const double copying = (double)in->offloaded_bytes / in->host_bytes_per_second, forward = computing / 3;
+    double seconds = 0;
+    if (in->offloaded_bytes == 0) return 0;
+    if (copying > forward) seconds += copying - forward;
+    if (copying > computing - forward) seconds += copying - (computing - forward);
+    return (double)micro_batches * seconds;
 }
 
 int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout *l, StepTimes *times) {
@@ -44,7 +55,7 @@ int plan_simulate(const PlanInput *in, const zero_cost *cost, const zero_layout 
     step.cluster.streams = zero_transport_needs_device(in->transport);
     const int e = step_simulate(&step, times);
     free(flops);
-    times->offload = offload_seconds(in, cost, l);
+    times->offload = offload_seconds(in, cost, l) + plan_offloaded_seconds(in, cost->micro_batches);
     times->step += times->offload;
     return e;
 }

@@ -155,7 +155,8 @@ static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
     print_reals(out, "computing", compute, 3);
     print_reals(out, "receiving inside the host", link, 3);
     print_reals(out, "receiving from other hosts", net, 3);
-    if (in->settings.offload != ZERO_OFFLOAD_NONE) print_reals(out, "moving offloaded state", offload, 3);
+    if (in->settings.offload != ZERO_OFFLOAD_NONE || in->offloaded_bytes > 0)
+        print_reals(out, "moving offloaded state", offload, 3);
     print_reals(out, "step, with what overlaps", step, 3);
     fprintf(out,
             "  computing: G B T x %.4g FLOPs a token / (%g TFLOP/s x %g), and the update, at %g GB/s of memory;\n"
@@ -164,6 +165,9 @@ static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
             c->link_latency * 1e6, c->net_bytes_per_second / 1e9, c->net_latency * 1e6);
     if (in->settings.offload == ZERO_OFFLOAD_CPU)
         fprintf(out, "  offloaded state: there and back, at %g GB/s of a rank\n", in->host_bytes_per_second / 1e9);
+    if (in->offloaded_bytes > 0)
+        fprintf(out, "  offloaded activations: at %g GB/s, less the forward there, the backward back\n",
+                in->host_bytes_per_second / 1e9);
     if (in->settings.offload == ZERO_OFFLOAD_NVME)
         fprintf(out, "  offloaded state: there and back, at %g GB/s of a host's disk\n",
                 in->disk_bytes_per_second / 1e9);

@@ -210,17 +210,20 @@ size_t profile_work(const ProfileRun *r, ProfileWork *work) {
         add_product(&rows, "dweight", (double)R, in, out, calls, b, 0);
     }
     add_head(&rows, r);
+    for (size_t k = 0; k < 2 && r->offloaded_bytes > 0; k++)
+        add(&rows, k ? "activations from the host" : "activations to the host", G * (L - 1), row)->host =
+            (double)G * r->offloaded_bytes;
 
     add_engine(r, &rows);
     return rows.n;
 }
 
-// NVIDIA's data sheets: memory; dense bf16 and TF32 with tensor cores, fp32 without; NVLink in one direction.
+// NVIDIA's data sheets: memory; dense bf16 and TF32 with tensor cores, fp32 without; NVLink and PCIe in one direction.
 static const ProfileDevice DEVICES[] = {
-    { "H200", 4.8e12, 989e12, 494e12, 67e12, 450e9 },
-    { "H100 80GB HBM3", 3.35e12, 989e12, 494e12, 67e12, 450e9 },
-    { "A100-SXM4-80GB", 2.039e12, 312e12, 156e12, 19.5e12, 300e9 },
-    { "A100-SXM4-40GB", 1.555e12, 312e12, 156e12, 19.5e12, 300e9 },
+    { "H200", 4.8e12, 989e12, 494e12, 67e12, 450e9, 64e9 },
+    { "H100 80GB HBM3", 3.35e12, 989e12, 494e12, 67e12, 450e9, 64e9 },
+    { "A100-SXM4-80GB", 2.039e12, 312e12, 156e12, 19.5e12, 300e9, 32e9 },
+    { "A100-SXM4-40GB", 1.555e12, 312e12, 156e12, 19.5e12, 300e9, 32e9 },
 };
 
 // Not a GH200, whose memory is another's, nor an H200 NVL, which is slower.
@@ -244,7 +247,11 @@ double profile_floor(const ProfileWork *w, const ProfileRun *run, const ProfileD
                                     : run->settings.dtype == ZERO_BF16 ? d->bf16
                                     : run->tf32                        ? d->tf32
                                                                        : d->fp32);
-    const double memory = w->bytes / d->memory, link = w->wire / d->link;
+    const double memory = w->bytes / d->memory, link = w->wire / d->link, host = w->host / d->host;
+    if (host > math && host > memory && host > link) {
+        *bound = "host";
+        return host;
+    }
     *bound = link > math && link > memory ? "link" : math > memory ? "math" : "memory";
     return link > math && link > memory ? link : math > memory ? math : memory;
 }
@@ -423,7 +430,7 @@ static int print_row(FILE *out, const Kind *k, const ProfileWork *w, const Profi
     *floors += floor;
     fprintf(out, "%-34s %9.1f %11.3f", w ? w->name : k->name, calls, ms);
     if (w)
-        fprintf(out, " %14.0f %14.0f %16.0f", w->bytes, w->wire, w->flops);
+        fprintf(out, " %14.0f %14.0f %16.0f", w->bytes, w->wire + w->host, w->flops);
     else
         fprintf(out, " %14s %14s %16s", "", "", "");
     if (floor > 0 && k)

@@ -41,6 +41,7 @@ typedef struct ProfileRun {
     size_t ranks;                      // of a shard group
     size_t replicas;                   // number of shard groups; 0 means 1
     size_t per_host;                   // two levels between hosts (zero_cost_two_levels); 0: one
+    double offloaded_bytes;            // activations that a micro-batch sends to the host, and gets back
     size_t numel;                      // parameters, with the padding of shards
     double grad_bytes, param_bytes;    // received in a step, as in zero_report_wire
 } ProfileRun;
@@ -50,6 +51,7 @@ typedef struct ProfileWork {
     char name[PROFILE_NAME_BYTES];
     double calls, bytes, flops, wire;  // bytes: to and from device memory, each array once; wire: received from other
                                        // ranks
+    double host;                       // bytes between the device and the host's memory
     int tensor_cores;                  // its products may run there
 } ProfileWork;
 
@@ -64,13 +66,13 @@ size_t profile_update_bytes(const zero_settings *settings);
 typedef struct ProfileDevice {
     const char *name;
     double memory, bf16, tf32, fp32;  // bytes/s; FLOP/s: tensor cores, dense; fp32: without them
-    double link;                      // bytes/s received from other GPUs
+    double link, host;                // bytes/s received from other GPUs; to or from the host
 } ProfileDevice;
 
 // By the name that CUDA gives it; an H200 if that is unknown (then *known is 0).
 const ProfileDevice *profile_device(const char *name, int *known);
 
-// Seconds that the work takes at least; *bound says what limits it: "memory", "math" or "link".
+// Seconds that the work takes at least; *bound says what limits it: "memory", "math", "link" or "host".
 double profile_floor(const ProfileWork *work, const ProfileRun *run, const ProfileDevice *device, const char **bound);
 
 // ---- the clock ----

@@ -253,6 +253,7 @@ void print_header(const Run *r) {
     print_row(r, "update or skip",
               options_host_decides(o) ? "decided by the host, which waits (-sl, -sg)" : "decided on the device");
     print_row(r, "recompute", "%lld", (long long)o->recompute);
+    if (r->activations != NULL) print_row(r, "inputs of layers", "in host memory, two on the device");
     if (r->kernels.head_chunks > 1) print_row(r, "head", "in %zu chunks of rows", r->kernels.head_chunks);
     if (o->gelu_fusion) print_row(r, "GELU in products", o->gelu_fusion == 1 ? "forward" : "forward and backward");
     print_row(r, "seed", "%llu", (unsigned long long)o->settings.seed);
@@ -345,6 +346,19 @@ static void report_disk(const Run *r, FILE *json) {
     if (n > 0 && r->disk[1] > 0) report(r, json, "disk", "disk per rank, step, bytes", rows, n);
 }
 
+// Of the last step.
+static void report_activations(const Run *r, FILE *json) {
+    zero_row rows[2] = { { .what = "activations, out" }, { .what = "activations, in" } };
+    if (r->activations == NULL || r->kernels.offloaded_bytes == 0) return;
+    rows[0].measured = r->activations->out;
+    rows[1].measured = r->activations->in;
+    for (size_t k = 0; k < 2; k++) {
+        rows[k].expected = r->G * r->kernels.offloaded_bytes;
+        snprintf(rows[k].formula, sizeof rows[k].formula, "G (layers - 1) inputs, B x T x C");
+    }
+    report(r, json, "host_link", "to the host, step, bytes", rows, 2);
+}
+
 void note_disk(Run *r, int begin) {
     zero_offload_info info;
     if (!zero_get_offload(r->z, &info)) return;
@@ -356,7 +370,7 @@ void note_disk(Run *r, int begin) {
 
 void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
-    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 3), bytes = 0;
+    size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 4), bytes = 0;
     if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .what = "activations" };
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
@@ -365,6 +379,10 @@ void print_reports(const Run *r) {
                            : r->kernels.activation_bytes;
     rows[n].measured = r->memory.peak[ZERO_MEM_ACTIVATIONS];
     n++;
+    if (r->kernels.offloaded_bytes > 0) {
+        rows[n] = plan_offloaded(r->kernels.offloaded_bytes, r->options.settings.order == ZERO_ORDER_LAYER ? r->G : 1);
+        rows[n++].measured = r->memory.peak[ZERO_MEM_CALLER_HOST];
+    }
     for (size_t i = 0; i < n; i++)
         if (zero_memory_on_device((enum zero_memory_category)rows[i].kind)) bytes += rows[i].expected;
     rows[n] = (zero_row){
@@ -380,6 +398,7 @@ void print_reports(const Run *r) {
     if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
     if (r->wire_rows > 0) report_hosts(r);
     report_disk(r, json);
+    if (r->wire_rows > 0) report_activations(r, json);
     char err[ERR_BYTES];
     metrics_end(r->metrics, err, sizeof err);
 #ifdef CUDA_ON_CPU  // the process's memory is also the host's
@@ -410,6 +429,7 @@ void print_profile(const Run *r) {
         .one_backward = r->kernels.attention != NULL,
         .flash = r->kernels.flash,
         .recompute = (int)o->recompute,
+        .offloaded_bytes = (double)r->kernels.offloaded_bytes,
         .gelu_fusion = (int)o->gelu_fusion,
         .tf32 = (int)o->tf32,
         .chunks = r->kernels.sum_chunks,
@@ -448,6 +468,7 @@ void describe_run(const Run *r, PlanInput *in) {
         .activation_bytes = r->kernels.activation_bytes,
         .layer_bytes = r->kernels.layer_bytes,
         .stream_bytes = r->kernels.stream_bytes,
+        .offloaded_bytes = r->kernels.offloaded_bytes,
         .flops_per_token = gpt2_training_flops(&r->config, r->T, 1),
         .B = r->B,
         .T = r->T,

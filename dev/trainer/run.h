@@ -20,6 +20,7 @@
 #include "data/dataloader.h"
 #include "data/hellaswag.h"
 #include "data/tokenizer.h"
+#include "gpt2/activation_offload.h"
 #include "gpt2/config.h"
 #include "gpt2/model_file.h"
 #include "trainer/host.h"
@@ -50,8 +51,9 @@ typedef struct {
     size_t attention_scratch;          // bytes
     size_t activation_bytes;           // predicted, of this run, one micro-batch after the other; and of others
     size_t layer_bytes, stream_bytes;  // layer by layer: of one layer, and of each micro-batch
+    size_t offloaded_bytes;            // --offload-activations: in host memory, of each micro-batch that is kept
     size_t (*activation_bytes_of)(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows,
-                                  enum zero_dtype precision, size_t streams);
+                                  enum zero_dtype precision, size_t streams, int offload);
     size_t head_chunks;  // of rows, in which the head is computed
     size_t sum_chunks;   // that the kernels cut the rows of a micro-batch into, to sum over them
 } Kernels;
@@ -89,10 +91,11 @@ typedef struct Run {
     zero_comm *replica_comm;  // the ranks of the other groups that hold the same shard; NULL without groups
     zero *z;
     struct GPT2 *model;
-    Loader *train, *val;           // val NULL: no validation; train NULL: --generate
-    uint64_t content[NUM_INPUTS];  // hashes of the model file and the data; 0: no such input
-    Tokenizer *tokenizer;          // NULL: samples are printed as numbers
-    int *prompt;                   // --prompt
+    ActivationOffload *activations;  // of the model; NULL: they stay on the device
+    Loader *train, *val;             // val NULL: no validation; train NULL: --generate
+    uint64_t content[NUM_INPUTS];    // hashes of the model file and the data; 0: no such input
+    Tokenizer *tokenizer;            // NULL: samples are printed as numbers
+    int *prompt;                     // --prompt
     size_t prompt_tokens;
     HellaSwag *hellaswag;  // NULL: it is not evaluated
 

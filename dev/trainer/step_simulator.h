@@ -66,9 +66,9 @@ typedef struct StepTimes {
     double step;                // seconds
     double compute, link, net;  // for how many of them a rank computes, its link inside the host is in use, and the
                                 // network of its host
-    double offload;             // for how many offloaded state is moved, under nothing else; the planner's
-    double received;            // bytes of a rank, without scalars
-    double between_hosts;       // bytes that a host receives from other hosts, without scalars
+    double offload;        // for how many offloaded state is moved, with activations, under nothing else; the planner's
+    double received;       // bytes of a rank, without scalars
+    double between_hosts;  // bytes that a host receives from other hosts, without scalars
 } StepTimes;
 
 // Times of a step, when steps like it go before and after. Returns 0, or -1: out of memory.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Is every event that orders the streams of a training step needed, and would its absence be seen?
 #
-#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER STAGE      1 or 3
+#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER 1|3|activations      the stage, or copies of activations
 #
 # Two ranks train on the emulated GPU over NCCL's transport, which has a stream of its own. Then they do so again for
 # each place in the program where a stream or the host waits for an event, without that wait (CUDA_ON_CPU_FORGET,
@@ -27,10 +27,10 @@ train() (
     grep -aoE "loss [0-9.a-z]+|norm [0-9.a-z]+|state hash: .*" "$log"
 )
 
-# every_place COVERED ARGUMENTS: leaves out each wait in turn, except in functions that match COVERED, where another
-# wait makes it redundant
+# every_place COVERED ARGUMENTS [ONLY]: leaves out each wait in turn, except in functions that match COVERED, where
+# another wait makes it redundant; with ONLY, in places that match it
 every_place() {
-    local covered=$1 arguments=$2 n want have place wrong streams
+    local covered=$1 arguments=$2 only=${3-} n want have place wrong streams
     # shellcheck disable=SC2086
     want=$(train 0 0 $arguments)
     report "$arguments: trains" "$([[ $want == "exit status 0"*"state hash"* ]] || echo "no state hash")" "$log"
@@ -40,11 +40,12 @@ every_place() {
             # shellcheck disable=SC2086
             have=$(train $n $streams $arguments)
             place=$(grep -ao "emulated GPU: forgets .*" "$log" | head -n 1 | cut -d' ' -f4-)
-            [ -n "$place" ] || break
+            [[ -n $place && $place =~ $only ]] || break
             [ "$have" = "$want" ] || wrong=
             if [ -z "$wrong" ] || [[ $place =~ $covered ]]; then break; fi
         done
         [ -n "$place" ] || break        # there are no more
+        [[ $place =~ $only ]] || continue
         if [[ $place =~ $covered ]]; then
             echo "      $arguments: covered by another wait: $place"
         else
@@ -64,5 +65,12 @@ case $2 in
 # has waited for its gather. nccl_reusable: a rank that has waited for the parameters of a later unit has waited for all
 # earlier work of the transport's stream.
 3) every_place "$unfinished|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0" ;;
+# A copy waits for computing, computing for a copy out and a copy in. Layer by layer, a layer that is computed again has
+# waited for its input before.
+activations)
+    every_place none "-z 0 -r 2 --offload-activations cpu" activation_offload
+    every_place "in layer_.*, in gpt2_backward_by_layer" \
+        "-z 2 -r 1 --offload-activations cpu --micro-batch-order layer" activation_offload
+    ;;
 esac
 summary

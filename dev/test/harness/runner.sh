@@ -208,13 +208,13 @@ any_order() { echo "CUDA_ON_CPU_SCHEDULE=$1 CUDA_ON_CPU_STREAMS=$1"; }
 # in_any_order PRECISION: the whole trainer on the emulated GPU, in another order each time
 in_any_order() {
     local small="-e custom:l2,h2,c16,v256,t16 -i $text -b 1 -t 16 -d 64 -x 2 -v 0 -s 0 --hash 1"
-    local nccl="--transport nccl $small"
+    local nccl="--transport nccl $small" offload="--offload-activations cpu"
     same 120 "trainer $1, emulated GPU: the same state in any order" "state hash: .*" \
         build/emulated-$1/train_gpt2_zero \
         "1 -z 0 -r 0 $small" "1 $(any_order 1) -z 1 -r 1 $small" "1 $(any_order 2) -z 2 -r 2 $small" \
         "1 $(any_order 0) -z 3 -r 1 $small" "2 $(any_order 3) -z 0 -r 2 $nccl" "2 $(any_order 0) -z 1 -r 0 $small" \
-        "2 $(any_order 4) -z 2 -r 1 $nccl" "2 $(any_order 1) -z 3 -r 2 $nccl" \
-        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 --inject-delays 2 $nccl" \
+        "2 $(any_order 4) -z 2 -r 1 $offload $nccl" "2 $(any_order 1) -z 3 -r 2 $offload $nccl" \
+        "4 $(any_order 5) -z 0 -r 1 $small" "4 $(any_order 6) -z 1 -r 2 $offload --inject-delays 2 $nccl" \
         "4 $(any_order 0) -z 2 -r 0 --inject-delays 1 $nccl" \
         "4 $(any_order 7) -z 3 -r 0 --inject-delays 3 $nccl" "4 $(any_order 8) -z 3 -r 1 --shard-group 2 $small" \
         "4 $(any_order 0) -z 1 --shard-group 2 $nccl" "4 $(any_order 1) -z 2 --shard-group 2 $nccl" \

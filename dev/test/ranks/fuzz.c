@@ -66,6 +66,7 @@ enum {
     STREAMS,
     TRANSPORT,
     ORDER,
+    ACTIVATIONS,
     ROWS
 };
 static const struct {
@@ -108,6 +109,7 @@ static const struct {
     [STREAMS] = { "CUDA_ON_CPU_STREAMS", { "", "0", "1", "2" } },
     [TRANSPORT] = { "--transport", { "mpi", "nccl" } },
     [ORDER] = { "", { "step", "rank", "layer" } },
+    [ACTIVATIONS] = { "", { "none", "cpu" } },
 };
 
 typedef struct config {
@@ -158,6 +160,8 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
         n += (size_t)snprintf(out + n, bytes - n, " --shard-group %s", value(c, SHARD_GROUP));
     if (number(c, STAGE) < 2 || strcmp(value(c, ORDER), "rank"))
         n += (size_t)snprintf(out + n, bytes - n, " --micro-batch-order %s", value(c, ORDER));
+    if (number(c, RECOMPUTE))
+        n += (size_t)snprintf(out + n, bytes - n, " --offload-activations %s", value(c, ACTIVATIONS));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
 }
 

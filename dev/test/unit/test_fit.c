@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpt2/activation_offload.h"
 #include "gpt2/tensors.h"
 #include "test/harness/harness.h"
 #include "trainer/fit.h"
@@ -17,11 +18,11 @@ static char err[512];
 
 // Activations whose bytes depend on all of it, as those of GPT-2 do.
 static size_t activation_bytes(const GPT2Config *c, size_t B, size_t t, int recompute, size_t head_rows,
-                               enum zero_dtype precision, size_t streams) {
+                               enum zero_dtype precision, size_t streams, int offload) {
     size_t rows = head_rows > 0 ? head_rows : 8192;
     if (rows < t) rows = t;
     if (rows > B * t) rows = B * t;
-    const size_t of_layers = c->num_layers * B * t * c->channels * (size_t)(16 - 4 * recompute);
+    const size_t of_layers = c->num_layers * B * t * c->channels * (size_t)(16 - 4 * recompute - offload);
     const size_t of_all = (of_layers + rows * c->padded_vocab_size) * zero_dtype_bytes(precision);
     return streams > 0 ? of_all / c->num_layers + streams * 1000000 : of_all;
 }
@@ -74,16 +75,19 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     plan.settings.offload = f->offload;
     plan.B = f->B;
     plan.total_tokens = f->total_tokens;
-    plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype, 0);
+    const int offload = f->offload_activations;
+    const enum zero_dtype dtype = plan.settings.dtype;
+    plan.activation_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, dtype, 0, offload);
     plan.stream_bytes = 1000000;
-    plan.layer_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, plan.settings.dtype, 1) -
-                       1000000;
+    plan.layer_bytes = activation_bytes(&in->config, f->B, T, f->recompute, f->head_rows, dtype, 1, offload) - 1000000;
+    plan.offloaded_bytes = offload ? activation_offload_bytes(&in->config, f->B, T, zero_dtype_bytes(dtype), 1) : 0;
     plan.device_bytes = 1e18;
     do {
         if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits || s.order != f->order) return 0;
         const int nvme = f->offload == ZERO_OFFLOAD_NVME;
         if ((double)((nvme ? s.disk_total : s.host_total) * plan.ranks) > (nvme ? plan.disk_bytes : plan.host_bytes))
             return 0;
+        if ((double)(plan.offloaded_bytes * plan.ranks) > plan.host_bytes) return 0;
         if (s.memory_total > most) most = s.memory_total;
     } while (++plan.rank < s.shard_group);
     f->seconds = s.times.step;
@@ -91,7 +95,7 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     return most;
 }
 
-enum { MOST = 60000 };
+enum { MOST = 120000 };
 static Fit all[MOST];
 static size_t num_all;
 
@@ -100,17 +104,20 @@ static void try_all(const FitInput *in) {
     for (int stage = 0; stage < PLAN_STAGES; stage++)
         for (size_t group = 0; group < in->plan.ranks; group++)
             for (size_t B = 1; B * T * in->plan.ranks <= in->plan.total_tokens; B++)
-                for (int way = 0; way < 18; way++)
+                for (int way = 0; way < 36; way++)
                     for (size_t rows = 0; rows < B * T; rows += T) {
                         Fit f = { .stage = stage,
                                   .order = way / 3 % 2 ? ZERO_ORDER_RANK : ZERO_ORDER_STEP,
-                                  .offload = (enum zero_offload)(way / 6),
+                                  .offload = (enum zero_offload)(way / 6 % 3),
+                                  .offload_activations = way / 18,
                                   .shard_group = group,
                                   .B = B,
                                   .recompute = way % 3,
                                   .head_rows = rows,
                                   .total_tokens = in->plan.total_tokens };
-                        if (f.offload == ZERO_OFFLOAD_CPU && in->plan.host_is_device) continue;
+                        const int to_host = f.offload == ZERO_OFFLOAD_CPU || f.offload_activations;
+                        if ((to_host && in->plan.host_is_device) || (f.offload_activations && f.recompute == 0))
+                            continue;
                         REQUIRE(num_all < MOST, "too many combinations");
                         if (plan_of(in, &f) > 0) all[num_all++] = f;
                     }
@@ -142,14 +149,15 @@ static void is_the_best(const FitInput *in, const Fit *f, double bytes) {
         const Fit *o = &all[i];
         if (o->seconds > FIT_ALIKE * least) continue;
         const int one = f->shard_group == 0, other_one = o->shard_group == 0;
-        const int better = o->head_rows != f->head_rows       ? f->head_rows > 0 && o->head_rows == 0
-                           : o->recompute != f->recompute     ? o->recompute < f->recompute
-                           : o->offload != f->offload         ? o->offload < f->offload
-                           : o->stage != f->stage             ? o->stage < f->stage
-                           : one != other_one                 ? other_one
-                           : o->shard_group != f->shard_group ? o->shard_group > f->shard_group
-                           : o->order != f->order             ? o->order == ZERO_ORDER_STEP
-                                                              : o->B > f->B;
+        const int better = o->head_rows != f->head_rows                       ? f->head_rows > 0 && o->head_rows == 0
+                           : o->recompute != f->recompute                     ? o->recompute < f->recompute
+                           : o->offload_activations != f->offload_activations ? f->offload_activations
+                           : o->offload != f->offload                         ? o->offload < f->offload
+                           : o->stage != f->stage                             ? o->stage < f->stage
+                           : one != other_one                                 ? other_one
+                           : o->shard_group != f->shard_group                 ? o->shard_group > f->shard_group
+                           : o->order != f->order                             ? o->order == ZERO_ORDER_STEP
+                                                                              : o->B > f->B;
         char ours[200], other[200];
         fit_flags(f, ours, sizeof ours);
         fit_flags(o, other, sizeof other);

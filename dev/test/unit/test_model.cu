@@ -114,7 +114,7 @@ static void random_params(Harness *h) {
 }
 
 static Harness *harness_create(const GPT2Config *c, size_t B, size_t T, int recompute, size_t head_rows = 0,
-                               const Values *params = NULL) {
+                               const Values *params = NULL, int offload = 0) {
     Harness *h = new Harness();
     char err[256] = "";
     const char *why = "";
@@ -135,7 +135,7 @@ static Harness *harness_create(const GPT2Config *c, size_t B, size_t T, int reco
     else
         random_params(h);
     const int status = gpt2_create(&h->model, c, B, T, recompute, head_rows, &h->units, &h->mesh, &h->memory, 0, err,
-                                   sizeof err);
+                                   sizeof err, 0, offload);
     CHECK(status == 0, "gpt2_create: %s", err);
     return h;
 }
@@ -461,6 +461,33 @@ static void recomputation_changes_bits(void) {
     }
 }
 
+// A validation, a sample and a smaller batch come between the steps.
+static void offloading_activations_changes_bits(void) {
+    const Shape five = { "5 layers", { 16, 50, 56, 5, 2, 16 }, 2, 8 };
+    for (const Shape *s : { &five, &odd }) {
+        for (int recompute = 0; recompute <= 2; recompute++) {
+            const Batch b = random_batch(&s->config, s->B, s->T), small = random_batch(&s->config, 1, s->T - 1);
+            Harness *h = harness_create(&s->config, s->B, s->T, recompute);
+            const Step want = { train(h, b), h->grads }, want_small = { train(h, small), h->grads };
+            const Values logits = infer(h, b), params = h->params;
+            const size_t bytes = h->memory.live[ZERO_MEM_ACTIVATIONS];
+            harness_destroy(h);
+
+            h = harness_create(&s->config, s->B, s->T, recompute, 0, &params, 1);
+            check_step(h, b, want, __LINE__, s->name);
+            CHECK_BITS(infer(h, b), logits, "%s: logits", s->name);
+            check_step(h, small, want_small, __LINE__, s->name);
+            check_step(h, b, want, __LINE__, s->name);
+            const size_t host = activation_offload_bytes(&s->config, s->B, s->T, sizeof(floatX), 1);
+            CHECK_EQ(h->memory.live[ZERO_MEM_CALLER_HOST], host);
+            CHECK_EQ(h->memory.live[ZERO_MEM_ACTIVATIONS],
+                     gpt2_activation_bytes(&s->config, s->B, s->T, recompute, 0, FLOATX, 0, 1));
+            CHECK(host > 0 && h->memory.live[ZERO_MEM_ACTIVATIONS] + host < bytes + 256, "%s saves no memory", s->name);
+            harness_destroy(h);
+        }
+    }
+}
+
 static void earlier_forward_leaves_a_trace(void) {
     for (int recompute = 0; recompute <= 2; recompute++) {
         Harness *h = harness_create(&odd.config, odd.B, odd.T, recompute);
@@ -563,6 +590,7 @@ int main(int argc, char **argv) {
     RUN(chunks_of_the_head_differ);
     RUN(bits_depend_on_the_number_of_threads);
     RUN(recomputation_changes_bits);
+    RUN(offloading_activations_changes_bits);
     RUN(earlier_forward_leaves_a_trace);
     RUN(later_token_changes_an_earlier_logit);
     RUN(unused_row_gets_a_gradient);

@@ -196,6 +196,8 @@ static const struct {
     { "--memory-limit 4GB", "--memory-limit 4GB" },
     { "--memory-limit 9000000T", "out of range" },
     { "-b 4K", "not a whole number: use" },
+    { "--offload-activations cpu -r 0", "--offload-activations cpu: -r 0 keeps all" },
+    { "--offload-activations nvme:DIR", "none|cpu" },
     { "--fit", "--fit: is about a plan" },
     { "--plan --fit 2", "--fit 2" },
     { "--plan scaling --fit", "--fit: is not for --plan scaling" },

@@ -204,6 +204,36 @@ static void test_groups_shard_as_if_they_were_alone(void) {
     CHECK(strstr(err, "--shard-group 4") != NULL);
 }
 
+// 12 bytes a micro-batch; it computes 3 s, of which the forward is 1. Layer by layer all four are kept at a time.
+static void test_activations_in_host_memory_cost_what_computing_does_not_hide(void) {
+    PlanInput in = model(4, 1000, 2);
+    PlanStage plain, s;
+    in.settings.stage = 1;
+    in.total_tokens = 4 * in.ranks * in.B * in.T;
+    in.flops_per_token = 3 / (double)(in.B * in.T);
+    in.peak_flops = in.efficiency = 1;
+    CHECK_EQ(plan_stage(&plain, &in, err, sizeof err), 0);
+    in.offloaded_bytes = 12;
+    for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_LAYER; order += ZERO_ORDER_LAYER) {
+        in.settings.order = (enum zero_order)order;
+        in.host_bytes_per_second = 12;
+        CHECK_EQ(plan_stage(&s, &in, err, sizeof err), 0);
+        CHECK_EQ(s.order, order);
+        CHECK_EQ(s.host_total, order == ZERO_ORDER_LAYER ? 48 : 12);
+        CHECK_EQ(bytes_of(&s, ZERO_MEM_CALLER_HOST), s.host_total);
+        if (order == ZERO_ORDER_STEP) CHECK_EQ(s.memory_total, plain.memory_total);
+        const double hidden = s.times.step;
+        in.host_bytes_per_second = 4;  // 3 s: 2 more than the forward, 1 more than the backward
+        CHECK_EQ(plan_stage(&s, &in, err, sizeof err), 0);
+        CHECK(s.times.step > hidden + 11.999 && s.times.step < hidden + 12.001, "%g, not %g", s.times.step, hidden);
+        in.host_is_device = 1;
+        CHECK_EQ(plan_stage(&s, &in, err, sizeof err), 0);
+        CHECK_EQ(s.host_total, 0);
+        if (order == ZERO_ORDER_STEP) CHECK_EQ(s.memory_total, plain.memory_total + 12);
+        in.host_is_device = 0;
+    }
+}
+
 // Groups that receive as much from each other as one group of all ranks would, and more in all. By hand, in bytes of an
 // element of Psi/N for each rank of the other groups: G count bytes + 4, of S b (G + 1) in stages 1 and 2.
 static void test_groups_that_cost_more_wire_are_not_formed(void) {
@@ -421,6 +451,7 @@ int main(int argc, char **argv) {
     RUN(test_rank_by_rank_sends_sums_once);
     RUN(test_tokens_that_cannot_be_divided_are_refused);
     RUN(test_time_is_work_by_rate);
+    RUN(test_activations_in_host_memory_cost_what_computing_does_not_hide);
     RUN(test_the_recommended_plan_suits_the_cluster);
     RUN(test_175b_on_65536_ranks);
     RUN(test_many_layers_and_micro_steps_cost_no_time);

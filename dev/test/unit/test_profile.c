@@ -188,8 +188,8 @@ static void test_flags_move_work_from_kernel_to_kernel(void) {
     CHECK(find(&run, "layernorm_forward")->calls == 2 * 48 + 48 + 2);
 }
 
-// A kind may be limited by memory, arithmetic or links; an H200 moves 4.8 TB a second, and so on.
-static void test_the_floor_is_the_slowest_of_three(void) {
+// A kind may be limited by memory, arithmetic, links or the bus to the host; an H200 moves 4.8 TB a second, and so on.
+static void test_the_floor_is_the_slowest_of_four(void) {
     int known;
     const char *bound;
     ProfileRun run = gpt2();
@@ -206,6 +206,8 @@ static void test_the_floor_is_the_slowest_of_three(void) {
     CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 67e12);
     run.tf32 = 1;
     CHECK(profile_floor(&w, &run, d, &bound) == 989e9 * 3 / 494e12);
+    w = (ProfileWork){ .bytes = 4.8e9, .host = 128e6 };
+    CHECK(profile_floor(&w, &run, d, &bound) == 2e-3 && !strcmp(bound, "host"));
     CHECK_STR(profile_device("CPU", &known)->name, "H200");
     CHECK(!known);
     static const char *const others[] = { "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GH200 480GB", "NVIDIA H200 NVL",
@@ -282,7 +284,7 @@ int main(int argc, char **argv) {
     RUN(test_the_sum_moves_what_its_partial_sums_say);
     RUN(test_own_sums_move_what_they_read_and_write);
     RUN(test_flags_move_work_from_kernel_to_kernel);
-    RUN(test_the_floor_is_the_slowest_of_three);
+    RUN(test_the_floor_is_the_slowest_of_four);
     RUN(test_the_clock_adds_up_by_name_and_step);
     return test_finish();
 }
