@@ -42,9 +42,8 @@ int zero_norm_create(zero *z, int e) {
 
 void zero_norm_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
-    if (z->decided) (void)cudaEventSynchronize(z->decided);  // a failed step may still copy what it decided
     if (z->decided) (void)cudaEventDestroy(z->decided);
-    if (z->learned) (void)cudaFreeHost(z->learned);
+    if (z->learned) (void)cudaFreeHost(z->learned);  // it waits, as cudaFree does: a failed step may still copy to it
     zero_comm_free(z->config.shard_comm, z->rows);
     if (z->replicas > 1) zero_comm_free(z->config.replicate_comm, z->replica_rows);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->decisions, ZERO_DECISIONS * sizeof *z->decisions);

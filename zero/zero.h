@@ -138,8 +138,9 @@ int zero_tensor_norms(zero *z, double *norms);
 // Updates the parameters with the mean gradient g = sum of gradients / M, by settings.optimizer (optimizers/NAME.cuh).
 // If its norm is larger than h->max_norm > 0, g is scaled by max_norm / norm. If the norm is not finite, nothing is
 // changed and the step is skipped; that is no error. The device decides both: with a transport that has a stream of its
-// own the step is only queued, and the host learns later what it has done. Ranks that have made other calls change
-// nothing and are told then. Collective; all ranks must pass the same hyperparameters.
+// own the step is only queued, and the host learns later what it has done. Ranks that have made other calls before the
+// norm change nothing and are told then; a difference after zero_grad_norm is told with the next norm or hash.
+// Collective; all ranks must pass the same hyperparameters.
 int zero_step(zero *z, const zero_hyperparameters *h);
 
 // How a tensor is updated, where that differs from the others. May change between steps.

@@ -55,8 +55,7 @@ static void rows_equal_formulas(zero_comm *c, zero_comm *replicas, int stage, si
 static zero_mesh_comms join_counted(const struct way *w, int shard) {
     memset(&memory, 0, sizeof memory);
     const zero_mesh_comms comms = join_groups(w, shard, PATIENT);
-    const zero_comm_shape shape = zero_comm_get_shape(comms.data);
-    other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    note_other_transport(&comms);
     return comms;
 }
 
@@ -96,12 +95,15 @@ static void every_host_needs_its_formula(const struct way *w, int per_host) {
     }
 }
 
-// More units than may be pending at a time (gradients.c): their reductions between hosts have the norm of one level.
+// More units than may be pending at a time (gradients.c), one in the middle that is reduced in parts: their reductions
+// between hosts have the norm of one level.
 static void many_units_are_reduced(struct way hosts, int per_host) {
-    enum { MANY = 200 };
+    enum { MANY = 200, LARGE = 64 * ZERO_ALIGN };
+    static float g[LARGE];
     zero_tensor many[MANY];
     double norm[2] = { 0, 0 };
-    for (size_t u = 0; u < MANY; u++) many[u] = (zero_tensor){ "many", ZERO_ALIGN, u, ZERO_ALIGN * u, 1 };
+    for (size_t u = 0, logical = 0; u < MANY; logical += many[u++].numel)
+        many[u] = (zero_tensor){ "many", u == MANY / 2 ? LARGE : ZERO_ALIGN, u, logical, 1 };
     for (int one_level = 0; one_level < 2; one_level++) {
         hosts.config.ranks_per_host = per_host;
         hosts.config.one_level = one_level;
@@ -112,11 +114,10 @@ static void many_units_are_reduced(struct way hosts, int per_host) {
         zero *z = NULL;
         int e = zero_create(&z, &config);
         for (size_t u = MANY; u-- > 0 && !e;) {
-            float g[ZERO_ALIGN];
-            for (size_t i = 0; i < ZERO_ALIGN; i++) g[i] = gradient(ZERO_ALIGN * u + i, (size_t)rank, 0);
+            for (size_t i = 0; i < many[u].numel; i++) g[i] = gradient(many[u].logical + i, (size_t)rank, 0);
             void *device = zero_acquire_grads(z, u, 0);
             REQUIRE(device != NULL, "unit %zu: %s", u, zero_error(z));
-            device_write(device, g, sizeof g);
+            device_write(device, g, many[u].numel * sizeof *g);
             e = zero_release_grads(z, u);
         }
         if (!e) e = zero_finish_backward(z);

@@ -13,8 +13,7 @@ static int grouped;  // shard groups of half the ranks, or of one
 
 static void connect(const struct way *way) {
     comms = join_groups(way, !grouped ? 0 : ranks % 2 ? 1 : ranks / 2, PATIENT);
-    const zero_comm_shape shape = zero_comm_get_shape(comms.data);
-    other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    note_other_transport(&comms);
 }
 
 static void disconnect(void) {

@@ -30,8 +30,7 @@ static void train_in_order(zero_comm *c, zero_comm *replicas, int stage, enum ze
 static void has_the_bits(const struct way *way, int shard, int stage, enum zero_order in, size_t G, uint64_t want[2]) {
     memset(&memory, 0, sizeof memory);
     zero_mesh_comms comms = join_groups(way, shard, PATIENT);
-    const zero_comm_shape shape = zero_comm_get_shape(comms.data);
-    other_transport = comms.shard != comms.data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+    note_other_transport(&comms);
     uint64_t have[2];
     train_in_order(comms.shard, comms.replicate, stage, in, G, have);
     if (!want[0]) memcpy(want, have, sizeof have);

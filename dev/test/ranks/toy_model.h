@@ -181,6 +181,17 @@ static inline int one_step(zero *z, size_t step, size_t micro_batches, double *n
     return e ? e : zero_step(z, &adamw);
 }
 
+static inline void hash_of(zero *z, uint64_t hash[2]) {
+    CHECK(zero_hash(z, &hash[0], &hash[1]) == ZERO_OK, "hash: %s", zero_error(z));
+}
+
+static inline void equal_bits(zero *a, zero *b, const char *when) {
+    uint64_t hash[2][2];
+    hash_of(a, hash[0]);
+    hash_of(b, hash[1]);
+    CHECK(!memcmp(hash[0], hash[1], sizeof hash[0]), "%s: other bits", when);
+}
+
 static inline double norm_in_double(size_t step, size_t micro_batches) {
     double squares = 0;
     for (size_t t = 0; t < TENSORS; t++)
@@ -197,16 +208,22 @@ static inline double norm_in_double(size_t step, size_t micro_batches) {
 
 static size_t other_transport;  // accounted bytes of a transport that is not the engine's
 
+// With shard groups: that of all ranks.
+static inline void note_other_transport(const zero_mesh_comms *comms) {
+    const zero_comm_shape shape = zero_comm_get_shape(comms->data);
+    other_transport = comms->shard != comms->data ? zero_comm_scratch_bytes(&shape, 0, 0, 0) : 0;
+}
+
 static inline void reports_agree(const zero *z, const char *when) {
-    zero_row rows[16];
-    size_t n = zero_report_memory(z, rows, 16);
+    zero_row rows[24];
+    size_t n = zero_report_memory(z, rows, 24);
     for (size_t i = 0; i < n; i++)
         if (rows[i].kind == ZERO_MEM_TRANSPORT) rows[i].expected += other_transport;
     for (size_t i = 0; i < n; i++)
         CHECK(rows[i].expected == rows[i].measured, "%s, memory of %s: %llu bytes by formula (%s), %llu measured", when,
               rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
               (unsigned long long)rows[i].measured);
-    n = zero_report_wire(z, rows, 16);
+    n = zero_report_wire(z, rows, 24);
     for (size_t i = 0; i < n; i++)
         CHECK(rows[i].expected == rows[i].measured, "%s, wire bytes of %s: %llu by formula (%s), %llu measured", when,
               rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
