@@ -202,6 +202,17 @@ static zero_group_sums sent_by_host(const zero_cost *p, size_t h) {
     return zero_cost_group_sums(h * own.count, own.dtype);
 }
 
+// Elements of a unit that one all-to-all moves, at most (exchange.c).
+static size_t most_at_a_time(const zero_cost *p, const zero_layout *l) {
+    zero_pool pool;
+    if (p->replicas > 1 || zero_cost_own_sums(&p->settings, p->max_micro_batches).count > 1 ||
+        zero_pool_create(&pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH))
+        return zero_layout_largest_trained_unit(l);
+    const size_t part = zero_pool_largest_part(&pool, l);
+    zero_pool_destroy(&pool);
+    return part * l->ranks;
+}
+
 static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int stage = p->settings.stage, rank_order = own_sums(p);
     const size_t largest = zero_layout_largest_trained_unit(l);
@@ -220,8 +231,8 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
         const zero_group_sums host = sent_by_host(p, h);
         const zero_comm_shape across = zero_comm_across_shape(&p->shard_transport);
         const size_t sums = host.count * zero_dtype_bytes(host.dtype);
-        bytes += zero_comm_alloc_bytes(&across, largest / h * sums);
-        snprintf(more + strlen(more), sizeof more - strlen(more), " + %zu x largest unit/%zu", sums, h);
+        bytes += zero_comm_alloc_bytes(&across, most_at_a_time(p, l) / h * sums);
+        snprintf(more + strlen(more), sizeof more - strlen(more), " + %zu x largest part/%zu", sums, h);
     }
     if (p->replicas > 1) {
         const zero_group_sums group = sent_by_group(p, l);
@@ -303,14 +314,15 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
                             : stage == 0 ? (l->ranks > 1 ? largest_trained * sizeof(float) : 0)
                                          : largest * b;
     const size_t h = zero_cost_two_levels(&p->settings, p->max_micro_batches, &p->shard_transport);
-    bytes += zero_comm_scratch_bytes(&p->shard_transport, library || h ? 0 : largest_trained * sent_by_rank(p),
+    const size_t sent = most_at_a_time(p, l);
+    bytes += zero_comm_scratch_bytes(&p->shard_transport, library || h ? 0 : sent * sent_by_rank(p),
                                      max_of(gathered, l->ranks * row), library ? largest_trained : 0);
     if (h) {
         const zero_group_sums sums = sent_by_host(p, h);
         const zero_comm_shape host = zero_comm_host_shape(&p->shard_transport),
                               across = zero_comm_across_shape(&p->shard_transport);
-        const size_t passed_on = largest_trained / h * sums.count * zero_dtype_bytes(sums.dtype);
-        bytes += zero_comm_scratch_bytes(&host, largest_trained / across.ranks * sent_by_rank(p), 0, 0) +
+        const size_t passed_on = sent / h * sums.count * zero_dtype_bytes(sums.dtype);
+        bytes += zero_comm_scratch_bytes(&host, sent / across.ranks * sent_by_rank(p), 0, 0) +
                  zero_comm_scratch_bytes(&across, passed_on, 0, 0) + across.ranks * sums.count * sizeof(void *);
     }
     if (stage == 3)

@@ -35,6 +35,17 @@ static void destroy_exchange(zero *z, struct exchange *x) {
     *x = (struct exchange){ 0 };
 }
 
+// Elements of a unit's shard that are sent at a time. Several sums of each element, and those of several groups, are
+// laid out for the whole shard.
+static int sends_whole_units(const zero *z) { return z->replicas > 1 || z->own.count > 1; }
+static size_t part_numel(const zero *z, size_t u) {
+    return sends_whole_units(z) ? shard_numel(z, u) : zero_pool_part(&z->pool, &z->layout, u);
+}
+static size_t largest_part(const zero *z) {
+    return sends_whole_units(z) ? zero_layout_largest_trained_unit(&z->layout) / (size_t)z->ranks
+                                : zero_pool_largest_part(&z->pool, &z->layout);
+}
+
 // Chooses between one and two levels.
 static int create_levels(zero *z, int e) {
     zero_comm *comm = z->config.shard_comm, *host = NULL, *across = NULL;
@@ -47,7 +58,7 @@ static int create_levels(zero *z, int e) {
     if (e) return e;
     zero_comm_set_delay_seed(comm, z->config.settings.delay_seed);  // of the levels, too
     z->grads_comm = host;
-    return create_exchange(z, e, &z->hosts, across, h, zero_layout_largest_trained_unit(&z->layout) / h);
+    return create_exchange(z, e, &z->hosts, across, h, largest_part(z) * (size_t)z->ranks / h);
 }
 
 int zero_exchanges_create(zero *z, int e) {
@@ -83,8 +94,8 @@ static int exchange_sums(zero *z, struct exchange *x, size_t part, const void *c
     const int count = (int)x->sums.count;
     const cudaStream_t stream = z->reduce_stream;
     const void *const *sums = NULL;
-    int e = zero_comm_check(z,
-                            zero_comm_all_to_all_begin(x->comm, x->buffer, (size_t)count * bytes, stream, &x->ticket));
+    const size_t chunk = (size_t)count * bytes;
+    int e = zero_comm_check(z, zero_comm_all_to_all_begin(x->comm, x->buffer, chunk, chunk, stream, &x->ticket));
     if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(x->comm, x->ticket, stream, &sums));
     *chunks = count == 1 ? sums : x->pointers;
     if (e || count == 1) return e;
@@ -97,12 +108,17 @@ zero_ticket *zero_sent_ticket(zero *z, size_t u) {
     return rank_order(z) ? &z->units[u].own->sent : &z->units[u].buffer->ticket;
 }
 
-char *zero_sent_buffer(const zero *z, size_t u) {
-    if (!rank_order(z)) return z->units[u].buffer->ptr;
-    return z->packed ? z->packed : (char *)z->units[u].own->ptr;
+size_t zero_sent_numel(const zero *z, size_t u, size_t at) {
+    const size_t left = shard_numel(z, u) - at, most = part_numel(z, u);
+    return left < most ? left : most;
 }
-size_t zero_sent_bytes(const zero *z, size_t u) {
-    return shard_numel(z, u) * z->own.count * zero_dtype_bytes(z->own.dtype);
+
+int zero_send(zero *z, size_t u, size_t at, int host, cudaStream_t stream) {
+    const size_t b = z->own.count * zero_dtype_bytes(z->own.dtype), shard = shard_numel(z, u) * b;
+    char *buffer = !rank_order(z) ? z->units[u].buffer->ptr : z->packed ? z->packed : (char *)z->units[u].own->ptr;
+    buffer += (size_t)(host * zero_comm_size(z->grads_comm)) * shard + at * b;
+    return zero_comm_check(z, zero_comm_all_to_all_begin(z->grads_comm, buffer, shard, zero_sent_numel(z, u, at) * b,
+                                                         stream, zero_sent_ticket(z, u)));
 }
 
 // The ranks of this host disagree: those of other hosts, which wait for its sums, learn it now, not by their time-out.
@@ -110,21 +126,19 @@ static void tell_other_hosts(zero *z, size_t bytes) {
     struct exchange *x = &z->hosts;
     const void *const *sums;
     zero_comm_disagree(x->comm);
-    if (!zero_comm_all_to_all_begin(x->comm, x->buffer, bytes, z->reduce_stream, &x->ticket))
+    if (!zero_comm_all_to_all_begin(x->comm, x->buffer, bytes, bytes, z->reduce_stream, &x->ticket))
         (void)zero_comm_all_to_all_finish(x->comm, x->ticket, z->reduce_stream, &sums);
 }
 
-int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks) {
+int zero_add_by_hosts(zero *z, size_t u, size_t at, const void *const **chunks) {
     struct exchange *x = &z->hosts;
     zero_ticket *ticket = zero_sent_ticket(z, u);
-    const size_t n = shard_numel(z, u), sent = zero_sent_bytes(z, u),
-                 bytes = n * x->sums.count * zero_dtype_bytes(x->sums.dtype);
+    const size_t n = zero_sent_numel(z, u, at), bytes = n * x->sums.count * zero_dtype_bytes(x->sums.dtype);
     const int h = zero_comm_size(z->grads_comm), hosts = zero_comm_size(x->comm);
     const cudaStream_t stream = z->reduce_stream;
     int e = zero_comm_check(z, zero_comm_reusable(x->comm, x->ticket, stream));
     for (int i = 0; i < hosts && !e; i++) {
-        char *of_host = zero_sent_buffer(z, u) + (size_t)(i * h) * sent;
-        if (i) e = zero_comm_check(z, zero_comm_all_to_all_begin(z->grads_comm, of_host, sent, stream, ticket));
+        if (i) e = zero_send(z, u, at, i, stream);
         if (!e) e = zero_comm_check(z, zero_comm_all_to_all_finish(z->grads_comm, *ticket, stream, chunks));
         if (!e) e = zero_own_sums_sent(z, u, h, chunks);
         if (!e)

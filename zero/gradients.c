@@ -7,7 +7,7 @@
 // fixed order is ours.) An all-to-all gives this rank the N chunks of its shard, in the gradients' own dtype, so bf16
 // loses nothing on the wire; one kernel pushes them onto the partial sums. The all-to-all begins when a unit is
 // released (begin_reduction) and is finished in the order of release (reduce): when a buffer is needed, or at the end
-// of the micro-batch.
+// of the micro-batch. A unit much larger than the others is reduced in parts (zero_pool_part).
 //
 // Accumulation, as a binary counter of leaves. The leaves are the M micro-batches of the step, j = g * N + r (g =
 // micro-step, r = rank). After L of them the partial sums are the ones of the binary number L, each the balanced tree
@@ -37,13 +37,18 @@
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
-static int create_buffers(zero *z, int e) {
+static int create_tables(zero *z) {
     const zero_layout *l = &z->layout;
-    zero_comm *comm = z->grads_comm;
     z->buffers = calloc(l->num_units, sizeof *z->buffers);
     z->pending = calloc(l->num_units, sizeof *z->pending);
     if (!z->buffers || !z->pending || zero_pool_create(&z->pool, l, ZERO_POOL_GRADS, ZERO_GRAD_POOL_DEPTH))
         return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    return ZERO_OK;
+}
+
+static int create_buffers(zero *z, int e) {
+    const zero_layout *l = &z->layout;
+    zero_comm *comm = z->grads_comm;
     if (pooled_grads(z)) {
         for (size_t i = 0; i < z->pool.num_buffers && !e; i++) {
             struct grad_buffer *b = &z->buffers[z->num_buffers++];
@@ -69,6 +74,7 @@ static size_t leaves_per_reduction(const zero *z);
 int zero_grads_create(zero *z, int e) {
     const cudaStream_t transport = zero_comm_stream(z->config.shard_comm);
     z->reduce_stream = transport ? transport : z->config.stream;
+    if (!e) e = create_tables(z);
     e = zero_exchanges_create(z, e);
     e = zero_own_sums_create(z, create_buffers(z, e));
     for (int s = 0; rank_order(z) && s < zero_partial_sums_live(leaves_per_reduction(z)) && !e; s++)
@@ -227,32 +233,41 @@ static int accumulate_by_library(zero *z, size_t u) {
                              "ordered sum");
 }
 
-// Finishes the all-to-all and pushes its chunks onto the partial sums.
-static int accumulate_in_order(zero *z, size_t u) {
+// Finishes the all-to-all of a unit's elements from `at` of each shard on, and pushes its chunks onto the partial sums.
+static int accumulate_part(zero *z, size_t u, size_t at) {
     const cudaStream_t stream = z->reduce_stream;
     const zero_ticket ticket = *zero_sent_ticket(z, u);
     const size_t count = leaves_per_reduction(z), leaves = reductions(z, z->units[u].micro_batches) * count;
-    const int live = zero_partial_sums_live(leaves + count);
+    const size_t numel = z->groups.comm ? sum_numel(z, u) : zero_sent_numel(z, u, at);
     const enum zero_dtype dtype = z->groups.comm ? z->groups.sums.dtype : zero_dtype_of_group(z);
     const void *const *chunks = NULL;
-    int e = ZERO_OK;
-    for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
-    if (!e && z->hosts.comm)
-        e = zero_add_by_hosts(z, u, &chunks);
-    else if (!e)
-        e = zero_comm_check(z, zero_comm_all_to_all_finish(z->grads_comm, ticket, stream, &chunks));
+    int e = z->hosts.comm ? zero_add_by_hosts(z, u, at, &chunks)
+                          : zero_comm_check(z, zero_comm_all_to_all_finish(z->grads_comm, ticket, stream, &chunks));
     if (!e && !z->hosts.comm) e = zero_own_sums_sent(z, u, z->ranks, &chunks);
     if (!e && z->groups.comm) e = zero_add_by_groups(z, u, &chunks);
     if (!e)
         e = zero_device_check(z,
-                              zero_kernel_push(all_partial_sums(z, sum_offset(z, u)), leaves, chunks, (int)count, dtype,
-                                               sum_numel(z, u), stream),
+                              zero_kernel_push(all_partial_sums(z, sum_offset(z, u) + at), leaves, chunks, (int)count,
+                                               dtype, numel, stream),
                               "ordered sum");
     if (!e && z->groups.comm)
         e = zero_comm_check(z, zero_comm_all_to_all_done(z->groups.comm, z->groups.ticket, stream));
     if (e) return e;
     return zero_comm_check(z, z->hosts.comm ? zero_comm_all_to_all_done(z->hosts.comm, z->hosts.ticket, stream)
                                             : zero_comm_all_to_all_done(z->grads_comm, ticket, stream));
+}
+
+// The all-to-all of the first part has begun.
+static int accumulate_in_order(zero *z, size_t u) {
+    const int live = zero_partial_sums_live((reductions(z, z->units[u].micro_batches) + 1) * leaves_per_reduction(z));
+    int e = ZERO_OK;
+    for (int s = 0; s < live && !e; s++) e = ensure_partial_sum(z, s);
+    if (!e) e = accumulate_part(z, u, 0);
+    for (size_t at = zero_sent_numel(z, u, 0); at < shard_numel(z, u) && !e; at += zero_sent_numel(z, u, at)) {
+        e = zero_send(z, u, at, 0, z->reduce_stream);
+        if (!e) e = accumulate_part(z, u, at);
+    }
+    return e;
 }
 
 static void give_back_buffer(zero *z, struct unit *unit) {
@@ -400,12 +415,13 @@ static int add_to_own_sums(zero *z, size_t u, int *last) {
     return ZERO_OK;
 }
 
-// How many units may be pending. In two levels the reduction of each begins more all-to-alls, one for each other host,
-// while the later ones are pending (exchange.c).
-static size_t max_pending(const zero *z) {
+// How many units may be pending once unit u is. In two levels the reduction of each begins more all-to-alls, one for
+// each other host, while the later ones are pending (exchange.c). So does one in parts, which is reduced at once.
+static size_t max_pending(const zero *z, size_t u) {
+    if (zero_sent_numel(z, u, 0) < shard_numel(z, u)) return 0;
     const size_t hosts = z->hosts.comm ? (size_t)zero_comm_size(z->hosts.comm) : 1,
                  n = ZERO_COMM_MAX_PENDING / 2 / hosts;
-    return n ? n : 1;
+    return n > 1 ? n - 1 : 0;
 }
 
 static int begin_reduction(zero *z, size_t u) {
@@ -415,14 +431,14 @@ static int begin_reduction(zero *z, size_t u) {
     if (e || !last) return e;
     zero_comm_phase(z->config.shard_comm, "reduce-scatter of gradients", u);
     zero_time_begin(z, "all-to-all", z->reduce_stream);
-    e = zero_comm_check(z, zero_comm_all_to_all_begin(z->grads_comm, zero_sent_buffer(z, u), zero_sent_bytes(z, u),
-                                                      z->config.stream, zero_sent_ticket(z, u)));
+    e = zero_send(z, u, 0, 0, z->config.stream);
     zero_time_end(z, "all-to-all", z->reduce_stream);
     if (e) return e;
     if (z->packed) z->packed_ticket = z->units[u].own->sent;
     if (zero_comm_stream(z->config.shard_comm)) return reduce(z, u);  // only queued: the host does not wait
     z->pending[(z->pending_first + z->pending_count++) % z->layout.num_units] = u;
-    return z->pending_count >= max_pending(z) ? reduce_oldest(z) : ZERO_OK;
+    while (z->pending_count > max_pending(z, u) && !e) e = reduce_oldest(z);
+    return e;
 }
 
 int zero_release_grads(zero *z, size_t u) {

@@ -247,9 +247,11 @@ int zero_exchanges_create(zero *z, int e);  // chooses z->grads_comm; e: what ha
 void zero_exchanges_destroy(zero *z);
 int zero_exchanges_reusable(zero *z);  // on the caller's stream
 
-// What this rank passes on of a unit: its gradients, or its own sums; the bytes for each rank; the last all-to-all.
-char *zero_sent_buffer(const zero *z, size_t u);
-size_t zero_sent_bytes(const zero *z, size_t u);
+// What this rank passes on of a unit, its gradients or its own sums, goes in parts (zero_pool_part): of each rank's
+// shard the elements from `at` on. Their number; begins their all-to-all, for the shards of the ranks of a host (one
+// level: 0); its ticket.
+size_t zero_sent_numel(const zero *z, size_t u, size_t at);
+int zero_send(zero *z, size_t u, size_t at, int host, cudaStream_t stream);
 zero_ticket *zero_sent_ticket(zero *z, size_t u);
 
 // What a shard group has of the sum of a reduction: from each rank, or in two levels from each host, a leaf or some
@@ -257,11 +259,10 @@ zero_ticket *zero_sent_ticket(zero *z, size_t u);
 size_t zero_sums_of_group(const zero *z);
 enum zero_dtype zero_dtype_of_group(const zero *z);
 
-// Two levels: adds what this host's ranks have, one all-to-all for the shards of each host (the first is
-// begun already);
-// *chunks: all hosts' sums of this rank's shard. Several shard groups: adds *chunks, which become all groups' sums of
-// this rank's part of the shard. Pointers are in the order of leaves. The caller ends with all_to_all_done.
-int zero_add_by_hosts(zero *z, size_t u, const void *const **chunks);
+// Two levels: adds what this host's ranks have of a part, one all-to-all for the shards of each host (the first is
+// begun already); *chunks: all hosts' sums of this rank's. Several shard groups: adds *chunks, which become all groups'
+// sums of what this rank has of the shard. Pointers are in the order of leaves. The caller ends with all_to_all_done.
+int zero_add_by_hosts(zero *z, size_t u, size_t at, const void *const **chunks);
 int zero_add_by_groups(zero *z, size_t u, const void *const **chunks);
 
 // ---- own_sums.c: of the micro-batches of this rank, with ZERO_ORDER_RANK and LAYER ----------------------------------

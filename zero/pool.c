@@ -77,3 +77,20 @@ void zero_pool_destroy(zero_pool *p) {
     free(p->shares);
     memset(p, 0, sizeof *p);
 }
+
+size_t zero_pool_part(const zero_pool *p, const zero_layout *l, size_t unit) {
+    enum { MOST_PARTS = 16 };
+    const size_t shard = zero_layout_shard_numel(l, unit), shared = p->num_shared ? p->buffers[0].numel / l->ranks : 0;
+    const size_t least = (shard / MOST_PARTS + ZERO_ALIGN) / ZERO_ALIGN * ZERO_ALIGN;
+    const size_t part = shared > least ? shared : least;
+    return p->shares[unit] || !shared || part > shard ? shard : part;
+}
+
+size_t zero_pool_largest_part(const zero_pool *p, const zero_layout *l) {
+    size_t largest = 0;
+    for (size_t r = 0; r < l->num_runs; r++) {
+        const size_t u = l->run_first[r], part = l->unit_frozen[u] ? 0 : zero_pool_part(p, l, u);
+        if (part > largest) largest = part;
+    }
+    return largest;
+}

@@ -54,6 +54,12 @@ enum zero_pool_kind { ZERO_POOL_PARAMS, ZERO_POOL_GRADS };
 int zero_pool_create(zero_pool *p, const zero_layout *l, enum zero_pool_kind kind, size_t depth);
 void zero_pool_destroy(zero_pool *p);
 
+// How many elements of a unit's shard one all-to-all moves: those of the largest unit that shares buffers. So a unit
+// that is much larger does not set the size of a transport's scratch; it is reduced in at most 16 parts, and the sums,
+// which are elementwise, keep their bits. Of a pool of gradients.
+size_t zero_pool_part(const zero_pool *p, const zero_layout *l, size_t unit);
+size_t zero_pool_largest_part(const zero_pool *p, const zero_layout *l);  // of all trained units
+
 // Returns 1 if the unit may use buffer i.
 static inline int zero_pool_fits(const zero_pool *p, size_t i, size_t unit) {
     return p->shares[unit] ? p->buffers[i].owner == ZERO_NO_UNIT : p->buffers[i].owner == unit;

@@ -32,7 +32,7 @@ static void ordered(zero_comm *c, float *grads, float *shard, size_t piece, cuda
     zero_ticket t;
     const void *const *pieces;
     const zero_partial_sums none = { .count = 0 };
-    must(!zero_comm_all_to_all_begin(c, grads, piece * sizeof *grads, s, &t) &&
+    must(!zero_comm_all_to_all_begin(c, grads, piece * sizeof *grads, piece * sizeof *grads, s, &t) &&
              !zero_comm_all_to_all_finish(c, t, s, &pieces),
          c);
     must(!zero_kernel_sum(shard, pieces, zero_comm_size(c), ZERO_F32, none, piece, s), c);

@@ -304,11 +304,11 @@ size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype) {
 // ---- collectives ----------------------------------------------------------------------------------------------------
 
 // The record of a collective on a symmetric buffer: the same buffer and offset on all ranks.
-static int begin_on_buffer(zero_comm *c, enum zero_comm_call_kind kind, const void *buf, size_t chunk_bytes,
-                           struct zero_comm_call *call) {
+static int begin_on_buffer(zero_comm *c, enum zero_comm_call_kind kind, const void *buf, size_t stride,
+                           size_t chunk_bytes, struct zero_comm_call *call) {
     zero_comm_inject_delay(c);
     if (c->failed) return c->failed;
-    const int b = zero_comm_find_buffer(c, buf, chunk_bytes * (size_t)c->size);
+    const int b = zero_comm_find_buffer(c, buf, stride * (size_t)(c->size - 1) + chunk_bytes);
     if (b < 0)
         return zero_comm_fail(c, ZERO_ERR_ARG, "%s on memory that is not from zero_comm_alloc",
                               zero_comm_call_name(kind));
@@ -321,10 +321,11 @@ static const zero_comm_ops *ops(zero_comm *c) {
     return c->ops;
 }
 
-int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket) {
+int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t stride, size_t chunk_bytes, cudaStream_t stream,
+                               zero_ticket *ticket) {
     struct zero_comm_call call;
-    const int e = begin_on_buffer(c, ZERO_CALL_ALL_TO_ALL, buf, chunk_bytes, &call);
-    return e ? e : recorded(c, &call, c->ops->all_to_all_begin(c, &call, buf, stream, ticket), ticket);
+    const int e = begin_on_buffer(c, ZERO_CALL_ALL_TO_ALL, buf, stride, chunk_bytes, &call);
+    return e ? e : recorded(c, &call, c->ops->all_to_all_begin(c, &call, buf, stride, stream, ticket), ticket);
 }
 
 int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks) {
@@ -339,7 +340,7 @@ int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t str
 int zero_comm_allgather_begin(zero_comm *c, void *buf, size_t chunk_bytes, enum zero_wire kind, cudaStream_t stream,
                               zero_ticket *ticket) {
     struct zero_comm_call call;
-    const int e = begin_on_buffer(c, ZERO_CALL_ALLGATHER, buf, chunk_bytes, &call);
+    const int e = begin_on_buffer(c, ZERO_CALL_ALLGATHER, buf, chunk_bytes, chunk_bytes, &call);
     return e ? e : recorded(c, &call, c->ops->allgather_begin(c, &call, buf, kind, stream, ticket), ticket);
 }
 
@@ -356,7 +357,8 @@ int zero_comm_reusable(zero_comm *c, zero_ticket ticket, cudaStream_t stream) {
 int zero_comm_reduce_scatter(zero_comm *c, const void *buf, enum zero_dtype dtype, size_t chunk_numel, float *out,
                              cudaStream_t stream, zero_ticket *ticket) {
     struct zero_comm_call call;
-    const int e = begin_on_buffer(c, ZERO_CALL_REDUCE_SCATTER, buf, chunk_numel * zero_dtype_bytes(dtype), &call);
+    const size_t bytes = chunk_numel * zero_dtype_bytes(dtype);
+    const int e = begin_on_buffer(c, ZERO_CALL_REDUCE_SCATTER, buf, bytes, bytes, &call);
     if (e) return e;
     const int done = c->ops->reduce_scatter(c, &call, buf, dtype, chunk_numel, out, stream, ticket);
     if (!done) c->records[call.number % ZERO_COMM_RECORDS].finished = zero_clock();

@@ -6,7 +6,7 @@
 //
 // Gradients are summed by the engine, in an order of its own, so the transport only moves them: an all-to-all makes
 // rank r's q-th chunk readable by rank q. Where ranks share memory that is a pointer into the peer's buffer, elsewhere
-// a copy in a scratch of one unit; the engine's kernel adds the N chunks and cannot tell the difference.
+// a copy in a scratch; the engine's kernel adds the N chunks and cannot tell the difference.
 //
 //     an operation         what the caller promises or gets                  who waits, and for what
 //
@@ -134,10 +134,12 @@ size_t zero_comm_summed_bytes(const zero_comm_shape *s, enum zero_dtype dtype);
 
 // ---- collectives ----------------------------------------------------------------------------------------------------
 
-// All-to-all: buf holds size chunks of chunk_bytes each, inside one zero_comm_alloc. finish: *chunks is a device array
-// of size pointers, valid until done, before which nothing else is finished. Collective. With a stream of its own a
-// transport has room for the chunks of one all-to-all: the next one begins after done.
-int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t chunk_bytes, cudaStream_t stream, zero_ticket *ticket);
+// All-to-all: rank r's chunk, of chunk_bytes, is at buf + r * stride, inside one zero_comm_alloc. (A part of each chunk
+// at a time needs less scratch.) finish: *chunks is a device array of size pointers, valid until done, before which
+// nothing else is finished. Collective. With a stream of its own a transport has room for the chunks of one
+// all-to-all: the next one begins after done.
+int zero_comm_all_to_all_begin(zero_comm *c, void *buf, size_t stride, size_t chunk_bytes, cudaStream_t stream,
+                               zero_ticket *ticket);
 int zero_comm_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
 int zero_comm_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 

@@ -75,8 +75,8 @@ typedef struct zero_comm_ops {
     // ZERO_OK: comm.c has the message. Collective.
     int (*alloc)(zero_comm *c, struct zero_comm_buffer *b);
     int (*free)(zero_comm *c, struct zero_comm_buffer *b);
-    int (*all_to_all_begin)(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
-                            zero_ticket *ticket);
+    int (*all_to_all_begin)(zero_comm *c, const struct zero_comm_call *call, void *buf, size_t stride,
+                            cudaStream_t stream, zero_ticket *ticket);
     int (*all_to_all_finish)(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
     int (*all_to_all_done)(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
     int (*allgather_begin)(zero_comm *c, const struct zero_comm_call *call, void *buf, enum zero_wire kind,

@@ -227,7 +227,7 @@ static void different_calls_are_reported(const struct way *w, enum difference d)
     char *at = (char *)p + (odd && d == OTHER_OFFSET ? 1024 : 0);
     int e;
     if (odd && d == OTHER_CALL) {
-        e = zero_comm_all_to_all_begin(c, at, 1024, NULL, &ticket);
+        e = zero_comm_all_to_all_begin(c, at, 1024, 1024, NULL, &ticket);
         if (!e) e = zero_comm_all_to_all_finish(c, ticket, NULL, &chunks);
         if (!e) e = zero_comm_all_to_all_done(c, ticket, NULL);
     } else {

@@ -54,7 +54,8 @@ static void all_to_all(struct traffic *t, int round) {
     zero_ticket *ticket = &t->all_to_all[round % 2];
     OK(zero_comm_reusable(t->c, *ticket, t->a));
     copy(t->grads[round % 2], t->sources + (size_t)round * n, n, t->a);
-    OK(zero_comm_all_to_all_begin(t->c, t->grads[round % 2], CHUNK * sizeof(float), t->a, ticket));
+    OK(zero_comm_all_to_all_begin(t->c, t->grads[round % 2], CHUNK * sizeof(float), CHUNK * sizeof(float), t->a,
+                                  ticket));
     OK(zero_comm_all_to_all_finish(t->c, *ticket, reader, &chunks));
     CHECK(zero_kernel_sum(t->sums + (size_t)round * CHUNK, chunks, zero_comm_size(t->c), ZERO_F32, none, CHUNK,
                           reader) == cudaSuccess,

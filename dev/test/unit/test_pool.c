@@ -244,6 +244,29 @@ static void an_embedding_does_not_set_the_size_of_shared_buffers(void) {
     CHECK_EQ(elements_for(sizes, embedding_is_tied, 13, 1, 2), 7000000 + 2 * 7087872 + (64 - 7000000 % 64) % 64);
 }
 
+// Nor of an all-to-all, and so of a transport's scratch: it is reduced in parts.
+static void an_embedding_does_not_set_the_size_of_an_all_to_all(void) {
+    size_t sizes[MAX_UNITS];
+    int tied[MAX_UNITS], in_parts = 0;
+    for (int round = 0; round < 3000; round++) {
+        const size_t n = random_sizes(sizes, tied), ranks = 1 + below(9);
+        zero_layout l = layout_of(sizes, tied, n, ranks);
+        zero_pool p = pool_of(&l, 2);
+        for (size_t u = 0; u < n; u++) {
+            const size_t shard = zero_layout_shard_numel(&l, u), part = zero_pool_part(&p, &l, u);
+            const size_t most = p.num_shared ? p.buffers[0].numel / ranks : shard;
+            CHECK(part <= shard && part <= zero_pool_largest_part(&p, &l) && (part == shard || part % 64 == 0));
+            CHECK(part <= most || part <= shard / 16 + 64, "a part of %zu of %zu elements, beside %zu", part, shard,
+                  most);
+            CHECK(part * 16 >= shard, "too many parts: of %zu of %zu elements", part, shard);
+            in_parts += part < shard;
+        }
+        zero_pool_destroy(&p);
+        zero_layout_destroy(&l);
+    }
+    CHECK(in_parts > 500, "only %d units are reduced in parts", in_parts);
+}
+
 // Neither the size of shared buffers nor which units share depends on what has no gradients; parameters have buffers
 // all the same.
 static void frozen_units_have_no_buffers_for_gradients(void) {
@@ -273,6 +296,7 @@ int main(int argc, char **argv) {
     RUN(periods_gather_what_all_micro_steps_do);
     RUN(units_that_differ_a_little_cost_what_equal_ones_do);
     RUN(an_embedding_does_not_set_the_size_of_shared_buffers);
+    RUN(an_embedding_does_not_set_the_size_of_an_all_to_all);
     RUN(frozen_units_have_no_buffers_for_gradients);
     return test_finish();
 }

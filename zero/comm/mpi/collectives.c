@@ -7,14 +7,14 @@
 // call is beside it in a third ring, and a peer that began something else is reported. Peers read in place, so reducing
 // N buffers costs one pass over them, about as much as copying them.
 //
-// Messages. To ranks of other hosts chunks go by MPI_Isend/Irecv (messages.c), posted in finish, into a scratch of one
-// unit. All-gathers in two levels (comm.h: hosts) bring each host one copy of a chunk. 2 hosts of 2 ranks, the chunk of
-// rank 1, whose number on its host is 1:
+// Messages. To ranks of other hosts chunks go by MPI_Isend/Irecv (messages.c), posted in finish, into a scratch that
+// holds those of one collective. All-gathers in two levels (comm.h: hosts) bring each host one copy of a chunk. 2 hosts
+// of 2 ranks, the chunk of rank 1, whose number on its host is 1:
 //
 //     rank 1 --message--> rank 3, in its buffer --*relayed*--> rank 2 reads it there
 //
 // Staging. Where the host cannot read device memory (a real GPU; tests ask for it on the CPU as well), finish copies
-// the buffer to a staging buffer of one unit that peers read, and their chunks from theirs to the device.
+// the chunks to a staging buffer that peers read, and their chunks from theirs to the device.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,7 +96,7 @@ static int begin(comm_mpi *m, const struct zero_comm_call *call, char *buf, enum
     if (m->begun - m->finished >= ZERO_COMM_MAX_PENDING)
         return zero_comm_fail(&m->base, ZERO_ERR_ARG, "more than %d collectives pending", ZERO_COMM_MAX_PENDING);
     *ticket = ++m->begun;
-    m->pending[*ticket % RING] = (struct pending){ *call, buf, wire, 0 };
+    m->pending[*ticket % RING] = (struct pending){ *call, buf, 0, wire, 0 };
     if (m->base.size == 1) return ZERO_OK;
     struct control *mine = zero_mpi_control(m, m->base.rank);
     mine->ring[*ticket % RING] = *call;
@@ -107,9 +107,12 @@ static int begin(comm_mpi *m, const struct zero_comm_call *call, char *buf, enum
     return e;
 }
 
-int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
-                              zero_ticket *ticket) {
-    return begin(zero_mpi_self(c), call, buf, ZERO_WIRE_GRADS, stream, ticket);
+int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, size_t stride,
+                              cudaStream_t stream, zero_ticket *ticket) {
+    comm_mpi *m = zero_mpi_self(c);
+    const int e = begin(m, call, buf, ZERO_WIRE_GRADS, stream, ticket);
+    if (!e) m->pending[*ticket % RING].stride = stride;
+    return e;
 }
 
 int zero_mpi_allgather_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, enum zero_wire kind,
@@ -128,18 +131,19 @@ int zero_mpi_synchronize(zero_comm *c, cudaStream_t stream) {
 
 // ---- finish ---------------------------------------------------------------------------------------------------------
 
-// Staged: copies `bytes` from the device to the staging buffer, at the same offset in it, and publishes.
-static int stage_out(comm_mpi *m, const char *from, size_t offset, size_t bytes, size_t whole, zero_ticket ticket,
-                     cudaStream_t stream) {
+// Staged: copies rows of `bytes`, stride bytes apart, from the device to the staging buffer, at offset and without
+// gaps, and publishes. whole: bytes that the staging buffer needs.
+static int stage_out(comm_mpi *m, const char *from, size_t stride, size_t rows, size_t offset, size_t bytes,
+                     size_t whole, zero_ticket ticket, cudaStream_t stream) {
     int e = zero_mpi_wait_readers(m, m->staging_ticket);
     const size_t need = whole ? whole : 1;  // a unit may be empty, a map may not
     if (!e && m->staging.bytes < need) {
         zero_mpi_unmap_staging(m, &m->staging);
         e = zero_mpi_map_staging(m, &m->staging, need);
     }
-    if (!e)
-        e = zero_mpi_device_check(
-            m, cudaMemcpyAsync(m->staging.peer[m->base.rank] + offset, from, bytes, cudaMemcpyDeviceToHost, stream));
+    if (!e && bytes)
+        e = zero_mpi_device_check(m, cudaMemcpy2DAsync(m->staging.peer[m->base.rank] + offset, bytes, from, stride,
+                                                       bytes, rows, cudaMemcpyDeviceToHost, stream));
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     m->staging_ticket = ticket;
@@ -181,27 +185,28 @@ int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t st
     if (e) return e;
     const struct pending *p = &m->pending[ticket % RING];
     const size_t bytes = p->call.bytes, whole = bytes * (size_t)c->size;
+    const size_t stride = m->staged ? bytes : p->stride;  // of what the others read
     const int remote = m->num_remote > 0, size = c->size;
     if (m->staged && size > 1) {
-        e = stage_out(m, p->buf, 0, whole, whole, ticket, stream);
+        e = stage_out(m, p->buf, p->stride, (size_t)size, 0, bytes, whole, ticket, stream);
         if (!e) e = zero_mpi_grow(m, &m->device_scratch, &m->device_scratch_bytes, whole, 1);
     }
     if (remote && !e) {
         e = zero_mpi_grow(m, &m->received, &m->received_bytes, whole, 0);
         if (!e)
-            e = exchange_messages(m, &p->call, m->staged ? m->staging.peer[c->rank] : p->buf, bytes, m->received, bytes,
-                                  bytes);
+            e = exchange_messages(m, &p->call, m->staged ? m->staging.peer[c->rank] : p->buf, stride, m->received,
+                                  bytes, bytes);
     }
     for (int r = 0; r < size && !e; r++) {
         const char *from = NULL;
         if (r == c->rank) {
-            m->chunks[r] = p->buf + (size_t)r * bytes;
+            m->chunks[r] = p->buf + (size_t)r * p->stride;
             continue;
         }
         if (!m->on_host[r]) {
             from = m->received + (size_t)r * bytes;
         } else if ((e = wait_ready(m, r, ticket)) == ZERO_OK) {
-            from = peer_buffer(m, p, r) + (size_t)c->rank * bytes;
+            from = peer_buffer(m, p, r) + (size_t)c->rank * stride;
         }
         if (m->staged && !e) {
             char *to = m->device_scratch + (size_t)r * bytes;
@@ -237,7 +242,8 @@ int zero_mpi_allgather_finish(zero_comm *c, zero_ticket ticket, cudaStream_t str
     const size_t bytes = p->call.bytes, own = (size_t)c->rank * bytes;
     const int remote = m->num_remote > 0, size = c->size, relays = zero_mpi_relays(m, &p->call);
     char *arrived = p->buf;  // where messages arrive: in place unless staged; what peers read if relayed
-    if (m->staged && size > 1) e = stage_out(m, p->buf + own, own, bytes, bytes * (size_t)size, ticket, stream);
+    if (m->staged && size > 1)
+        e = stage_out(m, p->buf + own, bytes, 1, own, bytes, bytes * (size_t)size, ticket, stream);
     if (remote && !e && m->staged && !relays)
         e = zero_mpi_grow(m, &m->received, &m->received_bytes, bytes * (size_t)size, 0);
     if (remote && !e && m->staged) arrived = relays ? m->staging.peer[c->rank] : m->received;
@@ -283,11 +289,8 @@ static int gather_scalars(comm_mpi *m, const struct zero_comm_call *call, const 
     if (!e && m->num_remote) e = exchange_messages(m, call, out, 0, arrived, call->bytes, call->bytes);
     for (int r = 0; r < c->size && !e; r++) {
         if (r == c->rank) continue;
-        const char *from = arrived + (size_t)r * call->bytes;
-        if (m->on_host[r]) {
-            e = wait_ready(m, r, ticket);
-            from = zero_mpi_control(m, r)->scalars[slot];
-        }
+        const char *from = m->on_host[r] ? zero_mpi_control(m, r)->scalars[slot] : arrived + (size_t)r * call->bytes;
+        if (m->on_host[r]) e = wait_ready(m, r, ticket);
         if (!e) memcpy(all + (size_t)r * stride, from, call->bytes);
     }
     if (c->in_flight)

@@ -28,6 +28,7 @@ struct control {                               // one per rank, written by its o
 struct pending {  // begun by this rank
     struct zero_comm_call call;
     char *buf;
+    size_t stride;  // all-to-all: from a chunk to the next
     enum zero_wire wire;
     int finished;
 };
@@ -66,7 +67,7 @@ typedef struct comm_mpi {
     struct pending pending[RING];
     zero_ticket scalar_ticket[2], staging_ticket;
     size_t scalar_count;
-    struct zero_shm staging;  // staged: one unit of host memory that the peers read
+    struct zero_shm staging;  // staged: host memory that the peers read
     char *received;           // chunks from remote ranks (host)
     size_t received_bytes;
     char *device_scratch;  // staged: the peers' chunks on the device
@@ -105,8 +106,8 @@ void zero_mpi_publish_relay(comm_mpi *m, int e, _Atomic uint64_t *counter, uint6
 int zero_mpi_wait_relay(comm_mpi *m, const struct zero_comm_call *call, int r, _Atomic uint64_t *counter,
                         uint64_t value);
 int zero_mpi_wait_readers(comm_mpi *m, zero_ticket ticket);  // until the ranks of this host have read ticket's buffer
-int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
-                              zero_ticket *ticket);
+int zero_mpi_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, size_t stride,
+                              cudaStream_t stream, zero_ticket *ticket);
 int zero_mpi_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
 int zero_mpi_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 int zero_mpi_allgather_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, enum zero_wire kind,

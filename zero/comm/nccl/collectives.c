@@ -36,7 +36,7 @@ static int set_own(comm_nccl *m, const void *own) {
 
 static int ok(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
 
-static int all_to_all(comm_nccl *m, char *buf, size_t bytes) {
+static int all_to_all(comm_nccl *m, char *buf, size_t stride, size_t bytes) {
     const struct nccl_library *lib = &m->context->lib;
     const cudaStream_t stream = m->context->stream;
     const int rank = m->base.rank;
@@ -46,7 +46,7 @@ static int all_to_all(comm_nccl *m, char *buf, size_t bytes) {
     ncclResult_t r = lib->GroupStart();
     for (int peer = 0; peer < m->base.size && ok(r); peer++) {
         if (peer == rank) continue;
-        r = lib->Send(buf + (size_t)peer * bytes, bytes, ncclUint8, peer, m->comm, stream);
+        r = lib->Send(buf + (size_t)peer * stride, bytes, ncclUint8, peer, m->comm, stream);
         if (ok(r))
             r = lib->Recv(m->scratch + (size_t)(peer < rank ? peer : peer - 1) * m->stride, bytes, ncclUint8, peer,
                           m->comm, stream);
@@ -64,8 +64,8 @@ int zero_nccl_gather(comm_nccl *m, const void *mine, void *out, size_t bytes, co
                                m->context->lib.AllGather(mine, out, bytes, ncclUint8, m->comm, m->context->stream));
 }
 
-int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
-                               zero_ticket *ticket) {
+int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, size_t stride,
+                               cudaStream_t stream, zero_ticket *ticket) {
     comm_nccl *m = zero_nccl_self(c);
     struct nccl_op *op = NULL;
     const size_t chunk_bytes = call->bytes;
@@ -79,8 +79,8 @@ int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, 
         e = zero_nccl_wait_for(m, ZERO_NCCL_WAIT_CHUNKS, m->context->stream,
                                m->context->ops[m->last_read % NCCL_RING].read);
     if (!e) e = zero_nccl_op_begin(m, "all-to-all", &op);
-    if (!e) e = set_own(m, (char *)buf + (size_t)c->rank * chunk_bytes);
-    if (!e) e = all_to_all(m, buf, chunk_bytes);
+    if (!e) e = set_own(m, (char *)buf + (size_t)c->rank * stride);
+    if (!e) e = all_to_all(m, buf, stride, chunk_bytes);
     if (!e) e = zero_nccl_op_end(m, op);
     if (e) return e;
     count_received(m, ZERO_WIRE_GRADS, chunk_bytes);

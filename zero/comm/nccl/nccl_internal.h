@@ -156,8 +156,8 @@ void zero_nccl_free_tables(comm_nccl *m);  // and the scratch
 
 // collectives.c
 int zero_nccl_gather(comm_nccl *m, const void *mine, void *out, size_t bytes, const char *what);
-int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, cudaStream_t stream,
-                               zero_ticket *ticket);
+int zero_nccl_all_to_all_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, size_t stride,
+                               cudaStream_t stream, zero_ticket *ticket);
 int zero_nccl_all_to_all_finish(zero_comm *c, zero_ticket ticket, cudaStream_t stream, const void *const **chunks);
 int zero_nccl_all_to_all_done(zero_comm *c, zero_ticket ticket, cudaStream_t stream);
 int zero_nccl_allgather_begin(zero_comm *c, const struct zero_comm_call *call, void *buf, enum zero_wire kind,
