@@ -767,6 +767,7 @@ static void create_engine(Run *r) {
     c.shard_comm = r->shard_comm;
     c.replicate_comm = r->replica_comm;
     c.offload_dir = r->options.offload_dir;
+    c.offload_params_dir = r->options.offload_params_dir;
     c.accounting = &r->memory;
     c.micro_batches = r->G;
     c.stream = r->stream;

@@ -113,6 +113,7 @@ static const struct {
     FIELD("settings.ema_decay", settings.ema_decay),
     FIELD("settings.offload", settings.offload),
     FIELD("settings.offload_fraction", settings.offload_fraction),
+    FIELD("settings.offload_params", settings.offload_params),
     FIELD("settings.seed", settings.seed),
     FIELD("settings.delay_seed", settings.delay_seed),
     FIELD("the size of replicate_comm", replicas),

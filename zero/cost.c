@@ -18,14 +18,12 @@
 // With ZERO_ORDER_RANK a rank keeps fp32 sums of all gradients (own_sums.c; ZERO_ORDER_LAYER: in a pool, and parameters
 // are gathered as for one micro-batch), and takes buffers for those of a micro-batch from a pool; what is said of each
 // micro-batch happens once a step, with `count` fp32 sums.
-#include "zero/cost.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include "zero/cost_internal.h"
 #include "zero/kernels.h"
-#include "zero/offload/swap.h"
 #include "zero/optimizers/optimizers.h"
-#include "zero/param_cache.h"
 
 static int own_sums(const zero_cost *p) { return p->settings.order != ZERO_ORDER_STEP; }
 
@@ -47,17 +45,19 @@ __attribute__((format(printf, 5, 6))) static void add(struct table *t, int kind,
     va_end(args);
 }
 
-// The row of the pools of unit buffers, and of `more` bytes. Those of gradients are symmetric.
-static void add_pools(struct table *t, const zero_layout *l, const zero_comm_shape *comm, size_t param_depth,
-                      size_t elem, size_t more, const char *formula_of_more) {
-    const size_t depths[] = { ZERO_GRAD_POOL_DEPTH, param_depth };
+// The row of the pools of unit buffers, and of `more` bytes. Those of gradients are symmetric, and those of parameters
+// that are offloaded.
+static void add_pools(struct table *t, const zero_cost *p, const zero_layout *l, size_t param_depth, size_t more,
+                      const char *formula_of_more) {
+    const size_t depths[] = { ZERO_GRAD_POOL_DEPTH, param_depth }, elem = zero_dtype_bytes(p->settings.dtype);
+    const int symmetric[] = { 1, params_offload(p) != ZERO_OFFLOAD_NONE };
     size_t bytes = more, shared[2] = { 0 }, numel[2] = { 0 }, own = 0;
     for (int i = 0; i < 2; i++) {
         zero_pool pool;
         if (zero_pool_create(&pool, l, i ? ZERO_POOL_PARAMS : ZERO_POOL_GRADS, depths[i])) continue;  // of host memory
         for (size_t k = 0; k < pool.num_buffers; k++) {
             const zero_pool_buffer *b = &pool.buffers[k];
-            bytes += i ? b->numel * elem : zero_comm_alloc_bytes(comm, b->numel * elem);
+            bytes += symmetric[i] ? zero_comm_alloc_bytes(&p->shard_transport, b->numel * elem) : b->numel * elem;
             if (b->owner == ZERO_NO_UNIT)
                 numel[i] = b->numel;
             else
@@ -131,9 +131,6 @@ enum zero_order zero_cost_order(const zero_settings *s, size_t ranks, size_t G) 
 
 // What all ranks pass on at a time, and how often in a step.
 static size_t reductions(const zero_cost *p, size_t G) { return own_sums(p) && G ? 1 : G; }
-
-static size_t trained(const zero_layout *l) { return l->trained_offset[l->num_units]; }
-static const char *psi_trained(const zero_layout *l) { return trained(l) < l->numel_padded ? "Psi_t" : "Psi"; }
 
 // The row of partial sums, and what a power of two would need.
 static void add_partial_sums(struct table *t, const zero_cost *p, const zero_layout *l) {
@@ -216,7 +213,8 @@ static size_t most_at_a_time(const zero_cost *p, const zero_layout *l) {
 static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_layout *l) {
     const int stage = p->settings.stage, rank_order = own_sums(p);
     const size_t largest = zero_layout_largest_trained_unit(l);
-    const size_t param_depth = stage == 3 && l->ranks > 1 ? 1 + (size_t)p->settings.prefetch : 0;
+    const int unshards = stage == 3 && (l->ranks > 1 || params_offload(p));
+    const size_t param_depth = unshards ? 1 + (size_t)p->settings.prefetch : 0;
     const size_t gathered = stage == 0 && l->ranks > 1 ? sizeof(float) : 0;  // bytes of an element of the largest unit
     const size_t packed = rank_order && zero_cost_own_sums(&p->settings, p->max_micro_batches).count > 1
                               ? sent_by_rank(p)
@@ -243,7 +241,7 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
         snprintf(more + strlen(more), sizeof more - strlen(more), " + %zu x largest shard", sizeof(float) + sums);
     }
     if (stage >= 2 || rank_order)
-        add_pools(t, l, &p->shard_transport, param_depth, zero_dtype_bytes(p->settings.dtype), bytes, more);
+        add_pools(t, p, l, param_depth, bytes, more);
     else if (gathered)
         add(t, MEMORY(ZERO_MEM_UNIT_BUFFERS), bytes, "%s", more + strlen(" + "));
     else
@@ -251,50 +249,6 @@ static void add_unit_buffers(struct table *t, const zero_cost *p, const zero_lay
 }
 
 static size_t max_of(size_t a, size_t b) { return a > b ? a : b; }
-
-// What a rank has of the optimizer's state. [1]: of it, what is offloaded.
-struct state {
-    size_t numel[2], trained[2];  // elements: of all units, of trained ones
-    size_t arrays;                // with an element for each
-    size_t parts, chunks;
-    uint64_t file_bytes, buffer_bytes;    // ZERO_OFFLOAD_NVME
-    uint64_t update_parts, update_bytes;  // of the file: parts that an update changes
-};
-
-static void add_part(struct state *s, const size_t bytes[], const zero_state_part *at, size_t units, int frozen) {
-    s->numel[at->offloaded] += units * at->numel;
-    if (!frozen) s->trained[at->offloaded] += units * at->numel;
-    if (!frozen && at->offloaded) s->update_parts += units;
-    for (size_t i = 0; i < s->arrays && at->offloaded; i++) {
-        const size_t record = at->numel * bytes[i], rounded = zero_swap_file_bytes(&record, 1);
-        s->file_bytes += units * rounded;
-        if (!frozen) s->update_bytes += units * rounded;
-        if (ZERO_OFFLOAD_PARTS * s->arrays * rounded > s->buffer_bytes)
-            s->buffer_bytes = ZERO_OFFLOAD_PARTS * s->arrays * rounded;
-    }
-}
-
-static struct state count_state(const zero_cost *p, const zero_layout *l) {
-    const zero_settings *s = &p->settings;
-    const zero_optimizer *optimizer = zero_optimizer_get(s->optimizer);
-    const size_t master = zero_master_bytes(s->dtype, s->master);
-    struct state sum = { .arrays = 0 };
-    size_t bytes[2 + ZERO_MAX_OPTIMIZER_STATES];
-    if (master) bytes[sum.arrays++] = master;
-    if (s->ema_decay > 0) bytes[sum.arrays++] = sizeof(float);
-    for (size_t i = 0; optimizer && i < optimizer->num_states; i++) bytes[sum.arrays++] = sizeof(float);
-    for (size_t r = 0; r < l->num_runs; r++) {
-        const size_t u = l->run_first[r], units = l->run_first[r + 1] - u, numel = zero_layout_unit_numel(l, u),
-                     shard = s->stage == 0 ? numel : numel / l->ranks, begin = s->stage == 0 ? 0 : p->rank * shard;
-        zero_state_part at;
-        for (size_t i = 0; zero_state_part_at(s, shard, i, &at); i++) {
-            add_part(&sum, bytes, &at, units, l->unit_frozen[u]);
-            sum.parts += units;
-            sum.chunks += units * zero_optimizer_chunks(l, u, begin + at.begin, begin + at.begin + at.numel, NULL);
-        }
-    }
-    return sum;
-}
 
 // The engine's tables, and scratch of the transports.
 static void add_transport(struct table *t, const zero_cost *p, const zero_layout *l, const struct state *state) {
@@ -310,7 +264,7 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
         const zero_group_sums own = zero_cost_own_sums(&p->settings, p->max_micro_batches);
         bytes += zero_cost_own_pointers(&own, l->ranks, l->num_units);
     }
-    const size_t gathered = stage == 3   ? 0
+    const size_t gathered = stage == 3   ? (params_offload(p) ? largest * b : 0)
                             : stage == 0 ? (l->ranks > 1 ? largest_trained * sizeof(float) : 0)
                                          : largest * b;
     const size_t h = zero_cost_two_levels(&p->settings, p->max_micro_batches, &p->shard_transport);
@@ -325,7 +279,7 @@ static void add_transport(struct table *t, const zero_cost *p, const zero_layout
         bytes += zero_comm_scratch_bytes(&host, sent / across.ranks * sent_by_rank(p), 0, 0) +
                  zero_comm_scratch_bytes(&across, passed_on, 0, 0) + across.ranks * sums.count * sizeof(void *);
     }
-    if (stage == 3)
+    if (stage == 3 && !params_offload(p))
         bytes += zero_window_scratch_bytes(&p->shard_transport, l->numel_padded / l->ranks * b, largest * b);
     if (p->replicas > 1) {
         const zero_group_sums group = sent_by_group(p, l);
@@ -356,46 +310,25 @@ static void add_state(struct table *t, const zero_cost *p, const zero_layout *l,
     if (s->ema_decay > 0) add(t, MEMORY(ZERO_MEM_EMA), state->numel[0] * sizeof(float), "4 Psi%s", over);
 }
 
-// The rows of what is offloaded.
-static void add_offloaded(struct table *t, const zero_cost *p, const zero_layout *l, const struct state *state) {
-    const zero_settings *s = &p->settings;
-    const size_t all = zero_master_bytes(s->dtype, s->master) + (s->ema_decay > 0 ? sizeof(float) : 0),
-                 states = zero_optimizer_get(s->optimizer) ? zero_optimizer_get(s->optimizer)->num_states : 0;
-    const char *over = s->stage == 0 ? "" : "/N";
-    if (s->offload == ZERO_OFFLOAD_CPU)
-        add(t, MEMORY(ZERO_MEM_HOST), state->numel[1] * all + state->trained[1] * states * sizeof(float),
-            "(%zu Psi + %zu %s)%s x %.4g", all, states * sizeof(float), psi_trained(l), over, s->offload_fraction);
-    if (s->offload != ZERO_OFFLOAD_NVME) return;
-    add(t, MEMORY(ZERO_MEM_HOST), state->buffer_bytes, "%d x %zu records of at most %d elements", ZERO_OFFLOAD_PARTS,
-        state->arrays, ZERO_OFFLOAD_PART);
-    add(t, MEMORY(ZERO_MEM_DISK), state->file_bytes, "%zu Psi%s x %.4g", all + states * sizeof(float), over,
-        s->offload_fraction);
-}
-
 size_t zero_cost_memory(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
     struct table t = { rows, max, 0 };
     const int stage = p->settings.stage;
     const size_t b = zero_dtype_bytes(p->settings.dtype), psi = l->numel_padded, shard = psi / l->ranks;
-    const struct state state = count_state(p, l);
-    add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(&p->shard_transport, (stage == 3 ? shard : psi) * b),
-        "%zu Psi%s", b, stage == 3 ? "/N" : "");
+    const struct state state = zero_cost_count_state(p, l);
+    if (params_offload(p))
+        add(&t, MEMORY(ZERO_MEM_PARAMS), 0, "0: offloaded, see unit buffers");
+    else
+        add(&t, MEMORY(ZERO_MEM_PARAMS), zero_comm_alloc_bytes(&p->shard_transport, (stage == 3 ? shard : psi) * b),
+            "%zu Psi%s", b, stage == 3 ? "/N" : "");
     add_gradients(&t, p, l);
     add_partial_sums(&t, p, l);
     add_state(&t, p, l, &state);
     add_unit_buffers(&t, p, l);
     add_transport(&t, p, l, &state);
-    add_offloaded(&t, p, l, &state);
-    return t.n;
-}
-
-size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
-    struct table t = { rows, max, 0 };
-    if (p->settings.offload != ZERO_OFFLOAD_NVME) return 0;
-    const struct state state = count_state(p, l);
-    const int passes = state.update_parts > ZERO_OFFLOAD_PARTS;
-    add(&t, 0, "read", passes ? state.update_bytes : 0,
-        passes ? "all on the disk that is not frozen" : "0: the buffers hold all of it");
-    add(&t, 0, "written", state.update_bytes, "all on the disk that is not frozen");
+    zero_row host = { .kind = 0 }, disk = { .kind = 0 };
+    zero_cost_offloaded(p, l, &state, &host, &disk);
+    if (*host.formula) add(&t, MEMORY(ZERO_MEM_HOST), host.expected, "%s", host.formula);
+    if (*disk.formula) add(&t, MEMORY(ZERO_MEM_DISK), disk.expected, "%s", disk.formula);
     return t.n;
 }
 
@@ -408,10 +341,7 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
     } else if (s->stage < 3) {
         add(t, ZERO_WIRE_PARAMS, "parameters", trained(l) / l->ranks * others * b, "%zu %s (N-1)/N", b, psi_trained(l));
     } else {
-        const size_t numel = others ? zero_param_cache_traffic(l, p->order, p->order_length, (size_t)s->prefetch,
-                                                               s->delay_seed != 0,
-                                                               s->order == ZERO_ORDER_LAYER ? 1 : p->micro_batches)
-                                    : 0;
+        const size_t numel = others ? zero_cost_gathered(p, l, NULL) : 0;
         add(t, ZERO_WIRE_PARAMS, "parameters", numel / l->ranks * others * b, "%zu Psi (N-1)/N x %.3f all-gathers", b,
             (double)numel / (double)l->numel_padded);
     }
@@ -419,7 +349,7 @@ static void add_params(struct table *t, const zero_cost *p, const zero_layout *l
 
 // What a rank receives from each other one for the norm, and to agree on whether a disk has failed.
 static size_t norm_bytes(const zero_settings *s) {
-    return ZERO_NORM_WORDS * sizeof(uint64_t) + (s->offload == ZERO_OFFLOAD_NVME ? ZERO_AGREEMENT_BYTES : 0);
+    return ZERO_NORM_WORDS * sizeof(uint64_t) + (zero_uses_disk(s) ? ZERO_AGREEMENT_BYTES : 0);
 }
 
 size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
@@ -447,7 +377,7 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
         add(&t, ZERO_WIRE_GRADS, "gradients", of_others * times * b, "%zu%s %s (N-1)/N, G = %zu", b, g, psi, G);
     add_params(&t, p, l);
     const size_t norm = norm_bytes(s);
-    const char *agreement = s->offload == ZERO_OFFLOAD_NVME ? ", the disk" : "";
+    const char *agreement = zero_uses_disk(s) ? ", the disk" : "";
     if (p->replicas > 1) {
         const zero_group_sums group = zero_cost_group_sums(l->ranks * own.count, own.dtype);
         const size_t each = group.count * zero_dtype_bytes(group.dtype), others_R = p->replicas - 1;

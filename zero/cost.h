@@ -27,7 +27,7 @@ typedef struct zero_cost {
     size_t micro_batches;                 // for the wire: of the step
 } zero_cost;
 
-// What ranks exchange to agree on whether one of them has failed; with ZERO_OFFLOAD_NVME in each step.
+// What ranks exchange to agree on whether one of them has failed; with something on a disk in each step.
 enum { ZERO_AGREEMENT_BYTES = 512 };
 
 typedef struct zero_row {
@@ -45,7 +45,12 @@ size_t zero_cost_wire(const zero_cost *p, const zero_layout *l, zero_row *rows, 
 
 // Bytes that a step reads from the disk and writes to it (ZERO_OFFLOAD_NVME), if the step before it was the last to use
 // the state. The buffers keep ZERO_OFFLOAD_PARTS parts, so where an update has no more, it only writes.
+// Parameters on it (settings.offload_params) are read with each all-gather, and with the update.
 size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
+
+// Bytes that a step moves from host memory (ZERO_OFFLOAD_CPU) or a disk (_NVME), and to it: each update reads and
+// writes what is there once; parameters are read with each all-gather too.
+uint64_t zero_cost_offload_traffic(const zero_cost *p, const zero_layout *l, enum zero_offload place);
 
 // What each of several shard groups of S ranks passes on to the others of its sum of a micro-step: S / leaves sums of
 // `leaves` micro-batches, the largest power of two that divides S: aligned subtrees of the sum over all ranks. For S a

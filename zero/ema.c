@@ -15,11 +15,12 @@ int zero_uses_weights(zero *z) {
 static int exchange_unit(zero *z, size_t u) {
     int e = ZERO_OK;
     for (size_t at = 0, n; at < state_numel(z, u) && !e; at += n) {
-        char *average = NULL;
+        char *average = NULL, *params = NULL;
+        if ((e = zero_state_open(z, u, ARRAY_PARAMS, at, 1, &params, &n))) break;
         if ((e = zero_state_open(z, u, ARRAY_EMA, at, 1, &average, &n))) break;
         e = zero_device_check(z,
-                              zero_kernel_exchange_ema(updated_params(z, u) + at * z->elem, (float *)(void *)average,
-                                                       z->config.settings.dtype, z->uses_ema, n, z->config.stream),
+                              zero_kernel_exchange_ema(params, (float *)(void *)average, z->config.settings.dtype,
+                                                       z->uses_ema, n, z->config.stream),
                               "exchanging parameters and their average");
     }
     return zero_state_close(z, e);

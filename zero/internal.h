@@ -6,6 +6,7 @@
 //     gradients.c   acquire and release of gradients, reduce-scatter, accumulation over micro-batches
 //     exchange.c    ... between hosts and shard groups
 //     parameters.c  acquire and release of parameters, all-gather, prefetch
+//     parameter_offload.c  ... of those in host memory or on a disk
 //     grad_norm.c   norm of the gradient, of all or by tensor; what it decides about a step
 //     optimizer.c   step, discard
 //     optimizer_state.c  where its state is: on the device, in host memory, on a disk
@@ -34,10 +35,12 @@ struct grad_buffer {
     int busy;            // a unit holds it
 };
 
-// Stage 3: the memory of a slot of the parameter cache.
+// Stage 3: the memory of a slot of the parameter cache. Symmetric if parameters are offloaded.
 struct param_buffer {
     char *ptr;
-    zero_ticket unshard;  // the last all-gather into it
+    zero_ticket unshard;   // the last all-gather into it
+    int waits;             // offloaded: its all-gather is not begun: the shard is on its way from the disk
+    cudaEvent_t released;  // offloaded: what the caller's stream does with it
 };
 
 // An all-to-all of partial sums of gradients, of one unit: between hosts, or between shard groups.
@@ -67,17 +70,19 @@ struct unit {
     struct own_buffer *own;     // of this rank's sums, with ZERO_ORDER_RANK and LAYER
     zero_ticket params_ticket;  // the last all-gather that reads this rank's parameters
     int gathering;              // it is not finished
+    size_t parts_read;          // parameter_offload.c: of its parts, the first so many are read, or begun to be
 };
 
-// The arrays of optimizer state.
-enum { ARRAY_MASTER, ARRAY_EMA, ARRAY_STATES, NUM_ARRAYS = ARRAY_STATES + ZERO_MAX_OPTIMIZER_STATES };
+// The arrays that an update changes: parameters and optimizer state.
+enum { ARRAY_PARAMS, ARRAY_MASTER, ARRAY_EMA, ARRAY_STATES, NUM_ARRAYS = ARRAY_STATES + ZERO_MAX_OPTIMIZER_STATES };
 
 // A part of the state that this rank has of a unit (zero_state_part).
 struct part {
     size_t unit, begin, numel;
     int offloaded;
     size_t first_chunk, num_chunks;
-    size_t record;             // on a disk: of its first array
+    size_t record;             // on a disk: of its first array of optimizer state
+    size_t params_record;      // on a disk: of its parameters
     char *arrays[NUM_ARRAYS];  // in memory; NULL: on a disk, or there is none, as of a frozen unit's states
 };
 
@@ -135,10 +140,15 @@ struct zero {
     // parameters.c
     char *params;                        // all units' parameters; NULL in stage 3
     size_t gathers_begun, gathers_done;  // stages 1, 2: units all-gathered since the last update: begun, finished
-    zero_window *window;                 // stage 3: the shards of the parameters
+    zero_window *window;                 // stage 3: the shards of the parameters, unless they are offloaded
     zero_param_cache cache;              // which units share buffers; stage 3: which are in buffers
     struct param_buffer *param_buffers;  // one for each slot of the cache
     zero_ticket last_unshard;            // of the window
+
+    // parameter_offload.c
+    cudaStream_t copy_stream;                  // from host memory into the buffers
+    size_t copied[ZERO_OFFLOAD_PARAM_COPIES];  // records that it may still read
+    size_t num_copied, read_ahead;             // of these; records that are read, or begun to be, and not yet copied
 
     // grad_norm.c
     uint64_t *squares;                             // device: ZERO_SQUARE_PARTS wide integers
@@ -165,8 +175,9 @@ struct zero {
     // optimizer_state.c
     struct part *parts;  // of all units, ascending
     size_t *first_part;  // [num_units + 1]
-    zero_swap *swap;     // ZERO_OFFLOAD_NVME: a record for each array of each offloaded part
-    size_t swap_bytes;   // of its file
+    // ZERO_OFFLOAD_NVME: a record for each array of each offloaded part; for the parameters of each part
+    zero_swap *swap, *params_swap;
+    size_t swap_bytes, params_swap_bytes;  // of their files
     struct open_record open[NUM_ARRAYS];
 
     // state.c
@@ -297,6 +308,17 @@ int zero_params_update_begin(zero *z);
 int zero_params_update_written(zero *z, size_t u);
 int zero_params_update_end(zero *z);
 
+// ---- parameter_offload.c --------------------------------------------------------------------------------------------
+
+int zero_params_copies_create(zero *z);
+void zero_params_copies_destroy(zero *z);
+// From a disk: begins to read what the next call for the unit needs first.
+int zero_params_read(zero *z, size_t u);
+// Copies this rank's shard of a unit to the device, on z->copy_stream.
+int zero_params_copy(zero *z, size_t u, char *to);
+// Waits until no copy reads a record. Before a record is acquired for something else.
+int zero_params_copied(zero *z);
+
 // ---- grad_norm.c ----------------------------------------------------------------------------------------------------
 
 int zero_norm_create(zero *z, int e);  // collective, as zero_grads_create
@@ -317,6 +339,10 @@ void zero_state_destroy(zero *z);
 int zero_state_create_unit(zero *z, size_t u);
 void zero_state_destroy_unit(zero *z, size_t u);
 int zero_state_clear_unit(zero *z, size_t u);  // its states become zero
+
+// Of a part on a disk: which record of which file an array is.
+size_t zero_part_record(const zero *z, const struct part *p, size_t array);
+int zero_swap_check(zero *z, zero_swap *s, int failed);
 
 // For the device: arrays of a part, NULL where there are none. Reads ahead what the step needs next. Then whatever was
 // queued on the stream for it has changed all of them.
@@ -379,8 +405,11 @@ static inline int rank_order(const zero *z) { return z->config.settings.order ==
 static inline int pooled_grads(const zero *z) { return z->config.settings.stage >= 2 || rank_order(z); }
 static inline int unit_frozen(const zero *z, size_t u) { return z->layout.unit_frozen[u]; }
 static inline int sharded_params(const zero *z) { return z->config.settings.stage == 3; }
+static inline enum zero_offload params_offload(const zero *z) { return zero_params_offload(&z->config.settings); }
+// Stage 3: whether units are all-gathered into buffers.
+static inline int unshards(const zero *z) { return sharded_params(z) && (z->ranks > 1 || params_offload(z)); }
 
-// This rank's shard of a unit's parameters.
+// This rank's shard of a unit's parameters, unless they are offloaded.
 static inline char *own_params(const zero *z, size_t u) {
     if (sharded_params(z)) return (char *)zero_window_shard(z->window) + shard_offset(z, u) * z->elem;
     return z->params + (z->layout.unit_offset[u] + (size_t)z->rank * shard_numel(z, u)) * z->elem;
@@ -399,17 +428,18 @@ static inline size_t master_bytes(const zero *z) {
 }
 
 // A disk may fail on one rank alone, so what uses it ends with an agreement.
-static inline int uses_disk(const zero *z) { return z->config.settings.offload == ZERO_OFFLOAD_NVME; }
+static inline int uses_disk(const zero *z) { return zero_uses_disk(&z->config.settings); }
 static inline int has_ema(const zero *z) { return z->config.settings.ema_decay > 0; }
 
 // Bytes of an element of an array; 0: there is no such array.
 static inline size_t array_bytes(const zero *z, size_t array) {
+    if (array == ARRAY_PARAMS) return z->elem;
     if (array == ARRAY_MASTER) return master_bytes(z);
     if (array == ARRAY_EMA) return has_ema(z) ? sizeof(float) : 0;
     return array - ARRAY_STATES < z->optimizer->num_states ? sizeof(float) : 0;
 }
 
-// The parameters of a unit whose optimizer state this rank has.
+// The parameters of a unit whose optimizer state this rank has, unless they are offloaded.
 static inline char *updated_params(const zero *z, size_t u) {
     return whole_state(z) ? z->params + z->layout.unit_offset[u] * z->elem : own_params(z, u);
 }

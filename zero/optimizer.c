@@ -203,7 +203,7 @@ static int gather_sums(zero *z, size_t u) {
 // grads: the sums of its unit.
 static zero_optimizer_arrays arrays_of(const zero *z, const struct part *p, float *grads, char *const in[NUM_ARRAYS]) {
     zero_optimizer_arrays arrays = {
-        .params = updated_params(z, p->unit) + p->begin * z->elem,
+        .params = in[ARRAY_PARAMS],
         .master = in[ARRAY_MASTER],
         .grads = grads + p->begin,
         .ema = (float *)(void *)in[ARRAY_EMA],

@@ -20,11 +20,14 @@ static size_t cut(zero_optimizer_chunk first, size_t numel, zero_optimizer_chunk
 int zero_state_part_at(const zero_settings *s, size_t numel, size_t i, zero_state_part *out) {
     const size_t blocks = numel / ZERO_ALIGN, offloaded_blocks = (size_t)(s->offload_fraction * (double)blocks),
                  resident = s->offload == ZERO_OFFLOAD_NONE ? numel : (blocks - offloaded_blocks) * ZERO_ALIGN,
-                 most = s->offload == ZERO_OFFLOAD_NVME ? ZERO_OFFLOAD_PART : SIZE_MAX / ZERO_OFFLOAD_PART;
-    const size_t k = i - (resident > 0), begin = i == 0 && resident ? 0 : resident + k * most;
-    if (begin >= numel) return 0;
-    *out = (zero_state_part){ .begin = begin, .numel = resident, .offloaded = begin >= resident };
-    if (out->offloaded) out->numel = numel - begin < most ? numel - begin : most;
+                 large = SIZE_MAX / ZERO_OFFLOAD_PART, small = ZERO_OFFLOAD_PART;
+    const size_t first = zero_params_offload(s) == ZERO_OFFLOAD_NVME ? small : large,
+                 resident_parts = (resident + first - 1) / first, offloaded = i >= resident_parts;
+    const size_t most = offloaded && s->offload == ZERO_OFFLOAD_NVME ? small : first,
+                 begin = offloaded ? resident + (i - resident_parts) * most : i * most,
+                 end = offloaded ? numel : resident;
+    if (begin >= end) return 0;
+    *out = (zero_state_part){ begin, end - begin < most ? end - begin : most, offloaded };
     return 1;
 }
 

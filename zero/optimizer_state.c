@@ -1,4 +1,5 @@
-// optimizer_state.c: where master weights, the moving average and the optimizer's states are.
+// optimizer_state.c: where master weights, the moving average and the optimizer's states are, and what is updated with
+// them: parameters.
 //
 // What a rank has of a unit is cut into parts (optimizers.h: zero_state_part). The arrays of a part are on the device;
 // in pinned host memory, which the device reads and writes over the bus (ZeRO-Offload, but the update stays on the
@@ -10,14 +11,22 @@
 //                        zero_part_release(p): begins to write its records
 //     fill, load, visit  zero_state_open, element by element; zero_state_close
 //
-// The last part of a step reads ahead for the first one of the next, under the next forward and backward.
+// The last part of a step reads ahead for the first one of the next, under the next forward and backward. Records of
+// parameters are in a file of their own, and pass through buffers of their own: the forward and the backward need them
+// too (parameter_offload.c).
 #include <stdlib.h>
+#include <string.h>
 #include "zero/internal.h"
 
 // ---- create and destroy ---------------------------------------------------------------------------------------------
 
-static int on_disk(const zero *z, const struct part *p) {
-    return p->offloaded && z->config.settings.offload == ZERO_OFFLOAD_NVME;
+static enum zero_offload place_of(const zero *z, const struct part *p, size_t array) {
+    if (array == ARRAY_PARAMS) return params_offload(z);
+    return p->offloaded ? z->config.settings.offload : ZERO_OFFLOAD_NONE;
+}
+
+static int on_disk(const zero *z, const struct part *p, size_t array) {
+    return place_of(z, p, array) == ZERO_OFFLOAD_NVME && array_bytes(z, array);
 }
 
 static enum zero_memory_category category_of(size_t array) {
@@ -28,9 +37,14 @@ static enum zero_memory_category category_of(size_t array) {
 
 static int create_array(zero *z, struct part *p, size_t array) {
     const size_t bytes = p->numel * array_bytes(z, array);
-    if (!bytes || on_disk(z, p)) return ZERO_OK;
-    if (!p->offloaded) return zero_alloc(z, category_of(array), bytes, &p->arrays[array]);
-    p->arrays[array] = zero_accounting_alloc_host(z->config.accounting, bytes);
+    const enum zero_offload place = place_of(z, p, array);
+    if (!bytes || place == ZERO_OFFLOAD_NVME) return ZERO_OK;
+    if (place == ZERO_OFFLOAD_NONE && array == ARRAY_PARAMS)
+        p->arrays[array] = updated_params(z, p->unit) + p->begin * z->elem;
+    else if (place == ZERO_OFFLOAD_NONE)
+        return zero_alloc(z, category_of(array), bytes, &p->arrays[array]);
+    else
+        p->arrays[array] = zero_accounting_alloc_host(z->config.accounting, bytes);
     return p->arrays[array] ? ZERO_OK
                             : zero_fail(z, ZERO_ERR_MEMORY,
                                         "no pinned host memory for %zu bytes of offloaded state: use a smaller "
@@ -40,9 +54,9 @@ static int create_array(zero *z, struct part *p, size_t array) {
 
 static void destroy_array(zero *z, struct part *p, size_t array) {
     const size_t bytes = p->numel * array_bytes(z, array);
-    if (p->offloaded)
+    if (place_of(z, p, array) != ZERO_OFFLOAD_NONE)
         zero_accounting_free_host(z->config.accounting, p->arrays[array], bytes);
-    else
+    else if (array != ARRAY_PARAMS)
         zero_accounting_free(z->config.accounting, category_of(array), p->arrays[array], bytes);
     p->arrays[array] = NULL;
 }
@@ -113,42 +127,70 @@ static int create_chunks(zero *z) {
     return e;
 }
 
-static int open_swap(zero *z, const size_t *bytes, size_t records, size_t arrays) {
-    char err[512];
-    size_t buffers;
-    if (!z->config.offload_dir)
-        return zero_fail(z, ZERO_ERR_ARG, "settings.offload is ZERO_OFFLOAD_NVME: set offload_dir");
-    char refusal[ZERO_REFUSAL_BYTES];
-    buffers = zero_swap_buffer_bytes(bytes, records, ZERO_OFFLOAD_PARTS * arrays);
+// *config: all but records, which are `bytes`.
+static int open_swap(zero *z, zero_swap_config config, const char *what, zero_swap **swap, size_t *swap_bytes) {
+    char err[512], refusal[ZERO_REFUSAL_BYTES];
+    size_t buffers = zero_swap_buffer_bytes(config.bytes, config.num_records, config.num_buffers);
+    if (!config.directory)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.%s is ZERO_OFFLOAD_NVME: set %s_dir", what, what);
     if (zero_memory_on_device(ZERO_MEM_HOST) && *zero_accounting_refusal(z->config.accounting, buffers, refusal))
         return zero_fail(z, ZERO_ERR_MEMORY, "no memory for %zu bytes of buffers for offloaded state%s", buffers,
                          refusal);
-    const zero_swap_config config = { z->config.offload_dir, bytes, records, ZERO_OFFLOAD_PARTS * arrays, NULL };
-    z->swap = zero_swap_create(&config, err, sizeof err);
-    if (!z->swap) return zero_fail(z, ZERO_ERR_DISK, "%s", err);
-    z->swap_bytes = zero_swap_file_bytes(bytes, records);
-    void *memory = zero_swap_memory(z->swap, &buffers);
+    *swap = zero_swap_create(&config, err, sizeof err);
+    if (!*swap) return zero_fail(z, ZERO_ERR_DISK, "%s", err);
+    *swap_bytes = zero_swap_file_bytes(config.bytes, config.num_records);
+    void *memory = zero_swap_memory(*swap, &buffers);
     zero_accounting_add(z->config.accounting, ZERO_MEM_HOST, buffers, 0);
-    zero_accounting_add(z->config.accounting, ZERO_MEM_DISK, z->swap_bytes, 0);
+    zero_accounting_add(z->config.accounting, ZERO_MEM_DISK, *swap_bytes, 0);
     return zero_device_check(z, cudaHostRegister(memory, buffers, cudaHostRegisterDefault),
                              "pinning the buffers of offloaded state");
 }
 
-static int create_swap(zero *z) {
+static void close_swap(zero *z, zero_swap *swap, size_t swap_bytes) {
+    size_t bytes;
+    if (!swap) return;
+    (void)cudaHostUnregister(zero_swap_memory(swap, &bytes));
+    zero_swap_destroy(swap);
+    zero_accounting_add(z->config.accounting, ZERO_MEM_HOST, 0, bytes);
+    zero_accounting_add(z->config.accounting, ZERO_MEM_DISK, 0, swap_bytes);
+}
+
+static int create_state_swap(zero *z, size_t *bytes) {
     struct part *end = z->parts + z->first_part[z->layout.num_units];
-    size_t arrays = 0, parts = 0, records = 0;
-    for (size_t array = 0; array < NUM_ARRAYS; array++) arrays += array_bytes(z, array) > 0;
-    for (struct part *p = z->parts; p < end; p++) parts += (size_t)on_disk(z, p);
-    if (!parts || !arrays) return ZERO_OK;
-    size_t *bytes = malloc(parts * arrays * sizeof *bytes);
-    if (!bytes) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    size_t arrays = 0, records = 0;
+    for (size_t array = ARRAY_MASTER; array < NUM_ARRAYS; array++) arrays += array_bytes(z, array) > 0;
     for (struct part *p = z->parts; p < end; p++) {
-        if (!on_disk(z, p)) continue;
         p->record = records;
-        for (size_t array = 0; array < NUM_ARRAYS; array++)
-            if (array_bytes(z, array)) bytes[records++] = p->numel * array_bytes(z, array);
+        for (size_t array = ARRAY_MASTER; array < NUM_ARRAYS; array++)
+            if (on_disk(z, p, array)) bytes[records++] = p->numel * array_bytes(z, array);
     }
-    const int e = open_swap(z, bytes, records, arrays);
+    if (!records) return ZERO_OK;
+    const zero_swap_config config = { .directory = z->config.offload_dir,
+                                      .bytes = bytes,
+                                      .num_records = records,
+                                      .num_buffers = ZERO_OFFLOAD_PARTS * arrays };
+    return open_swap(z, config, "offload", &z->swap, &z->swap_bytes);
+}
+
+static int create_params_swap(zero *z, size_t *bytes) {
+    struct part *end = z->parts + z->first_part[z->layout.num_units];
+    if (params_offload(z) != ZERO_OFFLOAD_NVME) return ZERO_OK;
+    for (struct part *p = z->parts; p < end; p++) {
+        p->params_record = (size_t)(p - z->parts);
+        bytes[p->params_record] = p->numel * z->elem;
+    }
+    const zero_swap_config config = { .directory = z->config.offload_params_dir,
+                                      .bytes = bytes,
+                                      .num_records = (size_t)(end - z->parts),
+                                      .num_buffers = ZERO_OFFLOAD_PARAM_PARTS,
+                                      .forget = 1 };
+    return open_swap(z, config, "offload_params", &z->params_swap, &z->params_swap_bytes);
+}
+
+static int create_swaps(zero *z) {
+    size_t *bytes = malloc(z->first_part[z->layout.num_units] * NUM_ARRAYS * sizeof *bytes);
+    int e = bytes ? create_state_swap(z, bytes) : zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
+    if (!e) e = create_params_swap(z, bytes);
     free(bytes);
     return e;
 }
@@ -159,7 +201,7 @@ int zero_state_create(zero *z, int e) {
         for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
             if (array < ARRAY_STATES || !unit_frozen(z, z->parts[i].unit)) e = create_array(z, &z->parts[i], array);
     if (!e) e = create_chunks(z);
-    return e ? e : create_swap(z);
+    return e || !uses_disk(z) ? e : create_swaps(z);
 }
 
 void zero_state_destroy(zero *z) {
@@ -167,64 +209,80 @@ void zero_state_destroy(zero *z) {
     for (size_t i = 0; z->parts && i < z->first_part[z->layout.num_units]; i++)
         for (size_t array = 0; array < NUM_ARRAYS; array++) destroy_array(z, &z->parts[i], array);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks, z->num_chunks * sizeof *z->chunks);
-    if (z->swap) {
-        size_t bytes;
-        (void)cudaHostUnregister(zero_swap_memory(z->swap, &bytes));
-        zero_swap_destroy(z->swap);
-        zero_accounting_add(accounting, ZERO_MEM_HOST, 0, bytes);
-        zero_accounting_add(accounting, ZERO_MEM_DISK, 0, z->swap_bytes);
-    }
+    close_swap(z, z->swap, z->swap_bytes);
+    close_swap(z, z->params_swap, z->params_swap_bytes);
     free(z->parts);
     free(z->first_part);
 }
 
 // ---- access ---------------------------------------------------------------------------------------------------------
 
-static int swap_check(zero *z, int failed) {
-    return failed ? zero_fail(z, ZERO_ERR_DISK, "%s", zero_swap_error(z->swap)) : ZERO_OK;
+static zero_swap *swap_of(const zero *z, size_t array) { return array == ARRAY_PARAMS ? z->params_swap : z->swap; }
+
+int zero_swap_check(zero *z, zero_swap *s, int failed) {
+    return failed ? zero_fail(z, ZERO_ERR_DISK, "%s", zero_swap_error(s)) : ZERO_OK;
 }
 
-static size_t record_of(const zero *z, const struct part *p, size_t array) {
+size_t zero_part_record(const zero *z, const struct part *p, size_t array) {
     size_t record = p->record;
-    for (size_t i = 0; i < array; i++) record += array_bytes(z, i) > 0;
-    return record;
+    for (size_t i = ARRAY_MASTER; i < array; i++) record += array_bytes(z, i) > 0;
+    return array == ARRAY_PARAMS ? p->params_record : record;
 }
 
-// The part on the disk that a step updates after p; p itself if it is the only one.
-static const struct part *next_on_disk(const zero *z, const struct part *p) {
+// The next part whose array on the disk a step updates after p; p itself if it is the only one. Parameters: NULL if it
+// is the last one, for a forward comes next.
+static const struct part *next_on_disk(const zero *z, const struct part *p, size_t array) {
     const struct part *end = z->parts + z->first_part[z->layout.num_units], *next = p;
     do {
-        if (++next == end) next = z->parts;
-    } while (next != p && (!on_disk(z, next) || unit_frozen(z, next->unit)));
+        if (++next == end && array == ARRAY_PARAMS) return NULL;
+        if (next == end) next = z->parts;
+    } while (next != p && (!on_disk(z, next, array) || unit_frozen(z, next->unit)));
     return next;
 }
 
+static int acquire_record(zero *z, const struct part *p, size_t array, char **out) {
+    zero_swap *s = swap_of(z, array);
+    const int e = array == ARRAY_PARAMS ? zero_params_copied(z) : ZERO_OK;
+    if (e) return e;
+    *out = zero_swap_acquire(s, zero_part_record(z, p, array), 0);
+    return zero_swap_check(z, s, !*out);
+}
+
+static int prefetch_record(zero *z, const struct part *next, size_t array) {
+    zero_swap *s = swap_of(z, array);
+    return zero_swap_check(z, s, zero_swap_prefetch(s, zero_part_record(z, next, array)));
+}
+
 int zero_part_acquire(zero *z, const struct part *p, char *arrays[NUM_ARRAYS]) {
-    const struct part *next = on_disk(z, p) ? next_on_disk(z, p) : p;
-    for (size_t array = 0; array < NUM_ARRAYS; array++) {
-        arrays[array] = p->arrays[array];
-        if (!on_disk(z, p) || !array_bytes(z, array)) continue;
-        arrays[array] = zero_swap_acquire(z->swap, record_of(z, p, array), 0);
-        if (!arrays[array]) return swap_check(z, 1);
+    int e = ZERO_OK;
+    memcpy(arrays, p->arrays, sizeof p->arrays);
+    for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
+        if (on_disk(z, p, array)) e = acquire_record(z, p, array, &arrays[array]);
+    for (size_t array = 0; array < NUM_ARRAYS && !e; array++) {
+        const struct part *next = on_disk(z, p, array) ? next_on_disk(z, p, array) : NULL;
+        if (next && next != p) e = prefetch_record(z, next, array);
     }
-    for (size_t array = 0; array < NUM_ARRAYS && next != p; array++)
-        if (array_bytes(z, array) && zero_swap_prefetch(z->swap, record_of(z, next, array))) return swap_check(z, 1);
-    return ZERO_OK;
+    return e;
 }
 
 int zero_part_release(zero *z, const struct part *p) {
-    if (!on_disk(z, p)) return ZERO_OK;
-    int e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
-    for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
-        if (array_bytes(z, array)) e = swap_check(z, zero_swap_release(z->swap, record_of(z, p, array), 1));
+    int e = ZERO_OK, waited = 0;
+    for (size_t array = 0; array < NUM_ARRAYS && !e; array++) {
+        if (!on_disk(z, p, array)) continue;
+        if (!waited) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
+        waited = 1;
+        zero_swap *s = swap_of(z, array);
+        if (!e) e = zero_swap_check(z, s, zero_swap_release(s, zero_part_record(z, p, array), 1));
+    }
     return e;
 }
 
 static int close_record(zero *z, size_t array) {
     struct open_record *o = &z->open[array];
+    zero_swap *s = swap_of(z, array);
     if (!o->part) return ZERO_OK;
     int e = o->changed ? zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream)) : ZERO_OK;
-    if (zero_swap_release(z->swap, record_of(z, o->part, array), o->changed)) e = swap_check(z, 1);
+    if (zero_swap_release(s, zero_part_record(z, o->part, array), o->changed)) e = zero_swap_check(z, s, 1);
     *o = (struct open_record){ 0 };
     return e;
 }
@@ -233,11 +291,10 @@ static int open_record(zero *z, const struct part *p, size_t array) {
     struct open_record *o = &z->open[array];
     int e = o->part == p ? ZERO_OK : close_record(z, array);
     if (e || o->part == p) return e;
-    o->ptr = zero_swap_acquire(z->swap, record_of(z, p, array), 0);
-    if (!o->ptr) return swap_check(z, 1);
+    if ((e = acquire_record(z, p, array, &o->ptr))) return e;
     o->part = p;
-    const struct part *next = next_on_disk(z, p);
-    return next > p ? swap_check(z, zero_swap_prefetch(z->swap, record_of(z, next, array))) : ZERO_OK;
+    const struct part *next = next_on_disk(z, p, array);
+    return next > p ? prefetch_record(z, next, array) : ZERO_OK;
 }
 
 int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char **out, size_t *count) {
@@ -246,7 +303,7 @@ int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char
     const size_t skip = (at - p->begin) * array_bytes(z, array);
     int e = ZERO_OK;
     *count = p->begin + p->numel - at;
-    if (on_disk(z, p)) {
+    if (on_disk(z, p, array)) {
         if ((e = open_record(z, p, array))) return e;
         *out = z->open[array].ptr + skip;
         z->open[array].changed |= change;
@@ -265,10 +322,15 @@ int zero_state_close(zero *z, int e) {
 }
 
 int zero_get_offload(const zero *z, zero_offload_info *out) {
-    *out = (zero_offload_info){ .how = "" };
-    if (z->swap) {
-        const zero_swap_traffic t = zero_swap_get_traffic(z->swap);
-        *out = (zero_offload_info){ zero_swap_description(z->swap), t.read, t.written, t.waited_s };
+    *out = (zero_offload_info){ .how = "", .how_params = "" };
+    for (int params = 0; params < 2; params++) {
+        const zero_swap *s = params ? z->params_swap : z->swap;
+        if (!s) continue;
+        const zero_swap_traffic t = zero_swap_get_traffic(s);
+        *(params ? &out->how_params : &out->how) = zero_swap_description(s);
+        out->read += t.read;
+        out->written += t.written;
+        out->waited_s += t.waited_s;
     }
-    return z->config.settings.offload != ZERO_OFFLOAD_NONE;
+    return z->config.settings.offload != ZERO_OFFLOAD_NONE || params_offload(z) != ZERO_OFFLOAD_NONE;
 }

@@ -70,21 +70,25 @@ void zero_param_cache_invalidate(zero_param_cache *c) {
     c->order_at = 0;
 }
 
-// A micro-step: acquires and releases each unit of the order. Returns the elements that are all-gathered.
-static size_t simulate(zero_param_cache *c, const zero_layout *l) {
-    size_t gathered = 0;
+static uint64_t weight_of(const zero_layout *l, const uint64_t *weight, size_t u) {
+    return weight ? weight[u] : zero_layout_unit_numel(l, u);
+}
+
+// A micro-step: acquires and releases each unit of the order. Returns the weight of what is all-gathered.
+static uint64_t simulate(zero_param_cache *c, const zero_layout *l, const uint64_t *weight) {
+    uint64_t gathered = 0;
     for (size_t i = 0; i < c->order_length; i++) {
         const size_t u = c->order[i];
         zero_param_cache_slot *s = zero_param_cache_find(c, u);
         if (!s) {
             s = zero_param_cache_take(c, u);
-            gathered += zero_layout_unit_numel(l, u);
+            gathered += weight_of(l, weight, u);
         }
         zero_param_cache_acquired(c, s);
         for (size_t k = 0; k < c->prefetch; k++) {
             const size_t next = zero_param_cache_ahead(c, k);
             if (next == ZERO_NO_UNIT || zero_param_cache_find(c, next)) continue;
-            if (zero_param_cache_take(c, next)) gathered += zero_layout_unit_numel(l, next);
+            if (zero_param_cache_take(c, next)) gathered += weight_of(l, weight, next);
         }
         zero_param_cache_released(c, s);
     }
@@ -102,11 +106,11 @@ static int same_state(const zero_param_cache *c, const zero_param_cache_slot *th
     return 1;
 }
 
-size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
-                                int drop, size_t micro_batches) {
+uint64_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
+                                  int drop, size_t micro_batches, const uint64_t *weight) {
     zero_param_cache c;
-    size_t gathered = 0, then_gathered = 0, then_done = 0;
-    uint64_t then_clock = 0;
+    size_t then_done = 0;
+    uint64_t gathered = 0, then_gathered = 0, then_clock = 0;
     zero_param_cache_slot *then = malloc(l->num_units * sizeof *then);
     if (zero_param_cache_create(&c, l, order, order_length, prefetch) || !then) micro_batches = 0;
     c.drop = drop;
@@ -125,7 +129,7 @@ size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_
             then_gathered = gathered;
             then_done = done;
         }
-        gathered += simulate(&c, l);
+        gathered += simulate(&c, l, weight);
     }
     free(then);
     zero_param_cache_destroy(&c);

@@ -61,9 +61,10 @@ size_t zero_param_cache_ahead(const zero_param_cache *c, size_t i);
 // Empties all slots and starts the order again.
 void zero_param_cache_invalidate(zero_param_cache *c);
 
-// Padded elements of the units that a step of micro_batches all-gathers, from an empty cache. 0 if memory is exhausted.
-size_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
-                                int drop, size_t micro_batches);
+// Padded elements of the units that a step of micro_batches all-gathers, from an empty cache; or the sum of
+// weight[unit], if it is not NULL, over these units. 0 if memory is exhausted.
+uint64_t zero_param_cache_traffic(const zero_layout *l, const size_t *order, size_t order_length, size_t prefetch,
+                                  int drop, size_t micro_batches, const uint64_t *weight);
 
 #ifdef __cplusplus
 }

@@ -19,6 +19,8 @@
 //         |   prefetch                                             |
 //         +--------------------------------------------------------+
 //           zero_params_invalidate; or another unit takes the buffer
+//
+// Parameters that are offloaded have no window (parameter_offload.c).
 #include <stdlib.h>
 #include "zero/internal.h"
 #include "zero/keep.h"
@@ -28,8 +30,9 @@
 
 int zero_params_create(zero *z) {
     const zero_layout *l = &z->layout;
+    char *lost;
     int e = ZERO_OK;
-    if (sharded_params(z))
+    if (sharded_params(z) && !params_offload(z))
         e = zero_comm_check(z, zero_window_create(z->config.shard_comm, z->config.accounting, ZERO_MEM_PARAMS,
                                                   shard_total(z) * z->elem, &z->window));
     if (!e && zero_param_cache_create(&z->cache, l, z->config.order, z->config.order_length,
@@ -40,9 +43,17 @@ int zero_params_create(zero *z) {
     z->cache.drop = z->config.settings.delay_seed != 0;
     z->param_buffers = calloc(l->num_units, sizeof *z->param_buffers);
     if (!e && !z->param_buffers) e = zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (size_t i = 0; i < z->cache.num_slots && z->ranks > 1 && !e; i++)
-        e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, z->cache.pool.buffers[i].numel * z->elem, &z->param_buffers[i].ptr);
+    if (!e && params_offload(z)) e = zero_params_copies_create(z);
+    for (size_t i = 0; i < z->cache.num_slots && unshards(z); i++) {
+        const size_t bytes = z->cache.pool.buffers[i].numel * z->elem;
+        char **ptr = z->param_buffers ? &z->param_buffers[i].ptr : &lost;
+        if (params_offload(z))
+            e = zero_alloc_symmetric(z, e, z->config.shard_comm, ZERO_MEM_UNIT_BUFFERS, bytes, ptr);
+        else if (!e)
+            e = zero_alloc(z, ZERO_MEM_UNIT_BUFFERS, bytes, ptr);
+    }
     e = zero_agree(z, e);
+    if (params_offload(z)) return e;
     return e ? e : zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));
 }
 
@@ -52,52 +63,93 @@ static struct param_buffer *buffer_of(zero *z, const zero_param_cache_slot *s) {
     return &z->param_buffers[s - z->cache.slots];
 }
 
+// Offloaded: copies this rank's shard to its place in the buffer, which nobody uses any more, and all-gathers it there.
+static int gather_in_place(zero *z, size_t u, struct param_buffer *b) {
+    zero_comm *comm = z->config.shard_comm;
+    const size_t bytes = shard_numel(z, u) * z->elem;
+    b->waits = 0;
+    int e = zero_comm_check(z, zero_comm_reusable(comm, b->unshard, z->copy_stream));
+    if (!e)
+        e = zero_device_check(z, cudaStreamWaitEvent(z->copy_stream, b->released, 0), "waiting for a buffer's release");
+    if (!e) e = zero_params_copy(z, u, b->ptr + (size_t)z->rank * bytes);
+    return e || z->ranks == 1 ? e
+                              : zero_comm_check(z, zero_comm_allgather_begin(comm, b->ptr, bytes, ZERO_WIRE_PARAMS,
+                                                                             z->copy_stream, &b->unshard));
+}
+
+// Begins the all-gather of the unit in a slot.
+static int gather_begin(zero *z, zero_param_cache_slot *s) {
+    struct param_buffer *b = buffer_of(z, s);
+    zero_comm_phase(z->config.shard_comm, "all-gather of parameters", s->unit);
+    zero_nvtx_push("unshard", s->unit);
+    zero_time_begin(z, "unshard", zero_transport_stream(z));
+    const int e = params_offload(z)
+                      ? gather_in_place(z, s->unit, b)
+                      : zero_comm_check(z, zero_window_gather_begin(z->config.shard_comm, z->window,
+                                                                    shard_offset(z, s->unit) * z->elem,
+                                                                    shard_numel(z, s->unit) * z->elem, b->ptr,
+                                                                    z->config.stream, &b->unshard));
+    zero_time_end(z, "unshard", zero_transport_stream(z));
+    zero_nvtx_pop();
+    return e;
+}
+
+static int gather_finish(zero *z, const struct param_buffer *b) {
+    zero_comm *comm = z->config.shard_comm;
+    if (!params_offload(z))
+        return zero_comm_check(z, zero_window_gather_finish(comm, z->window, b->unshard, z->config.stream));
+    // A transport with a stream of its own has waited for the copy.
+    const int e = zero_comm_stream(comm) && z->ranks > 1 ? ZERO_OK : zero_follow(z, z->config.stream, z->copy_stream);
+    return e || z->ranks == 1 ? e : zero_comm_check(z, zero_comm_allgather_finish(comm, b->unshard, z->config.stream));
+}
+
 static int unshard_finish(zero *z, zero_param_cache_slot *s) {
     if (!s->busy) return ZERO_OK;
+    int e = buffer_of(z, s)->waits ? gather_begin(z, s) : ZERO_OK;
     zero_comm_phase(z->config.shard_comm, "all-gather of parameters", s->unit);
     s->busy = 0;
     zero_time_begin(z, "unshard: wait", z->config.stream);
-    const int e = zero_comm_check(
-        z, zero_window_gather_finish(z->config.shard_comm, z->window, buffer_of(z, s)->unshard, z->config.stream));
+    if (!e) e = gather_finish(z, buffer_of(z, s));
     zero_time_end(z, "unshard: wait", z->config.stream);
     return e;
 }
 
 static int unshard_begin(zero *z, zero_param_cache_slot *s) {
-    struct param_buffer *b = buffer_of(z, s);
     int e = ZERO_OK;
+    if (params_offload(z) == ZERO_OFFLOAD_NVME) {
+        buffer_of(z, s)->waits = s->busy = 1;
+        return zero_params_read(z, s->unit);
+    }
     // A window has room for ZERO_WINDOW_MAX_GATHERS: finish those that were prefetched for an order that was not kept.
-    for (size_t i = 0; i < z->cache.num_slots && !e; i++)
+    for (size_t i = 0; i < z->cache.num_slots && z->window && !e; i++)
         if (z->cache.slots[i].busy && z->param_buffers[i].unshard + ZERO_WINDOW_MAX_GATHERS <= z->last_unshard + 1)
             e = unshard_finish(z, &z->cache.slots[i]);
     if (e) return e;
-    zero_comm_phase(z->config.shard_comm, "all-gather of parameters", s->unit);
     s->busy = 1;
-    zero_nvtx_push("unshard", s->unit);
-    zero_time_begin(z, "unshard", zero_transport_stream(z));
-    e = zero_comm_check(z, zero_window_gather_begin(z->config.shard_comm, z->window, shard_offset(z, s->unit) * z->elem,
-                                                    shard_numel(z, s->unit) * z->elem, b->ptr, z->config.stream,
-                                                    &b->unshard));
-    zero_time_end(z, "unshard", zero_transport_stream(z));
-    zero_nvtx_pop();
-    z->last_unshard = b->unshard;
+    e = gather_begin(z, s);
+    z->last_unshard = buffer_of(z, s)->unshard;
     return e;
 }
 
 void zero_params_destroy(zero *z) {
     // nothing may still arrive in memory that is freed
-    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) unshard_finish(z, &z->cache.slots[i]);
+    for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++)
+        if (!z->param_buffers[i].waits) unshard_finish(z, &z->cache.slots[i]);
+    if (z->copy_stream) (void)zero_comm_synchronize(z->config.shard_comm, z->copy_stream);
     zero_comm_free(z->config.shard_comm, z->params);
     zero_window_destroy(z->config.shard_comm, z->window);
     for (size_t i = 0; i < z->cache.num_slots && z->param_buffers; i++) {
         const size_t bytes = z->cache.pool.buffers[i].numel * z->elem;
-        if (zero_comm_in_flight(z->config.shard_comm) && z->param_buffers[i].ptr) {
+        if (params_offload(z)) {
+            zero_comm_free(z->config.shard_comm, z->param_buffers[i].ptr);
+        } else if (zero_comm_in_flight(z->config.shard_comm) && z->param_buffers[i].ptr) {
             zero_accounting_add(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, 0, bytes);
             zero_keep(z->param_buffers[i].ptr);
         } else {
             zero_accounting_free(z->config.accounting, ZERO_MEM_UNIT_BUFFERS, z->param_buffers[i].ptr, bytes);
         }
     }
+    if (z->param_buffers) zero_params_copies_destroy(z);
     zero_param_cache_destroy(&z->cache);
     free(z->param_buffers);
 }
@@ -124,7 +176,7 @@ int zero_params_invalidate(zero *z) {
     int e = zero_params_released(z);
     for (size_t i = 0; i < z->cache.num_slots && !e; i++) e = unshard_finish(z, &z->cache.slots[i]);
     if (sharded_params(z)) zero_param_cache_invalidate(&z->cache);
-    return e;
+    return e || !params_offload(z) ? e : zero_follow(z, z->copy_stream, z->config.stream);
 }
 
 int zero_params_abandon(zero *z) {
@@ -175,6 +227,8 @@ static int unshard(zero *z, size_t u, const void **p) {
         if (!e) e = unshard_begin(z, s);
     }
     if (!e) e = unshard_finish(z, s);
+    for (size_t i = 0; i < z->cache.num_slots && !e; i++)
+        if (z->param_buffers[i].waits) e = gather_begin(z, &z->cache.slots[i]);
     if (e) return e;
     *p = buffer_of(z, s)->ptr;
     zero_param_cache_acquired(&z->cache, s);
@@ -193,7 +247,7 @@ static int acquire_params(zero *z, size_t u, const void **p) {
     if (!sharded_params(z)) {
         e = finish_gathers(z, u + 1);
         *p = z->params + z->layout.unit_offset[u] * z->elem;
-    } else if (z->ranks == 1) {
+    } else if (!unshards(z)) {
         *p = own_params(z, u);
     } else {
         e = unshard(z, u, p);
@@ -215,10 +269,17 @@ int zero_release_params(zero *z, size_t u) {
         return zero_fail(z, ZERO_ERR_ARG, "the parameters of unit %zu are released without being acquired", u);
     z->units[u].users--;
     zero_record_call(z, CALL_RELEASE_PARAMS, &u, sizeof u);
-    if (!sharded_params(z) || z->ranks == 1) return ZERO_OK;
+    if (!unshards(z)) return ZERO_OK;
     zero_param_cache_slot *s = zero_param_cache_find(&z->cache, u);
-    return zero_param_cache_released(&z->cache, s) ? zero_poison(z, buffer_of(z, s)->ptr, unit_numel(z, u) * z->elem)
-                                                   : ZERO_OK;
+    struct param_buffer *b = buffer_of(z, s);
+    const int dropped = zero_param_cache_released(&z->cache, s);
+    int e = dropped && params_offload(z)
+                ? zero_comm_check(z, zero_comm_reusable(z->config.shard_comm, b->unshard, z->config.stream))
+                : ZERO_OK;
+    if (!e && dropped) e = zero_poison(z, b->ptr, unit_numel(z, u) * z->elem);
+    return e || !params_offload(z)
+               ? e
+               : zero_device_check(z, cudaEventRecord(b->released, z->config.stream), "recording a buffer's release");
 }
 
 // ---- update ---------------------------------------------------------------------------------------------------------
@@ -233,6 +294,7 @@ int zero_params_update_begin(zero *z) {
                                 zero_comm_reusable(z->config.shard_comm, z->units[u].params_ticket, z->config.stream));
         return e;
     }
+    if (params_offload(z)) return e || !uses_disk(z) ? e : zero_params_copied(z);
     zero_comm_phase(z->config.shard_comm, "closing the parameters' window", 0);
     return e ? e : zero_comm_check(z, zero_window_close(z->config.shard_comm, z->window, z->config.stream));
 }
@@ -254,6 +316,7 @@ int zero_params_update_written(zero *z, size_t u) {
 }
 
 int zero_params_update_end(zero *z) {
+    if (params_offload(z)) return zero_follow(z, z->copy_stream, z->config.stream);
     zero_comm_phase(z->config.shard_comm, "opening the parameters' window", 0);
     if (sharded_params(z))
         return zero_comm_check(z, zero_window_open(z->config.shard_comm, z->window, z->config.stream));

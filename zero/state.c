@@ -81,9 +81,9 @@ static int write_chunk(zero *z, enum zero_state state, int fill, size_t u, size_
     if (state >= ZERO_STATE_OPTIMIZER) return copy_array(z, u, array_of(state), at, n, (char *)z->host, 1);
     const int bf16 = z->config.settings.dtype == ZERO_BF16;
     if (bf16) split(z->host, z->host_params, z->host_low, n);
-    const void *params = bf16 ? (void *)z->host_params : z->host;
+    char *params = bf16 ? (char *)z->host_params : (char *)z->host;
     char *master = z->config.settings.master == ZERO_MASTER_SPLIT ? (char *)z->host_low : (char *)z->host;
-    int e = copy_in(z, updated_params(z, u) + at * z->elem, params, n * z->elem);
+    int e = copy_array(z, u, ARRAY_PARAMS, at, n, params, 1);
     if (!e && fill && has_ema(z)) e = copy_array(z, u, ARRAY_EMA, at, n, (char *)z->host, 1);
     if (!e && master_bytes(z)) e = copy_array(z, u, ARRAY_MASTER, at, n, master, 1);
     return e;
@@ -175,7 +175,7 @@ int zero_fill(zero *z, zero_fill_fn fn, void *ctx) {
 
 // Reads n elements of a state that this rank owns, from element `in_unit` of unit u on, as fp32 into z->host.
 static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, size_t n) {
-    const size_t at = in_unit - held_begin(z, state, u), in_shard = in_unit - (size_t)z->rank * shard_numel(z, u);
+    const size_t at = in_unit - held_begin(z, state, u);
     if (is_absent(z, state, u)) {
         memset(z->host, 0, n * sizeof(float));
         return ZERO_OK;
@@ -187,7 +187,7 @@ static int read_chunk(zero *z, enum zero_state state, size_t u, size_t in_unit, 
               bf16 = z->config.settings.dtype == ZERO_BF16;
     if (state == ZERO_STATE_MASTER && master_bytes(z) && !low)
         return copy_array(z, u, ARRAY_MASTER, at, n, (char *)z->host, 0);
-    int e = copy_out(z, bf16 ? (void *)z->host_params : z->host, own_params(z, u) + in_shard * z->elem, n * z->elem);
+    int e = copy_array(z, u, ARRAY_PARAMS, at, n, bf16 ? (char *)z->host_params : (char *)z->host, 0);
     if (!e && low) e = copy_array(z, u, ARRAY_MASTER, at, n, (char *)z->host_low, 0);
     if (!e && bf16) join(z->host, z->host_params, low ? z->host_low : NULL, n);
     return e;

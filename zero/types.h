@@ -40,7 +40,7 @@ enum zero_master {
     ZERO_MASTER_NONE       // nothing: updates are rounded stochastically
 };
 
-// Where optimizer state is (settings.offload_fraction of it): ZeRO-Offload, ZeRO-Infinity.
+// Where optimizer state is (settings.offload_fraction of it), and in stage 3 parameters: ZeRO-Offload, ZeRO-Infinity.
 enum zero_offload {
     ZERO_OFFLOAD_NONE = 0,  // in device memory
     ZERO_OFFLOAD_CPU,       // in pinned host memory, which the optimizer's kernel reads and writes itself

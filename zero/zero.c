@@ -10,7 +10,8 @@
 //     partial sums       shard           shard    shard                 shard
 //     optimizer state    all             shard    shard                 shard
 //     average of weights all             shard    shard                 shard
-//     of these, offloaded                to host memory or a disk: settings.offload (optimizer_state.c)
+//     of these, offloaded                to host memory or a disk: settings.offload (optimizer_state.c) and, of the
+//                                        parameters' shard, offload_params (parameter_offload.c)
 //     other              a unit of sums  -        -                     -
 //
 // Overlap. A transport with a stream of its own (NCCL) never makes the host wait: releasing a unit's gradients queues
@@ -178,6 +179,14 @@ static int check_config(zero *z) {
     if (!(s->offload_fraction >= 0 && s->offload_fraction <= 1))
         return zero_fail(z, ZERO_ERR_ARG, "settings.offload_fraction is %g: use a number from 0 to 1",
                          s->offload_fraction);
+    if (s->offload_params < ZERO_OFFLOAD_NONE || s->offload_params > ZERO_OFFLOAD_NVME)
+        return zero_fail(z, ZERO_ERR_ARG, "settings.offload_params is %d: use ZERO_OFFLOAD_NONE, _CPU or _NVME",
+                         (int)s->offload_params);
+    if (s->offload_params != zero_params_offload(s))
+        return zero_fail(z, ZERO_ERR_ARG,
+                         "settings.offload_params: stage %d does not shard parameters: use settings.stage 3, or "
+                         "ZERO_OFFLOAD_NONE",
+                         s->stage);
     z->optimizer = zero_optimizer_get(s->optimizer);
     if (!z->optimizer)
         return zero_fail(z, ZERO_ERR_ARG, "settings.optimizer is %d: there is no such optimizer", (int)s->optimizer);

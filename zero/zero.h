@@ -68,9 +68,10 @@ typedef struct zero_config {
     // The replicate group (MiCS, HSDP; stages 1 to 3): the ranks that hold the same shard in other shard groups. Global
     // rank = group * size of shard_comm + rank in shard_comm. Must outlive the zero. NULL: one shard group.
     zero_comm *replicate_comm;
-    const char *offload_dir;      // ZERO_OFFLOAD_NVME: where the file is; copied
-    zero_accounting *accounting;  // must outlive the zero
-    cudaStream_t stream;          // all work is ordered on it
+    const char *offload_dir;         // settings.offload ZERO_OFFLOAD_NVME: where the file is; copied
+    const char *offload_params_dir;  // the same of settings.offload_params
+    zero_accounting *accounting;     // must outlive the zero
+    cudaStream_t stream;             // all work is ordered on it
     // Optional profiling hook: called before (begin = 1) and after (0) work is queued on the stream `on`. Work is one
     // of "zero gradients", "accumulate" (not with ZERO_ORDER_STEP), "all-to-all", "reduce", "norm", "all-gather sums",
     // the optimizer's name, "all-gather" (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and "unshard: wait" are
@@ -250,9 +251,9 @@ int zero_load_fd(zero *z, enum zero_state state, int fd, size_t offset);
 // and they are added in the order of micro-batches, so the mean has the same bits for every N. Collective.
 int zero_mean(zero *z, const double *values, size_t n, double *mean);
 
-// Optimizer state on a disk: bytes since the engine was created, and how long calls have waited for it.
+// Optimizer state and parameters on a disk: bytes since the engine was created, and how long calls have waited for it.
 typedef struct zero_offload_info {
-    const char *how;  // "io_uring, O_DIRECT"; "" without ZERO_OFFLOAD_NVME
+    const char *how, *how_params;  // "io_uring, O_DIRECT"; "" without ZERO_OFFLOAD_NVME
     uint64_t read, written;
     double waited_s;
 } zero_offload_info;

@@ -138,7 +138,7 @@ void prepare_checkpoints(Run *r) {
     const zero_layout *l = zero_get_layout(r->z);
     const size_t own = l->numel_padded / l->ranks;  // of this rank
     if (r->options.output_dir == NULL) return;
-    if (s->offload == ZERO_OFFLOAD_NVME) return;
+    if (zero_uses_disk(s)) return;
     r->snapshot_per_parameter = checkpoint_bytes_per_parameter(s);
     const double left = (double)zero_host_memory_available("") / r->local_ranks;
     double mine = left - (double)(own * r->snapshot_per_parameter), *all = allocate((size_t)r->ranks * sizeof mine);

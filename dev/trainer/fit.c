@@ -1,7 +1,7 @@
 // The search tries every combination of the flags that are searched: stages, shard groups that divide the ranks, orders
-// of micro-batches, offloading the optimizer's state, sizes of a micro-batch by which the tokens of a step can be
-// divided, offloading activations, rows of the head, recomputation. All but the last three take a plan (planner.c);
-// these change the activations alone, whose bytes are a number.
+// of micro-batches, offloading the optimizer's state or parameters, sizes of a micro-batch by which the tokens of a
+// step can be divided, offloading activations, rows of the head, recomputation. All but the last three take a plan
+// (planner.c); these change the activations alone, whose bytes are a number.
 //
 // Of those that fit, all that take at most FIT_ALIKE times the least are alike: the step simulator is not more exact
 // than that, and does not count what is recomputed. The first of these that differs says which of two that are alike is
@@ -72,6 +72,7 @@ static int is_better(const Fit *a, const Fit *b) {
     if (a->head_rows != b->head_rows) return a->head_rows == 0 || (b->head_rows > 0 && a->head_rows > b->head_rows);
     if (a->recompute != b->recompute) return a->recompute < b->recompute;
     if (a->offload_activations != b->offload_activations) return !a->offload_activations;
+    if (a->offload_params != b->offload_params) return a->offload_params < b->offload_params;
     if (a->offload != b->offload) return a->offload < b->offload;
     if (a->stage != b->stage) return a->stage < b->stage;
     if (a->shard_group != b->shard_group)
@@ -152,12 +153,14 @@ static int try_activations(Search *s, Fit f, PlanInput *plan, uint64_t states, s
     return try_rows(s, f, states + (plan->host_is_device ? host : 0), streams);
 }
 
+// Buffers of a disk are small.
+static int uses_host(const Fit *f) { return f->offload == ZERO_OFFLOAD_CPU || f->offload_params == ZERO_OFFLOAD_CPU; }
+
 // Whether the hosts have what is offloaded.
-static int is_there(const FitInput *in, const PlanStage *p) {
-    if (!(in->searched & FIT_OFFLOAD)) return 1;
-    if (p->disk_total > 0)
-        return (double)(p->disk_total * sharers(in)) <= in->plan.disk_bytes;  // its buffers are small
-    return (double)(p->host_total * sharers(in)) <= in->plan.host_bytes;
+static int is_there(const FitInput *in, const Fit *f, const PlanStage *p) {
+    if (!(in->searched & (FIT_OFFLOAD | FIT_OFFLOAD_PARAMS))) return 1;
+    if ((double)(p->disk_total * sharers(in)) > in->plan.disk_bytes) return 0;
+    return !uses_host(f) || (double)(p->host_total * sharers(in)) <= in->plan.host_bytes;
 }
 
 // Tries one way to run: f, without recomputation and rows of the head. Returns 0, or -1 and a message.
@@ -170,19 +173,22 @@ static int try_plan(Search *s, Fit f, size_t group, char *err, size_t err_bytes)
     plan.settings.stage = f.stage;
     plan.settings.order = f.order;
     plan.settings.offload = f.offload;
+    plan.settings.offload_params = f.offload_params;
     plan.B = f.B;
     plan.activation_bytes = plan.layer_bytes = plan.stream_bytes = plan.offloaded_bytes = 0;
-    if ((group < plan.ranks && f.stage == 0) || (f.order == ZERO_ORDER_RANK && f.stage >= 2)) return 0;  // impossible
+    if ((group < plan.ranks && f.stage == 0) || (f.offload_params != ZERO_OFFLOAD_NONE && f.stage < 3) ||
+        (f.order == ZERO_ORDER_RANK && f.stage >= 2))
+        return 0;  // impossible
     const size_t least = in->activation_bytes(&in->config, f.B, plan.T, 2, plan.T, plan.settings.dtype,
                                               f.order == ZERO_ORDER_LAYER, 1);
     if (!s->exhaustive && (double)least > plan.device_bytes) return 0;
     if (plan_stage(&p, &plan, err, err_bytes) != 0) return -1;
     if (in->searched & FIT_GROUP && p.one_level) return 0;  // one group, which is tried too
     if (in->searched & FIT_ORDER && p.order != f.order) return 0;
-    if (!is_there(in, &p) || (!s->exhaustive && (double)p.memory_total > plan.device_bytes)) return 0;
+    if (!is_there(in, &f, &p) || (!s->exhaustive && (double)p.memory_total > plan.device_bytes)) return 0;
     f.seconds = p.times.step;
     const size_t streams = p.order == ZERO_ORDER_LAYER ? s->tokens / (f.B * plan.T * plan.ranks) : 0;
-    const double left = in->plan.host_bytes - (p.disk_total > 0 ? 0 : (double)(p.host_total * sharers(in)));
+    const double left = in->plan.host_bytes - (uses_host(&f) ? (double)(p.host_total * sharers(in)) : 0);
     if (try_activations(s, f, &plan, plan_most_memory(&plan, &p), streams, left) == 0) return 0;
     return FAIL("the host's memory is exhausted");
 }
@@ -192,31 +198,42 @@ static int wanted(const FitInput *in, unsigned flag, int value, int given) {
     return in->searched & flag || value == given;
 }
 
-static int try_all(Search *s, char *err, size_t err_bytes) {
+// Is what is offloaded to be tried there? What is searched has to be there.
+static int wanted_place(const FitInput *in, unsigned flag, enum zero_offload place, enum zero_offload given) {
+    if (!(in->searched & flag)) return place == given;
+    if (place == ZERO_OFFLOAD_CPU) return in->plan.host_bytes > 0 && !in->plan.host_is_device;
+    return place == ZERO_OFFLOAD_NONE || in->plan.disk_bytes > 0;
+}
+
+// f: with its places.
+static int try_places(Search *s, Fit f, char *err, size_t err_bytes) {
     const FitInput *in = s->in;
     const zero_settings *given = &in->plan.settings;
     const Choices sizes = batches(in, s->tokens), of_ranks = groups(in);
-    const int searches = (in->searched & FIT_OFFLOAD) != 0;
-    const int no_host = searches && (in->plan.host_bytes == 0 || in->plan.host_is_device);
-    const int no_disk = searches && in->plan.disk_bytes == 0;
-    Fit f = { 0 };
-    for (int offload = ZERO_OFFLOAD_NONE; offload <= ZERO_OFFLOAD_NVME; offload++) {
-        f.offload = (enum zero_offload)offload;
-        if (!wanted(in, FIT_OFFLOAD, offload, given->offload) || (offload == ZERO_OFFLOAD_CPU && no_host) ||
-            (offload == ZERO_OFFLOAD_NVME && no_disk))
-            continue;
-        for (f.stage = 0; f.stage < PLAN_STAGES; f.stage++) {
-            if (!wanted(in, FIT_STAGE, f.stage, given->stage)) continue;
-            for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_LAYER; order++) {
-                const unsigned searched = order == ZERO_ORDER_LAYER ? 0 : FIT_ORDER;  // it is only taken if given
-                f.order = (enum zero_order)order;
-                if (!wanted(in, searched, order, given->order)) continue;
-                for (size_t i = 0; i < of_ranks.n * sizes.n; i++) {
-                    f.B = sizes.value[i % sizes.n];
-                    if (try_plan(s, f, of_ranks.value[i / sizes.n], err, err_bytes) != 0) return -1;
-                }
+    for (f.stage = 0; f.stage < PLAN_STAGES; f.stage++) {
+        if (!wanted(in, FIT_STAGE, f.stage, given->stage)) continue;
+        for (int order = ZERO_ORDER_STEP; order <= ZERO_ORDER_LAYER; order++) {
+            const unsigned searched = order == ZERO_ORDER_LAYER ? 0 : FIT_ORDER;  // it is only taken if given
+            f.order = (enum zero_order)order;
+            if (!wanted(in, searched, order, given->order)) continue;
+            for (size_t i = 0; i < of_ranks.n * sizes.n; i++) {
+                f.B = sizes.value[i % sizes.n];
+                if (try_plan(s, f, of_ranks.value[i / sizes.n], err, err_bytes) != 0) return -1;
             }
         }
+    }
+    return 0;
+}
+
+static int try_all(Search *s, char *err, size_t err_bytes) {
+    const FitInput *in = s->in;
+    const zero_settings *given = &in->plan.settings;
+    for (int place = 0; place < 9; place++) {
+        const Fit f = { .offload = (enum zero_offload)(place / 3), .offload_params = (enum zero_offload)(place % 3) };
+        if (wanted_place(in, FIT_OFFLOAD, f.offload, given->offload) &&
+            wanted_place(in, FIT_OFFLOAD_PARAMS, f.offload_params, given->offload_params) &&
+            try_places(s, f, err, err_bytes) != 0)
+            return -1;
     }
     return 0;
 }
@@ -285,13 +302,13 @@ void fit_flags(const Fit *f, char *text, size_t bytes) {
     const char *order = f->order == ZERO_ORDER_RANK    ? " --micro-batch-order rank"
                         : f->order == ZERO_ORDER_LAYER ? " --micro-batch-order layer"
                                                        : "";
-    const char *offload = f->offload == ZERO_OFFLOAD_CPU    ? " --offload cpu"
-                          : f->offload == ZERO_OFFLOAD_NVME ? " --offload nvme:DIR"
-                                                            : "";
+    static const char *const OFFLOAD[] = { "", " --offload cpu", " --offload nvme:DIR" };
+    static const char *const PARAMS[] = { "", " --offload-params cpu", " --offload-params nvme:DIR" };
     if (f->shard_group > 0) snprintf(group, sizeof group, " --shard-group %zu", f->shard_group);
     if (f->head_rows > 0) snprintf(rows, sizeof rows, " --head-rows %zu", f->head_rows);
-    snprintf(text, bytes, "-z %d%s%s%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, offload,
-             f->offload_activations ? " --offload-activations cpu" : "", f->recompute, rows, f->B, f->total_tokens);
+    snprintf(text, bytes, "-z %d%s%s%s%s%s -r %d%s -b %zu -d %zu", f->stage, group, order, OFFLOAD[f->offload],
+             PARAMS[f->offload_params], f->offload_activations ? " --offload-activations cpu" : "", f->recompute, rows,
+             f->B, f->total_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -315,14 +332,15 @@ static void print_json(FILE *out, const char *what, const char *model, const Fit
     json_string(out, model);
     fprintf(out,
             ", \"stage\": %d, \"shard_group\": %zu, \"micro_batch_order\": \"%s\", \"offload\": \"%s\", "
-            "\"offload_activations\": \"%s\", \"recompute\": %d, \"head_rows\": %zu, \"B\": %zu, "
+            "\"offload_params\": \"%s\", \"offload_activations\": \"%s\", \"recompute\": %d, \"head_rows\": %zu, "
+            "\"B\": %zu, "
             "\"total_tokens\": %zu, \"bytes\": %llu, \"seconds\": %.9g}",
             f->stage, f->shard_group,
             f->order == ZERO_ORDER_RANK    ? "rank"
             : f->order == ZERO_ORDER_LAYER ? "layer"
                                            : "step",
-            OFFLOAD[f->offload], OFFLOAD[f->offload_activations], f->recompute, f->head_rows, f->B, f->total_tokens,
-            (unsigned long long)f->bytes, f->seconds);
+            OFFLOAD[f->offload], OFFLOAD[f->offload_params], OFFLOAD[f->offload_activations], f->recompute,
+            f->head_rows, f->B, f->total_tokens, (unsigned long long)f->bytes, f->seconds);
 }
 
 int fit_print(FILE *out, const FitInput *in, int json, char *err, size_t err_bytes) {

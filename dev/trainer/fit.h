@@ -22,9 +22,10 @@ enum {
     FIT_ORDER = 4,
     FIT_OFFLOAD = 8,
     FIT_ACTIVATIONS = 16,  // whether they are offloaded
-    FIT_RECOMPUTE = 32,
-    FIT_HEAD_ROWS = 64,
-    FIT_BATCH = 128,
+    FIT_OFFLOAD_PARAMS = 32,
+    FIT_RECOMPUTE = 64,
+    FIT_HEAD_ROWS = 128,
+    FIT_BATCH = 256,
     FIT_SAME_BITS = FIT_HEAD_ROWS - 1,
     FIT_ALL = 2 * FIT_BATCH - 1
 };
@@ -45,7 +46,7 @@ typedef struct {
 typedef struct {
     int stage, recompute, offload_activations;
     enum zero_order order;
-    enum zero_offload offload;
+    enum zero_offload offload, offload_params;
     size_t shard_group;  // as --shard-group; 0: all ranks are one
     size_t head_rows, B;
     size_t total_tokens;

@@ -61,7 +61,7 @@ static void advise(const Run *r, double bytes, char *text, size_t text_bytes) {
     char flags[256], err[ERR_BYTES];
     describe_fit(r, &in);
     in.plan.device_bytes = bytes;
-    in.searched = FIT_SAME_BITS & ~(unsigned)(FIT_OFFLOAD | FIT_ACTIVATIONS);
+    in.searched = FIT_SAME_BITS & ~(unsigned)(FIT_OFFLOAD | FIT_OFFLOAD_PARAMS | FIT_ACTIVATIONS);
     int found = fit_fastest(&fit, &in, err, sizeof err);
     if (found == 0) {  // whether there is a disk, the user knows
         in.searched = FIT_SAME_BITS;
@@ -131,6 +131,7 @@ int print_fit(const Run *r) {
                   { FIT_GROUP, "shard-group" },
                   { FIT_ORDER, "micro-batch-order" },
                   { FIT_OFFLOAD, "offload" },
+                  { FIT_OFFLOAD_PARAMS, "offload-params" },
                   { FIT_ACTIVATIONS, "offload-activations" },
                   { FIT_RECOMPUTE, "r" },
                   { FIT_HEAD_ROWS, "head-rows" },

@@ -45,6 +45,7 @@ typedef struct {
     Schedule schedule;       // steps is set later
     const char *train_files, *val_files, *model, *output_dir;
     const char *offload, *offload_dir;  // of nvme:DIR
+    const char *offload_params, *offload_params_dir;
     int64_t checkpoint_every, checkpoints_keep, major_checkpoint_every, resume, overwrite;
     int64_t batch_size, seq_len, total_batch_tokens, micro_batches, max_steps;
     double weight_decay, beta1, beta2, eps, grad_clip, skip_loss_z, skip_norm_z;

@@ -107,31 +107,50 @@ static int check_order(const Options *o, char *err, size_t err_bytes) {
     return 0;
 }
 
-// Is the device's memory the host's?
-static int one_memory(const OptionsBuild *build) {
+// Reads none|cpu|nvme:DIR.
+static int read_place(const char *flag, const char *text, enum zero_offload *place, const char **dir, char *err,
+                      size_t err_bytes) {
+    static const char NVME[] = "nvme:";
+    const size_t length = strlen(NVME);
+    *dir = strncmp(text, NVME, length) == 0 && text[length] != '\0' ? text + length : NULL;
+    *place = *dir != NULL ? ZERO_OFFLOAD_NVME : ZERO_OFFLOAD_CPU;
+    if (strcmp(text, "none") == 0)
+        *place = ZERO_OFFLOAD_NONE;
+    else if (*place == ZERO_OFFLOAD_CPU && strcmp(text, "cpu") != 0)
+        return FAIL("--%s %.200s: unknown: use none, cpu, or nvme:DIR with a directory on a fast disk", flag, text);
+    return 0;
+}
+
+// The emulated GPU has a memory of its own.
+static int one_memory(const Options *o, const OptionsBuild *build) {
 #ifdef CUDA_ON_CPU_EMULATED
-    return 0 && build->cpu;
+    return 0 && build->cpu && o->plan == OPTION_PLAN_OFF;
 #else
-    return build->cpu;
+    return build->cpu && o->plan == OPTION_PLAN_OFF;
 #endif
 }
 
+static void offload_nothing(Options *o, const char *flag, enum zero_offload *place) {
+    if (*place != ZERO_OFFLOAD_CPU) return;
+    options_note(o, "--%s cpu: the host's memory is this device's: nothing is offloaded\n", flag);
+    *place = ZERO_OFFLOAD_NONE;
+}
+
+// A plan has all stages.
 static int check_offload(Options *o, const OptionsBuild *build, char *err, size_t err_bytes) {
-    static const char NVME[] = "nvme:";
     zero_settings *s = &o->settings;
-    const size_t length = strlen(NVME);
-    o->offload_dir = strncmp(o->offload, NVME, length) == 0 && o->offload[length] != '\0' ? o->offload + length : NULL;
-    s->offload = o->offload_dir != NULL ? ZERO_OFFLOAD_NVME : ZERO_OFFLOAD_CPU;
-    if (strcmp(o->offload, "none") == 0)
-        s->offload = ZERO_OFFLOAD_NONE;
-    else if (s->offload == ZERO_OFFLOAD_CPU && strcmp(o->offload, "cpu") != 0)
-        return FAIL("--offload %.200s: unknown: use none, cpu, or nvme:DIR with a directory on a fast disk",
-                    o->offload);
+    if (read_place("offload", o->offload, &s->offload, &o->offload_dir, err, err_bytes) != 0 ||
+        read_place("offload-params", o->offload_params, &s->offload_params, &o->offload_params_dir, err, err_bytes) !=
+            0)
+        return -1;
     if (s->offload == ZERO_OFFLOAD_NONE && options_given(o, "offload-fraction"))
         options_note(o, "--offload-fraction: not used, for there is no --offload\n");
-    if (one_memory(build) && o->plan == OPTION_PLAN_OFF && s->offload == ZERO_OFFLOAD_CPU) {
-        options_note(o, "--offload cpu: the host's memory is this device's: nothing is offloaded\n");
-        s->offload = ZERO_OFFLOAD_NONE;
+    if (s->offload_params != zero_params_offload(s) && o->plan == OPTION_PLAN_OFF && !o->print_config)
+        return FAIL("--offload-params %.200s: stage %d does not shard parameters: use -z 3, or leave it out",
+                    o->offload_params, s->stage);
+    if (one_memory(o, build)) {
+        offload_nothing(o, "offload", &s->offload);
+        offload_nothing(o, "offload-params", &s->offload_params);
     }
     return 0;
 }
@@ -142,7 +161,7 @@ static int check_offload_activations(Options *o, const OptionsBuild *build, char
     if (o->recompute == 0)
         return FAIL("--offload-activations cpu: -r 0 keeps all activations on the device: use -r 1 or 2, or leave it "
                     "out");
-    if (one_memory(build) && o->plan == OPTION_PLAN_OFF) {
+    if (one_memory(o, build)) {
         options_note(o, "--offload-activations cpu: the host's memory is this device's: nothing is offloaded\n");
         o->offload_activations = 0;
     }

@@ -14,16 +14,11 @@
 
 static const double ALIKE = 1.02;
 
-// What an update takes longer because optimizer state is offloaded: all of it is read and written once.
+// What a step takes longer because of what is offloaded.
 static double offload_seconds(const PlanInput *in, const zero_cost *cost, const zero_layout *l) {
     const size_t ranks = in->ranks_per_host > 0 && in->ranks_per_host < in->ranks ? in->ranks_per_host : in->ranks;
-    const int nvme = cost->settings.offload == ZERO_OFFLOAD_NVME;
-    zero_row rows[PLAN_ROWS];
-    double bytes = 0;
-    if (cost->settings.offload == ZERO_OFFLOAD_NONE) return 0;
-    for (size_t i = 0, n = zero_cost_memory(cost, l, rows, PLAN_ROWS); i < n; i++)
-        if (rows[i].kind == (nvme ? ZERO_MEM_DISK : ZERO_MEM_HOST)) bytes = (double)rows[i].expected;
-    return 2 * bytes / (nvme ? in->disk_bytes_per_second / (double)ranks : in->host_bytes_per_second);
+    return (double)zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_CPU) / in->host_bytes_per_second +
+           (double)zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_NVME) / (in->disk_bytes_per_second / (double)ranks);
 }
 
 // The forward copies them out, which has a third of the computing, and the backward copies them in.

@@ -96,9 +96,14 @@ static void print_offload(const Run *r) {
     if (!zero_get_offload(r->z, &offload)) return;
     char part[32] = "all";
     if (s->offload_fraction < 1) snprintf(part, sizeof part, "%.4g", s->offload_fraction);
-    print_row(r, "offload", "%s of the optimizer state, %s", part,
-              s->offload == ZERO_OFFLOAD_CPU ? "in host memory" : r->options.offload);
+    if (s->offload != ZERO_OFFLOAD_NONE)
+        print_row(r, "offload", "%s of the optimizer state, %s", part,
+                  s->offload == ZERO_OFFLOAD_CPU ? "in host memory" : r->options.offload);
     if (s->offload == ZERO_OFFLOAD_NVME) print_row(r, "", "%s", offload.how);
+    if (s->offload_params != ZERO_OFFLOAD_NONE)
+        print_row(r, "offload", "parameters, %s",
+                  s->offload_params == ZERO_OFFLOAD_CPU ? "in host memory" : r->options.offload_params);
+    if (s->offload_params == ZERO_OFFLOAD_NVME) print_row(r, "", "%s", offload.how_params);
 }
 
 static void print_machine(const Run *r) {
@@ -477,8 +482,8 @@ void describe_run(const Run *r, PlanInput *in) {
         .ranks_per_host = (size_t)o->plan_ranks_per_host,
         .transport = transport,
         .comm_config = { .staged = !on_cpu, .register_buffers = (int)o->nccl_register, .one_level = (int)o->one_level },
-        .snapshot_per_parameter = o->output_dir == NULL || o->settings.offload == ZERO_OFFLOAD_NVME ? 0
-                                  : o->checkpoint_every == 0                                        ? sizeof(float)
+        .snapshot_per_parameter = o->output_dir == NULL || zero_uses_disk(&o->settings) ? 0
+                                  : o->checkpoint_every == 0                            ? sizeof(float)
                                                              : checkpoint_bytes_per_parameter(&o->settings),
         .device_bytes = o->memory_limit > 0 ? (double)o->memory_limit : o->device_memory * 1e9,
         .cluster = { .link_bytes_per_second = o->link_gbs * 1e9,

@@ -25,6 +25,7 @@ struct zero_swap {
     int fd;
     uint64_t *offset;  // [num_records + 1], in the file
     size_t num_records, num_buffers, memory_bytes;
+    int forget;
     char *memory;
     struct buffer *buffers;
     uint64_t now;
@@ -130,6 +131,7 @@ zero_swap *zero_swap_create(const zero_swap_config *config, char *err, size_t er
     s->fd = -1;
     s->num_records = config->num_records;
     s->num_buffers = config->num_buffers;
+    s->forget = config->forget;
     s->directory = strdup(config->directory);
     if (!s->directory)
         snprintf(err, err_bytes, "out of host memory");
@@ -174,6 +176,12 @@ static void begin(zero_swap *s, struct buffer *b, enum buffer_state state) {
     zero_aio_submit(s->aio, &b->request, s->fd, state == WRITING, b->ptr, bytes, s->offset[b->record]);
 }
 
+// The record in a buffer was released, and is on the disk.
+static void set_clean(const zero_swap *s, struct buffer *b) {
+    b->state = s->forget ? EMPTY : CLEAN;
+    if (s->forget) b->used = 0;  // it is taken first
+}
+
 // Waits until the disk has finished with a buffer.
 static int settle(zero_swap *s, struct buffer *b) {
     if (b->state != READING && b->state != WRITING) return 0;
@@ -181,7 +189,10 @@ static int settle(zero_swap *s, struct buffer *b) {
     const int code = zero_aio_wait(s->aio, &b->request);
     s->traffic.waited_s += zero_clock() - since;
     if (code) return fail(s, b, code);
-    b->state = CLEAN;
+    if (b->state == WRITING)
+        set_clean(s, b);
+    else
+        b->state = CLEAN;
     return 0;
 }
 
@@ -210,7 +221,8 @@ static struct buffer *take(zero_swap *s, size_t record) {
 int zero_swap_prefetch(zero_swap *s, size_t record) {
     if (s->error[0]) return -1;
     struct buffer *b = find(s, record);
-    if (!b) {
+    if (b && b->state == WRITING && s->forget && settle(s, b) != 0) return -1;
+    if (!b || b->state == EMPTY) {
         if (!(b = take(s, record))) return -1;
         begin(s, b, READING);
     }
@@ -232,8 +244,10 @@ int zero_swap_release(zero_swap *s, size_t record, int changed) {
     if (s->error[0]) return -1;
     struct buffer *b = find(s, record);
     b->used = ++s->now;
-    b->state = CLEAN;
-    if (changed) begin(s, b, WRITING);
+    if (changed)
+        begin(s, b, WRITING);
+    else
+        set_clean(s, b);
     return 0;
 }
 

@@ -13,6 +13,7 @@
 //         |  taken for another record                                 |  acquired again                    | it ends
 //         +---------------------------------- CLEAN ------------------+                                    |
 //                                               ^----------------------------------------------------------+
+//                                                                                 (EMPTY with config.forget)
 //
 // The file has no name, so nothing is left of it however the process ends. Its space is reserved when it is created: a
 // disk that is too small is noticed then. It goes past the page cache (O_DIRECT) where the file system can. Errors
@@ -33,6 +34,8 @@ typedef struct zero_swap_config {
     const char *directory;            // on the disk
     const size_t *bytes;              // [num_records], of each; copied
     size_t num_records, num_buffers;  // at least one buffer more than records are held at a time
+    int forget;                       // 1: a record that was released is read again when it is acquired again, so that
+                                      // what is read does not depend on how many buffers there are
     const zero_aio_backend *backend;  // NULL: io_uring if the system and this build have it, else threads
 } zero_swap_config;
 

@@ -37,12 +37,16 @@ typedef struct zero_optimizer_chunk {
 } zero_optimizer_chunk;
 
 // What a rank has of a unit's optimizer state (its shard, in stage 0 everything) is one part, or several if some of it
-// is offloaded: first what stays on the device, then what does not. A part on a disk has at most ZERO_OFFLOAD_PART
-// elements, and each of its arrays is a record (offload/swap.h). The bytes of a record, and the work on it, are then
-// enough for the disk and the update to be busy at the same time, whatever the size of the unit.
+// is offloaded: first what stays on the device, then what does not. A part that is on a disk, or whose parameters are,
+// has at most ZERO_OFFLOAD_PART elements, and each of its arrays is a record (offload/swap.h). The bytes of a record, and
+// the work on it, are then enough for the disk and the update to be busy at the same time, whatever the size of the
+// unit.
 enum {
     ZERO_OFFLOAD_PART = 1 << 20,
-    ZERO_OFFLOAD_PARTS = 4  // that are in memory: read ahead, in use, and two behind
+    ZERO_OFFLOAD_PARTS = 4,        // that are in memory: read ahead, in use, and two behind
+    ZERO_OFFLOAD_PARAM_PARTS = 8,  // of parameters (parameter_offload.c): those read ahead and those on their way to
+    ZERO_OFFLOAD_PARAM_READS = 5,  // the device, and one more
+    ZERO_OFFLOAD_PARAM_COPIES = 2
 };
 typedef struct zero_state_part {
     size_t begin, numel;  // multiples of ZERO_ALIGN

@@ -212,8 +212,8 @@ static void periods_gather_what_all_micro_steps_do(void) {
         const int drop = !below(4), there_and_back = (int)below(2);
         zero_layout l = layout_of(sizes, tied, n, 1 + below(5));
         for (size_t i = 0; i < length; i++) order[i] = !there_and_back ? below(n) : i / n % 2 ? n - 1 - i % n : i % n;
-        const size_t one = zero_param_cache_traffic(&l, order, length, prefetch, drop, 1);
-        const size_t all = zero_param_cache_traffic(&l, order, length, prefetch, drop, G);
+        const size_t one = zero_param_cache_traffic(&l, order, length, prefetch, drop, 1, NULL);
+        const size_t all = zero_param_cache_traffic(&l, order, length, prefetch, drop, G, NULL);
         CHECK_EQ(all, plain_traffic(&l, order, length, prefetch, drop, G));
         periodic += G > 1 && all != G * one;
         zero_layout_destroy(&l);
