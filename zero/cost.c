@@ -24,6 +24,7 @@
 #include "zero/cost_internal.h"
 #include "zero/kernels.h"
 #include "zero/optimizers/optimizers.h"
+#include "zero/pool.h"
 
 static int own_sums(const zero_cost *p) { return p->settings.order != ZERO_ORDER_STEP; }
 

@@ -201,7 +201,7 @@ static int gather_sums(zero *z, size_t u) {
 }
 
 // grads: the sums of its unit.
-static zero_optimizer_arrays arrays_of(const zero *z, const struct part *p, float *grads, char *const in[NUM_ARRAYS]) {
+static zero_optimizer_arrays arrays_of(const struct part *p, float *grads, char *const in[NUM_ARRAYS]) {
     zero_optimizer_arrays arrays = {
         .params = in[ARRAY_PARAMS],
         .master = in[ARRAY_MASTER],
@@ -238,7 +238,7 @@ static int update_unit(zero *z, size_t u, float *grads, zero_optimizer_args args
     for (const struct part *p = z->parts + z->first_part[u]; p < z->parts + z->first_part[u + 1] && !e; p++) {
         char *in[NUM_ARRAYS];
         e = zero_part_acquire(z, p, in);
-        if (!e) e = launch(z, p->first_chunk, p->num_chunks, arrays_of(z, p, grads, in), args);
+        if (!e) e = launch(z, p->first_chunk, p->num_chunks, arrays_of(p, grads, in), args);
         if (!e) e = zero_part_release(z, p);
     }
     end_work(z);
@@ -251,7 +251,7 @@ static int update_all(zero *z, zero_optimizer_args args) {
     if (!z->has_arrays) {
         for (size_t i = 0; i < num_parts(z); i++) {
             const struct part *p = &z->parts[i];
-            z->arrays[i] = arrays_of(z, p, z->partial_sums[0] + sum_offset(z, p->unit), p->arrays);
+            z->arrays[i] = arrays_of(p, z->partial_sums[0] + sum_offset(z, p->unit), p->arrays);
         }
         e = zero_device_check(z,
                               cudaMemcpyAsync(z->device_arrays, z->arrays, num_parts(z) * sizeof *z->arrays,

@@ -1,6 +1,6 @@
-// test_engine_offload.c: optimizer state that is offloaded, to host memory or to a disk, has the bits of state that is
-// not, in every stage, precision and optimizer; it can be visited, loaded, frozen and averaged; its memory is what the
-// formula says; and a disk that fails on one rank fails all of them. Run under mpirun.
+// test_engine_offload.c: optimizer state and parameters that are offloaded, to host memory or to a disk, have the bits of
+// what is not, in every stage, precision and optimizer; they can be visited, loaded, frozen and averaged; their memory
+// is what the formula says; and a disk that fails on one rank fails all of them. Run under mpirun.
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -16,12 +16,25 @@ static const struct place {
     const char *name;
     enum zero_offload offload;
     double fraction;
+    enum zero_offload params;  // in stage 3
 } places[] = {
-    { "on the device", ZERO_OFFLOAD_NONE, 1 }, { "host, 0.3", ZERO_OFFLOAD_CPU, 0.3 },
-    { "host", ZERO_OFFLOAD_CPU, 1 },           { "disk, 0", ZERO_OFFLOAD_NVME, 0 },
-    { "disk, 0.3", ZERO_OFFLOAD_NVME, 0.3 },   { "disk", ZERO_OFFLOAD_NVME, 1 },
+    { "on the device", ZERO_OFFLOAD_NONE, 1, ZERO_OFFLOAD_NONE },
+    { "host, 0.3", ZERO_OFFLOAD_CPU, 0.3, ZERO_OFFLOAD_NONE },
+    { "host", ZERO_OFFLOAD_CPU, 1, ZERO_OFFLOAD_NONE },
+    { "disk, 0", ZERO_OFFLOAD_NVME, 0, ZERO_OFFLOAD_NONE },
+    { "disk, 0.3", ZERO_OFFLOAD_NVME, 0.3, ZERO_OFFLOAD_NONE },
+    { "disk", ZERO_OFFLOAD_NVME, 1, ZERO_OFFLOAD_NONE },
+    { "parameters: host", ZERO_OFFLOAD_NONE, 1, ZERO_OFFLOAD_CPU },
+    { "parameters: disk", ZERO_OFFLOAD_NONE, 1, ZERO_OFFLOAD_NVME },
+    { "host, 0.3, parameters: disk", ZERO_OFFLOAD_CPU, 0.3, ZERO_OFFLOAD_NVME },
+    { "disk, parameters: host", ZERO_OFFLOAD_NVME, 1, ZERO_OFFLOAD_CPU },
+    { "host, parameters: host", ZERO_OFFLOAD_CPU, 1, ZERO_OFFLOAD_CPU },
+    { "disk, parameters: disk", ZERO_OFFLOAD_NVME, 1, ZERO_OFFLOAD_NVME },
 };
-enum { PLACES = sizeof places / sizeof *places, DEVICE = 0, DISK = PLACES - 1 };
+enum { PLACES = sizeof places / sizeof *places, DEVICE = 0, DISK = 5, PARAMS_ON_DISK = 7, ALL_ON_DISK = PLACES - 1 };
+
+// Before stage 3 there is nothing to be done with parameters.
+static int is_possible(int place, int stage) { return stage == 3 || places[place].params == ZERO_OFFLOAD_NONE; }
 
 static zero_config config_at(int place, int stage, enum zero_optimizer_kind optimizer, double ema_decay) {
     zero_config config = config_of(comms.shard, stage);
@@ -30,7 +43,8 @@ static zero_config config_at(int place, int stage, enum zero_optimizer_kind opti
     config.settings.offload_fraction = places[place].fraction;
     config.settings.optimizer = optimizer;
     config.settings.ema_decay = ema_decay;
-    config.offload_dir = directory;
+    config.settings.offload_params = places[place].params;
+    config.offload_dir = config.offload_params_dir = directory;
     return config;
 }
 
@@ -47,8 +61,11 @@ static void bytes_agree(const zero *z, int place) {
     for (size_t i = zero_report_memory(z, rows, 24); i-- > 0;)
         if (rows[i].kind == ZERO_MEM_DISK) moved = rows[i].measured;
     zero_offload_info info;
-    CHECK_EQ(zero_get_offload(z, &info), places[place].offload != ZERO_OFFLOAD_NONE);
-    CHECK_EQ(moved > 0, places[place].offload == ZERO_OFFLOAD_NVME && places[place].fraction > 0);
+    const int state = places[place].offload == ZERO_OFFLOAD_NVME && places[place].fraction > 0,
+              params = places[place].params == ZERO_OFFLOAD_NVME;
+    CHECK_EQ(zero_get_offload(z, &info), places[place].offload || places[place].params);
+    CHECK_EQ(moved > 0, state || params);
+    CHECK_EQ(*info.how_params != '\0', params);
     CHECK(info.written >= moved, "%llu bytes were written", (unsigned long long)info.written);
 }
 
@@ -70,6 +87,7 @@ static void disk_agrees(const zero *z, const zero_offload_info *before) {
 static void every_place_has_the_same_bits(int stage, enum zero_optimizer_kind optimizer, double ema_decay) {
     uint64_t first[2] = { 0 }, hash[2];
     for (int place = 0; place < PLACES; place++) {
+        if (!is_possible(place, stage)) continue;
         const zero_config config = config_at(place, stage, optimizer, ema_decay);
         zero *z = make_of(config);
         train(z, 0);
@@ -95,6 +113,7 @@ static void every_place_has_the_same_bits(int stage, enum zero_optimizer_kind op
 // Bytes on the device, in host memory, on the disk and on the wire.
 static void bytes_are_what_the_formula_says(const struct way *way, int group, int stage, double ema_decay) {
     for (int place = 0; place < PLACES; place++) {
+        if (!is_possible(place, stage)) continue;
         comms = join_groups(way, group, PATIENT);
         zero *z = make_of(config_at(place, stage, ZERO_ADAMW, ema_decay));
         zero_offload_info before = { 0 };
@@ -111,8 +130,8 @@ static void bytes_are_what_the_formula_says(const struct way *way, int group, in
 }
 
 // Tensors are frozen and unfrozen: states are cleared wherever they are.
-static void freezing_has_the_same_bits(int stage) {
-    zero *z[2] = { make_of(config_at(DEVICE, stage, ZERO_ADAMW, 0)), make_of(config_at(DISK, stage, ZERO_ADAMW, 0)) };
+static void freezing_has_the_same_bits(int stage, int place) {
+    zero *z[2] = { make_of(config_at(DEVICE, stage, ZERO_ADAMW, 0)), make_of(config_at(place, stage, ZERO_ADAMW, 0)) };
     for (size_t step = 0; step < 6; step++) {
         for (int i = 0; i < 2; i++) {
             zero_tensor_options o = zero_get_tensor_options(z[i], 5);
@@ -130,10 +149,10 @@ static void freezing_has_the_same_bits(int stage) {
 }
 
 // A unit that becomes frozen, for the only tensor of it that trains.
-static void a_unit_can_be_frozen(int stage) {
+static void a_unit_can_be_frozen(int stage, int place) {
     zero *z[2];
     for (int i = 0; i < 2; i++) {
-        z[i] = make_of(config_at(i ? DISK : DEVICE, stage, ZERO_ADAMW, 0));
+        z[i] = make_of(config_at(i ? place : DEVICE, stage, ZERO_ADAMW, 0));
         train(z[i], 0);
         for (int frozen = 1; frozen >= 0; frozen--)
             for (size_t t = 7; t < 9; t++) {
@@ -166,8 +185,10 @@ static int give(void *ctx, size_t tensor, size_t begin, size_t count, float *out
 static void state_is_carried_over(int stage) {
     static const enum zero_state states[] = { ZERO_STATE_MASTER, ZERO_STATE_M, ZERO_STATE_V };
     for (int place = 0; place < PLACES; place++) {
+        const int to = (place + 3) % PLACES, to_stage = comms.replicate ? stage : 1 + stage % 3;
+        if (!is_possible(place, stage)) continue;
         zero *a = make_of(config_at(place, stage, ZERO_ADAMW, 0)),
-             *b = make_of(config_at((place + 3) % PLACES, comms.replicate ? stage : 1 + stage % 3, ZERO_ADAMW, 0));
+             *b = make_of(config_at(is_possible(to, to_stage) ? to : DISK, to_stage, ZERO_ADAMW, 0));
         train(a, 0);
         for (size_t s = 0; s < sizeof states / sizeof *states; s++) {
             float sum[NUMEL];
@@ -218,6 +239,7 @@ static void large_units_are_cut_into_parts(int stage) {
     uint64_t first[2] = { 0 }, hash[2];
     kind = F32;
     for (int place = 0; place < PLACES; place++) {
+        if (!is_possible(place, stage)) continue;
         zero_config config = config_at(place, stage, ZERO_ADAMW, 0);
         config.tensors = list;
         config.num_tensors = 2;
@@ -278,6 +300,14 @@ static void what_cannot_be_created_is_told_to_all(void) {
     zero *z = zero_new(&config, err, sizeof err);
     CHECK(ranks == 1 ? z != NULL : !z && strstr(err, "settings.offload_fraction is 0."), "%s", err);
     zero_destroy(z);
+    config = config_at(PARAMS_ON_DISK, 3, ZERO_ADAMW, 0);
+    config.offload_params_dir = rank == ranks - 1 ? "/nonexistent/directory" : directory;
+    CHECK(!zero_new(&config, err, sizeof err) && strstr(err, "/nonexistent/directory: no file for"), "%s", err);
+    config.offload_params_dir = NULL;
+    CHECK(!zero_new(&config, err, sizeof err) && strstr(err, "set offload_params_dir"), "%s", err);
+    config.settings.stage = 2;
+    CHECK(!zero_new(&config, err, sizeof err) && strstr(err, "settings.offload_params: stage 2 does not shard"), "%s",
+          err);
 }
 
 // ---- main -----------------------------------------------------------------------------------------------------------
@@ -304,8 +334,8 @@ static void cases_of_a_way(const struct way *way, int grouped) {
         if (kind == BF16_NO_MASTER) continue;  // what is loaded is rounded
         CASE("freezing has the same bits: %s: %s", kind_names[kind], name)
             for (int stage = 1; stage < STAGES; stage++) {
-                freezing_has_the_same_bits(stage);
-                a_unit_can_be_frozen(stage);
+                freezing_has_the_same_bits(stage, stage < 3 ? DISK : ALL_ON_DISK);
+                a_unit_can_be_frozen(stage, stage < 3 ? DISK : PARAMS_ON_DISK);
             }
         CASE("state is carried over: %s: %s", kind_names[kind], name)
             for (int stage = 1; stage < STAGES; stage++) state_is_carried_over(stage);
