@@ -34,9 +34,9 @@ typedef struct zero_swap_config {
     const char *directory;            // on the disk
     const size_t *bytes;              // [num_records], of each; copied
     size_t num_records, num_buffers;  // at least one buffer more than records are held at a time
+    const zero_aio_backend *backend;  // NULL: io_uring if the system and this build have it, else threads
     int forget;                       // 1: a record that was released is read again when it is acquired again, so that
                                       // what is read does not depend on how many buffers there are
-    const zero_aio_backend *backend;  // NULL: io_uring if the system and this build have it, else threads
 } zero_swap_config;
 
 // Bytes of all buffers, and of the file: records are rounded up to ZERO_AIO_ALIGN.
