@@ -135,13 +135,11 @@ size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, 
         { .what = "read", .expected = gathered + updated + (passes ? state.update_bytes : 0) },
         { .what = "written", .expected = updated + (states ? state.update_bytes : 0) },
     };
-    static const char all[] = "all on the disk that is not frozen";
+    const char *all = "all on the disk that is not frozen";
+    const char *read = params ? "all-gathers + what is not frozen" : passes ? all : "0: the buffers hold all of it";
     const size_t n = max < 2 ? max : 2;
     memcpy(rows, both, n * sizeof *rows);
-    for (size_t i = 0; i < n; i++)
-        snprintf(rows[i].formula, sizeof rows[i].formula, "%s%s",
-                 params && !i ? "parameters with each all-gather; " : "",
-                 params || passes || i ? all : "0: the buffers hold all of it");
+    for (size_t i = 0; i < n; i++) snprintf(rows[i].formula, sizeof rows[i].formula, "%s", i ? all : read);
     return n;
 }
 

@@ -300,7 +300,7 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
     s->paper = (uint64_t)plan_paper_bytes(stage, in->settings.dtype, states_of(in), (double)l->numel,
                                           (double)trained_numel(l), (double)l->ranks);
     zero_cost all_on_device = plan;
-    all_on_device.settings.offload = ZERO_OFFLOAD_NONE;
+    all_on_device.settings.offload = all_on_device.settings.offload_params = ZERO_OFFLOAD_NONE;
     s->states = model_states(&plan, l);
     s->offloaded = model_states(&all_on_device, l) - s->states;
     s->padding = s->states + s->offloaded + s->smaller_master - s->sums - s->paper;

@@ -17,8 +17,9 @@ static const double ALIKE = 1.02;
 // What a step takes longer because of what is offloaded.
 static double offload_seconds(const PlanInput *in, const zero_cost *cost, const zero_layout *l) {
     const size_t ranks = in->ranks_per_host > 0 && in->ranks_per_host < in->ranks ? in->ranks_per_host : in->ranks;
-    return (double)zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_CPU) / in->host_bytes_per_second +
-           (double)zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_NVME) / (in->disk_bytes_per_second / (double)ranks);
+    const double host = (double)zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_CPU),
+                 disk = (double)(zero_cost_offload_traffic(cost, l, ZERO_OFFLOAD_NVME) * ranks);
+    return (host > 0 ? host / in->host_bytes_per_second : 0) + (disk > 0 ? disk / in->disk_bytes_per_second : 0);
 }
 
 // The forward copies them out, which has a third of the computing, and the backward copies them in.

@@ -77,6 +77,10 @@ static void print_ranks(FILE *out, const Plan *p, const char *what, size_t offse
     fprintf(out, "\n");
 }
 
+static int offloads(const PlanInput *in, enum zero_offload place) {
+    return in->settings.offload == place || in->settings.offload_params == place;
+}
+
 static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     double gb[PLAN_STAGES], paper_gb[PLAN_STAGES];
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
@@ -113,7 +117,7 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
     print_bytes(out, p, "fp32 sums, for exactness", offsetof(PlanStage, sums));
     print_bytes(out, p, "padding of shards", offsetof(PlanStage, padding));
     print_bytes(out, p, "less: smaller master weights", offsetof(PlanStage, smaller_master));
-    if (in->settings.offload != ZERO_OFFLOAD_NONE)
+    if (offloads(in, ZERO_OFFLOAD_CPU) || offloads(in, ZERO_OFFLOAD_NVME))
         print_bytes(out, p, "less: offloaded", offsetof(PlanStage, offloaded));
     print_bytes(out, p, "parameters to optimizer state", offsetof(PlanStage, states));
     print_reals(out, "ZeRO paper, GB", paper_gb, 2);
@@ -155,7 +159,7 @@ static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
     print_reals(out, "computing", compute, 3);
     print_reals(out, "receiving inside the host", link, 3);
     print_reals(out, "receiving from other hosts", net, 3);
-    if (in->settings.offload != ZERO_OFFLOAD_NONE || in->offloaded_bytes > 0)
+    if (offloads(in, ZERO_OFFLOAD_CPU) || offloads(in, ZERO_OFFLOAD_NVME) || in->offloaded_bytes > 0)
         print_reals(out, "moving offloaded state", offload, 3);
     print_reals(out, "step, with what overlaps", step, 3);
     fprintf(out,
@@ -163,12 +167,12 @@ static void print_time(FILE *out, const Plan *p, const PlanInput *in) {
             "  inside: %g GB/s to a rank, %g us a message; between: %g GB/s to a host, %g us a message\n",
             in->flops_per_token, in->peak_flops / 1e12, in->efficiency, c->memory / 1e9, c->link_bytes_per_second / 1e9,
             c->link_latency * 1e6, c->net_bytes_per_second / 1e9, c->net_latency * 1e6);
-    if (in->settings.offload == ZERO_OFFLOAD_CPU)
+    if (offloads(in, ZERO_OFFLOAD_CPU))
         fprintf(out, "  offloaded state: there and back, at %g GB/s of a rank\n", in->host_bytes_per_second / 1e9);
     if (in->offloaded_bytes > 0)
         fprintf(out, "  offloaded activations: at %g GB/s, less the forward there, the backward back\n",
                 in->host_bytes_per_second / 1e9);
-    if (in->settings.offload == ZERO_OFFLOAD_NVME)
+    if (offloads(in, ZERO_OFFLOAD_NVME))
         fprintf(out, "  offloaded state: there and back, at %g GB/s of a host's disk\n",
                 in->disk_bytes_per_second / 1e9);
 }

@@ -73,6 +73,7 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     plan.settings.shard_group = f->shard_group;
     plan.settings.order = f->order;
     plan.settings.offload = f->offload;
+    plan.settings.offload_params = f->offload_params;
     plan.B = f->B;
     plan.total_tokens = f->total_tokens;
     const int offload = f->offload_activations;
@@ -84,9 +85,9 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     plan.device_bytes = 1e18;
     do {
         if (plan_stage(&s, &plan, err, sizeof err) != 0 || !s.fits || s.order != f->order) return 0;
-        const int nvme = f->offload == ZERO_OFFLOAD_NVME;
-        if ((double)((nvme ? s.disk_total : s.host_total) * plan.ranks) > (nvme ? plan.disk_bytes : plan.host_bytes))
-            return 0;
+        const int host = f->offload == ZERO_OFFLOAD_CPU || f->offload_params == ZERO_OFFLOAD_CPU;
+        if ((double)(s.disk_total * plan.ranks) > plan.disk_bytes) return 0;
+        if (host && (double)(s.host_total * plan.ranks) > plan.host_bytes) return 0;
         if ((double)(plan.offloaded_bytes * plan.ranks) > plan.host_bytes) return 0;
         if (s.memory_total > most) most = s.memory_total;
     } while (++plan.rank < s.shard_group);
@@ -95,7 +96,7 @@ static uint64_t plan_of(const FitInput *in, Fit *f) {
     return most;
 }
 
-enum { MOST = 120000 };
+enum { MOST = 200000 };
 static Fit all[MOST];
 static size_t num_all;
 
@@ -104,20 +105,21 @@ static void try_all(const FitInput *in) {
     for (int stage = 0; stage < PLAN_STAGES; stage++)
         for (size_t group = 0; group < in->plan.ranks; group++)
             for (size_t B = 1; B * T * in->plan.ranks <= in->plan.total_tokens; B++)
-                for (int way = 0; way < 36; way++)
+                for (int way = 0; way < (stage < 3 ? 36 : 108); way++)
                     for (size_t rows = 0; rows < B * T; rows += T) {
                         Fit f = { .stage = stage,
                                   .order = way / 3 % 2 ? ZERO_ORDER_RANK : ZERO_ORDER_STEP,
                                   .offload = (enum zero_offload)(way / 6 % 3),
-                                  .offload_activations = way / 18,
+                                  .offload_activations = way / 18 % 2,
+                                  .offload_params = (enum zero_offload)(way / 36),
                                   .shard_group = group,
                                   .B = B,
                                   .recompute = way % 3,
                                   .head_rows = rows,
                                   .total_tokens = in->plan.total_tokens };
-                        const int to_host = f.offload == ZERO_OFFLOAD_CPU || f.offload_activations;
-                        if ((to_host && in->plan.host_is_device) || (f.offload_activations && f.recompute == 0))
-                            continue;
+                        const int host = f.offload == ZERO_OFFLOAD_CPU || f.offload_params == ZERO_OFFLOAD_CPU ||
+                                         f.offload_activations;
+                        if ((host && in->plan.host_is_device) || (f.offload_activations && f.recompute == 0)) continue;
                         REQUIRE(num_all < MOST, "too many combinations");
                         if (plan_of(in, &f) > 0) all[num_all++] = f;
                     }
@@ -152,6 +154,7 @@ static void is_the_best(const FitInput *in, const Fit *f, double bytes) {
         const int better = o->head_rows != f->head_rows                       ? f->head_rows > 0 && o->head_rows == 0
                            : o->recompute != f->recompute                     ? o->recompute < f->recompute
                            : o->offload_activations != f->offload_activations ? f->offload_activations
+                           : o->offload_params != f->offload_params           ? o->offload_params < f->offload_params
                            : o->offload != f->offload                         ? o->offload < f->offload
                            : o->stage != f->stage                             ? o->stage < f->stage
                            : one != other_one                                 ? other_one
