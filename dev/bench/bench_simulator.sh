@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The simulated time of a step (--plan) beside the measured one, on hosts that are namespaces of this machine with slow
-# links (dev/test/hosts/up.sh): six ways to run. Computing is calibrated from one run with fast links, and shared by
+# links (dev/test/hosts/up.sh): eight ways to run. Computing is calibrated from one run with fast links, and shared by
 # the ranks of all hosts, which have the same cores. The rate of a link is that of `tc`, less headers. Needs root.
 #
 #     dev/bench/bench_simulator.sh TRAINER          STEPS=4 of a run; the median of all but the first one
@@ -40,12 +40,12 @@ flops=$("$trainer" --plan "${model[@]}" | awk '/FLOPs a token/ { print $6 * 16 }
 calibrated=$(STEPS=12 measure 2 2 unlimited -z 2)
 rate=$(awk -v f="$flops" -v ms="$calibrated" 'BEGIN { print 4 * f / (ms / 1000) }')     # FLOP/s of all ranks
 echo "calibrated: $calibrated ms a step on 2 x 2 ranks, unlimited, stage 2"
-printf '%-7s %-6s %-6s %-28s %10s %12s %8s\n' hosts ranks mbit flags measured simulated ratio
+printf '%-7s %-6s %-6s %-42s %10s %12s %8s\n' hosts ranks mbit flags measured simulated ratio
 while read -r hosts ranks mbit flags; do
     # shellcheck disable=SC2086
     measured=$(measure "$hosts" "$ranks" "${mbit}mbit" $flags) simulated=$(simulate "$hosts" "$ranks" "$mbit" $flags)
     awk -v h="$hosts" -v r="$ranks" -v m="$mbit" -v f="$flags" -v a="$measured" -v b="$simulated" \
-        'BEGIN { printf "%-7d %-6d %-6d %-28s %10.0f %12.0f %8.2f\n", h, r, m, f, a, b, b / a }'
+        'BEGIN { printf "%-7d %-6d %-6d %-42s %10.0f %12.0f %8.2f\n", h, r, m, f, a, b, b / a }'
 done << CONFIGURATIONS
 2 1 20 -z 3
 2 2 20 -d 128 -z 1
@@ -53,4 +53,6 @@ done << CONFIGURATIONS
 4 2 30 -z 0
 3 3 60 --prefetch 0 -z 3
 2 2 20 --shard-group 2 -z 2
+2 2 20 -d 128 --micro-batch-order rank -z 1
+2 2 20 -d 128 --micro-batch-order layer -z 3
 CONFIGURATIONS
