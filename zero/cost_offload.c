@@ -1,5 +1,5 @@
-// cost_offload.c: the formulas of cost.h for optimizer state and parameters, on the device, in host memory and on a disk:
-// their parts (optimizers.h), and what a step moves of them.
+// cost_offload.c: the formulas of cost.h for optimizer state and parameters, on the device, in host memory and on a
+// disk: their parts (optimizers.h), and what a step moves of them.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

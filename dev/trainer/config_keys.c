@@ -187,11 +187,23 @@ static int deepspeed_cpu_checkpointing(Mapping *m, const ConfigValue *v) {
     return set(m, "offload-activations", v->path, v, strcmp(v->text, "true") == 0 ? "cpu" : "none");
 }
 
-#define NO_OFFLOAD     "there is no offload by file: use \"none\" (the flag --offload moves optimizer state)"
-#define NO_OLD_OFFLOAD "there is no offload by file: use false (the flag --offload moves optimizer state)"
-#define PARAMS         "optimizer.params."
-#define LR_PARAMS      "scheduler.params."
-#define ZERO_OPT       "zero_optimization."
+// offload_optimizer and offload_param: what `device` says, with nvme_path beside it; or the old keys, which are true.
+static int deepspeed_offload(Mapping *m, const ConfigValue *v) {
+    const char *flag = strstr(v->path, "param") != NULL ? "offload-params" : "offload";
+    char path[128], value[4096];
+    if (v->kind == CONFIG_BOOL) return strcmp(v->text, "true") == 0 ? set(m, flag, v->path, v, "cpu") : 0;
+    if (strcmp(v->text, "none") == 0 || strcmp(v->text, "cpu") == 0) return set(m, flag, v->path, v, v->text);
+    if (strcmp(v->text, "nvme") != 0) return fail_at(m, v, " %.100s: use none, cpu or nvme", v->text);
+    snprintf(path, sizeof path, "%.*snvme_path", (int)(strrchr(v->path, '.') + 1 - v->path), v->path);
+    const ConfigValue *directory = get(m, path);
+    if (directory == NULL) return fail_at(m, v, " nvme: needs nvme_path, a directory on the disk");
+    snprintf(value, sizeof value, "nvme:%s", directory->text);
+    return set(m, flag, v->path, v, value);
+}
+
+#define PARAMS    "optimizer.params."
+#define LR_PARAMS "scheduler.params."
+#define ZERO_OPT  "zero_optimization."
 
 static const Key DEEPSPEED[] = {
     { "train_batch_size", CONFIG_NUMBER, SIZE, .offset = BATCH(sequences) },
@@ -230,11 +242,14 @@ static const Key DEEPSPEED[] = {
     { ZERO_OPT "zero_quantized_weights", CONFIG_BOOL, HOLDS, .value = "false" },
     { ZERO_OPT "zero_quantized_gradients", CONFIG_BOOL, HOLDS, .value = "false" },
     { ZERO_OPT "mics_shard_size", CONFIG_NUMBER, READ, .read = deepspeed_mics },
-    { ZERO_OPT "offload_optimizer.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
-    { ZERO_OPT "offload_param.device", CONFIG_TEXT, MUST, .value = "none", .remedy = NO_OFFLOAD },
-    { ZERO_OPT "cpu_offload", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
-    { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
-    { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, MUST, .value = "false", .remedy = NO_OLD_OFFLOAD },
+    { ZERO_OPT "offload_optimizer.device", CONFIG_TEXT, READ, .read = deepspeed_offload },
+    { ZERO_OPT "offload_optimizer.nvme_path", CONFIG_TEXT, READ },
+    { ZERO_OPT "offload_optimizer.ratio", CONFIG_NUMBER, SET, "offload-fraction" },
+    { ZERO_OPT "offload_param.device", CONFIG_TEXT, READ, .read = deepspeed_offload },
+    { ZERO_OPT "offload_param.nvme_path", CONFIG_TEXT, READ },
+    { ZERO_OPT "cpu_offload", CONFIG_BOOL, READ, .read = deepspeed_offload },
+    { ZERO_OPT "cpu_offload_param", CONFIG_BOOL, READ, .read = deepspeed_offload },
+    { ZERO_OPT "cpu_offload_params", CONFIG_BOOL, READ, .read = deepspeed_offload },
     { "activation_checkpointing.cpu_checkpointing", CONFIG_BOOL, READ, .read = deepspeed_cpu_checkpointing },
     { "optimizer.type", CONFIG_TEXT, READ, .read = deepspeed_optimizer },
     { PARAMS "lr", CONFIG_NUMBER, SET, "l", "0.001" },

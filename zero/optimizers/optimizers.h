@@ -38,8 +38,8 @@ typedef struct zero_optimizer_chunk {
 
 // What a rank has of a unit's optimizer state (its shard, in stage 0 everything) is one part, or several if some of it
 // is offloaded: first what stays on the device, then what does not. A part that is on a disk, or whose parameters are,
-// has at most ZERO_OFFLOAD_PART elements, and each of its arrays is a record (offload/swap.h). The bytes of a record, and
-// the work on it, are then enough for the disk and the update to be busy at the same time, whatever the size of the
+// has at most ZERO_OFFLOAD_PART elements, and each of its arrays is a record (offload/swap.h). The bytes of a record,
+// and the work on it, are then enough for the disk and the update to be busy at the same time, whatever the size of the
 // unit.
 enum {
     ZERO_OFFLOAD_PART = 1 << 20,

@@ -1,6 +1,6 @@
-// test_engine_offload.c: optimizer state and parameters that are offloaded, to host memory or to a disk, have the bits of
-// what is not, in every stage, precision and optimizer; they can be visited, loaded, frozen and averaged; their memory
-// is what the formula says; and a disk that fails on one rank fails all of them. Run under mpirun.
+// test_engine_offload.c: optimizer state and parameters that are offloaded, to host memory or to a disk, have the bits
+// of what is not, in every stage, precision and optimizer; they can be visited, loaded, frozen and averaged; their
+// memory is what the formula says; and a disk that fails on one rank fails all of them. Run under mpirun.
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
