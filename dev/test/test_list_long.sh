@@ -64,6 +64,10 @@ if [ -z "$suffix" ]; then
     done
     CUDA_ON_CPU_STREAMS=2 CUDA_ON_CPU_PROTECT=1 run 2 600 "offloaded optimizer state, streams in order 2" \
         $fp32/test_engine_offload --case "AdamW: NCCL"
+    for order in 1 3; do
+        CUDA_ON_CPU_STREAMS=$order CUDA_ON_CPU_PROTECT=1 run 2 600 "offloaded parameters, streams in order $order" \
+            $fp32/test_engine_offload --case "bf16, AdamW: NCCL"
+    done
     run 2 900 "offloaded optimizer state, emulated GPU" $asan/test_engine_offload --case "AdamW: shared"
     run 0 300 "offloaded optimizer state in runs" dev/test/cli/test_offload.sh {$fp32,$bf16}/train_gpt2_zero
     for ranks in 1 2 4 6; do

@@ -286,6 +286,20 @@ static void a_failing_disk_fails_all_ranks(int stage) {
     zero_destroy(z);
 }
 
+// Parameters are read between collectives, where nobody is asked whether he has failed: on all ranks.
+static void parameters_that_cannot_be_read_fail(void) {
+    zero *z = make_of(config_at(PARAMS_ON_DISK, 3, ZERO_ADAMW, 0));
+    double norm;
+    train(z, 0);
+    truncate_files();
+    MPI_Barrier(MPI_COMM_WORLD);
+    const int e = one_step(z, 1, 2, &norm);
+    CHECK(e == ZERO_ERR_DISK && strstr(zero_error(z), directory) && strstr(zero_error(z), "something has truncated it"),
+          "%d: %s", e, zero_error(z));
+    CHECK_EQ(zero_discard(z), ZERO_ERR_DISK);
+    zero_destroy(z);
+}
+
 static void what_cannot_be_created_is_told_to_all(void) {
     zero_config config = config_at(DISK, 2, ZERO_ADAMW, 0);
     char err[512];
@@ -343,6 +357,7 @@ static void cases_of_a_way(const struct way *way, int grouped) {
     kind = BF16;
     CASE("a failing disk fails all ranks: %s", name)
         for (int stage = 1; stage < STAGES; stage++) a_failing_disk_fails_all_ranks(stage);
+    CASE("a failing disk of parameters: %s", name) parameters_that_cannot_be_read_fail();
     CASE("what cannot be created is told to all: %s", name) what_cannot_be_created_is_told_to_all();
     CASE("large units are cut into parts: %s", name)
         for (int stage = 1; stage < STAGES; stage += 2) large_units_are_cut_into_parts(stage);
