@@ -691,8 +691,9 @@ void gpt2_backward_by_layer(GPT2 *m) {
 //     zero_grad_norm            one number, the same on all ranks; it stays on the device
 //     zero_step                 the optimizer on this rank's shard, unless the norm is not finite
 //
-// All of it is queued; the host waits once, at the end of the step. With -sl or -sg it waits for the norm and the
-// losses, too, and may call zero_discard instead of zero_step.
+// All of it is queued, with NCCL also the gathering of the losses (trainer/losses.h), before zero_step; the host waits
+// at the end of the step. With -sl or -sg it waits for the norm and the losses first, and may call zero_discard instead
+// of zero_step.
 
 #ifndef TESTING
 #include <errno.h>
@@ -703,6 +704,7 @@ void gpt2_backward_by_layer(GPT2 *m) {
 #include "trainer/bad_numbers.h"       // losses, norms and parameters that are not finite
 #include "trainer/directory.h"         // the lock of the output directory
 #include "trainer/environment.h"       // what a launcher left there
+#include "trainer/losses.h"            // gathering the losses of a step
 #include "trainer/memory.h"            // what fits
 #include "trainer/metrics.h"           // the numbers of each step, as JSON
 #include "trainer/progress.h"          // the time that is left, on a terminal
@@ -988,6 +990,11 @@ static void read_own_batch(const Run *r, size_t step, size_t g) {
     read_batch(r, r->train, first + (in_a_row(r) > 1 ? rank * r->G + g : g * (size_t)r->ranks + rank));
 }
 
+static void copy_losses(Run *r, size_t g) {
+    gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
+    losses_copied(r);
+}
+
 static void forward_backward_by_layer(Run *r, size_t step) {
     metrics_enter(r->metrics, METRICS_DATA);
     for (size_t g = 0; g < r->G; g++) {
@@ -1001,7 +1008,7 @@ static void forward_backward_by_layer(Run *r, size_t step) {
     must(r, zero_finish_backward(r->z), "end of the backward pass");
     for (size_t g = r->G; g-- > 0;) {  // ends with the first, which validation uses
         gpt2_use_stream(r->model, g);
-        gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
+        copy_losses(r, g);
     }
 }
 
@@ -1018,21 +1025,31 @@ static void forward_backward(Run *r, size_t step) {
         read_own_batch(r, step, g);
         metrics_enter(r->metrics, METRICS_FORWARD);
         gpt2_forward(r->model, r->inputs, r->targets, r->B, r->T, 1);
+        copy_losses(r, g);
         metrics_enter(r->metrics, METRICS_BACKWARD);
         gpt2_backward(r->model);
         must(r, zero_finish_backward(r->z), "end of the backward pass");
-        gpt2_copy_losses(r->model, r->host_losses + g * r->B * r->T);
     }
 }
 
-// Gathers the losses of the step, which the host has, and what ranks tell each other with them.
+// Of the losses that were copied.
+static void take_means(void *run) {
+    const Run *r = (const Run *)run;
+    for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
+}
+
+// Gathers the losses of the step, which the host has, and what ranks tell each other with them; or waits for what was
+// queued.
 static void gather_losses(Run *r, StepLine *s) {
     const size_t told = r->G + TOLD_MORE;
     metrics_enter(r->metrics, METRICS_LOSSES);
-    for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
-    r->losses[r->G + TOLD_STOP] = signals_stop() != NULL;
+    if (losses_are_queued(r)) losses_wait(r);
     r->losses[r->G + TOLD_COMPUTING] = metrics_computing(r->metrics);
-    gather(r, r->losses, told * sizeof *r->losses, r->all_losses);
+    if (!losses_are_queued(r)) {
+        take_means(r);
+        r->losses[r->G + TOLD_STOP] = signals_stop() != NULL;
+        gather(r, r->losses, told * sizeof *r->losses, r->all_losses);
+    }
     s->loss = mean_loss(r->all_losses, (size_t)r->ranks, told, in_a_row(r), r->M);
     s->loss_z = isfinite(s->loss) ? outlier_z(&r->loss_outliers, s->loss) : NAN;
     s->norm_z = isfinite(s->norm) ? outlier_z(&r->norm_outliers, s->norm) : NAN;
@@ -1072,6 +1089,7 @@ static StepLine train_step(Run *r, size_t step, const Schedule *schedule) {
     forward_backward(r, step);
     metrics_enter(r->metrics, METRICS_NORM);
     must(r, zero_grad_norm(r->z, host_decides ? &s.norm : NULL), "gradient norm");
+    if (losses_are_queued(r)) losses_queue(r, take_means);
     if (host_decides) gather_losses(r, &s);
     metrics_enter(r->metrics, METRICS_UPDATE);
     if (s.skipped)
@@ -1255,9 +1273,11 @@ static void allocate_batch(Run *r) {
     r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
     r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
-    if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
-    r->losses = (double *)allocate((r->G + TOLD_MORE) * sizeof(double));
-    r->all_losses = (double *)allocate((r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));
+    r->losses = (double *)pinned((r->G + TOLD_MORE) * sizeof(double));
+    r->all_losses = (double *)pinned((r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));
+    if (r->host_losses == NULL || r->losses == NULL || r->all_losses == NULL)
+        die("no pinned host memory for the losses of a step: use a smaller -d");
+    memset(r->all_losses, 0, (r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));  // nobody was asked to stop
 }
 
 static void destroy(Run *r) {
@@ -1267,6 +1287,7 @@ static void destroy(Run *r) {
     gpt2_destroy(r->model);
     zero_destroy(r->z);
     profile_destroy(r->profile);
+    losses_destroy(r);
     zero_comm_destroy(r->replica_comm);
     if (r->shard_comm != r->comm) zero_comm_destroy(r->shard_comm);
     zero_comm_destroy(r->comm);
@@ -1279,11 +1300,9 @@ static void destroy(Run *r) {
     loader_close(r->val);
     free(r->tensors);
     free(r->prompt);
-    cudaCheck(cudaFreeHost(r->host_losses));
+    for (void *p : { (void *)r->host_losses, (void *)r->losses, (void *)r->all_losses }) cudaCheck(cudaFreeHost(p));
     free(r->inputs);
     free(r->targets);
-    free(r->losses);
-    free(r->all_losses);
     free(r->snapshot);
 }
 
@@ -1357,6 +1376,7 @@ int main(int argc, char **argv) {
     check_same_inputs(r);
     check_memory(r);
     create_engine(r);
+    losses_create(r);
     create_model(r, &model);
     open_output(r);
     prepare_checkpoints(r);

@@ -41,21 +41,27 @@ static size_t trained_numel(const zero_layout *l) {
     return numel;
 }
 
+// What a rank tells the others in a step.
+static size_t told_bytes(size_t micro_steps) { return (micro_steps + 2) * sizeof(double); }
+
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks) {
     for (size_t i = 0; i < n; i++) {
         if (rows[i].kind == ZERO_WIRE_SCALARS) {
             size_t length = strlen(rows[i].formula);
-            rows[i].expected += (micro_steps + 2) * sizeof(double) * (ranks - 1);
+            rows[i].expected += told_bytes(micro_steps) * (ranks - 1);
             snprintf(rows[i].formula + length, sizeof rows[i].formula - length, ", %zu (G+2) (N-1) losses",
                      sizeof(double));
         }
     }
 }
 
-void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all) {
+void plan_add_transport(zero_row *rows, size_t n, const zero_comm_shape *all, int groups, int streams,
+                        size_t micro_steps) {
     for (size_t i = 0; i < n; i++) {
-        if (rows[i].kind == ZERO_MEM_TRANSPORT) {
-            rows[i].expected += zero_comm_scratch_bytes(&all, 0, 0, 0);
+        if (rows[i].kind != ZERO_MEM_TRANSPORT) continue;
+        if (groups) rows[i].expected += zero_comm_scratch_bytes(all, 0, 0, 0);
+        if (streams && all->ranks > 1) {
+            rows[i].expected += zero_comm_alloc_bytes(all, all->ranks * told_bytes(micro_steps));
         }
     }
 }
@@ -162,10 +168,10 @@ static int is_on_device(const PlanInput *in, const zero_row *row) {
 static size_t memory_rows(const PlanInput *in, const zero_cost *plan, const zero_layout *l, zero_row *rows,
                           uint64_t *total) {
     size_t n = zero_cost_memory(plan, l, rows, PLAN_ROWS - 2);
-    if (plan->replicas > 1) {
-        const size_t ranks = plan->replicas * l->ranks, per_host = in->ranks_per_host;
-        plan_add_transport(rows, n, transport_of(in, ranks, per_host > 0 && per_host < ranks ? per_host : ranks));
-    }
+    const size_t ranks = plan->replicas * l->ranks, per_host = in->ranks_per_host;
+    const zero_comm_shape all = transport_of(in, ranks, per_host > 0 && per_host < ranks ? per_host : ranks);
+    plan_add_transport(rows, n, &all, plan->replicas > 1, zero_transport_needs_device(in->transport),
+                       plan->max_micro_batches);
     const int by_layer = plan->settings.order == ZERO_ORDER_LAYER;
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS };
     rows[n].expected = by_layer ? in->layer_bytes + plan->max_micro_batches * in->stream_bytes : in->activation_bytes;

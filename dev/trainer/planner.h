@@ -110,8 +110,10 @@ double plan_offloaded_seconds(const PlanInput *in, size_t micro_batches);
 // What the trainer adds to the engine's rows. What a rank tells the others in each step (the losses of its
 // micro-batches, whether it was asked to stop, how long it computed) goes by the engine's transport, and counts in its
 // "scalars"; with groups of ranks, there is another transport for it, of all ranks, whose tables count in "transport".
+// A transport with a stream of its own gathers it in a buffer (losses.h), which counts there, too.
 void plan_add_losses(zero_row *rows, size_t n, size_t micro_steps, size_t ranks);
-void plan_add_transport(zero_row *rows, size_t n, zero_comm_shape all);
+void plan_add_transport(zero_row *rows, size_t n, const zero_comm_shape *all, int groups, int streams,
+                        size_t micro_steps);
 
 // The snapshot for checkpoints (trainer/checkpoint_write.h).
 zero_row plan_snapshot(const zero_layout *l, size_t bytes_per_parameter);

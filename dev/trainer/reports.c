@@ -376,7 +376,8 @@ void note_disk(Run *r, int begin) {
 void print_reports(const Run *r) {
     zero_row rows[MAX_ROWS];
     size_t n = zero_report_memory(r->z, rows, MAX_ROWS - 4), bytes = 0;
-    if (r->shard_comm != r->comm) plan_add_transport(rows, n, zero_comm_get_shape(r->comm));
+    const zero_comm_shape all = zero_comm_get_shape(r->comm);
+    plan_add_transport(rows, n, &all, r->shard_comm != r->comm, zero_comm_stream(r->comm) != NULL, r->G);
     rows[n] = (zero_row){ .kind = ZERO_MEM_ACTIVATIONS, .what = "activations" };
     snprintf(rows[n].formula, sizeof rows[n].formula, "gpt2_activation_bytes(B, T, ...)");
     rows[n].expected = r->options.settings.order == ZERO_ORDER_LAYER

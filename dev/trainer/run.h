@@ -7,6 +7,7 @@
 //     signals.c    SIGUSR1, SIGTERM, SIGINT           directory.c  the output directory: its lock, what may be there
 //     reports.c    header, tables, plan, profile      resume_llmc.c  from a directory of llm.c's
 //     metrics.c    the numbers of each step           progress.c   the time that is left, on a terminal
+//     losses.c     what ranks tell each other in a step
 //
 // The engine, the model and the steps are in train_gpt2_zero.cu. What is measured on one rank (a loss, an error) is
 // gathered by all before any of them acts on it, so all ranks always make the same calls in the same order. Only rank 0
@@ -41,7 +42,8 @@ extern "C" {
 #define ERR_BYTES 5120  // a message with a path in it
 #define MAX_ROWS  24    // of a report
 
-// What a rank tells the others after its G losses: 1 if it was asked to stop; seconds that it computed in this step.
+// What a rank tells the others after its G losses: 1 if it was asked to stop; seconds that it computed in this step,
+// or, if that is gathered before the end of the step (losses.h), in the step before.
 enum { TOLD_STOP, TOLD_COMPUTING, TOLD_MORE };
 
 // What the reports need to know of the kernels that this program was built with.
@@ -104,7 +106,11 @@ typedef struct Run {
     int *inputs, *targets;     // B * T each
     float *host_losses;        // G * B * T, pinned: of this rank's micro-batches in a step
     // What the ranks tell each other in a step, G + TOLD_MORE numbers each: the means of their losses, then as below.
-    double *losses, *all_losses;  // of this rank, of all
+    double *losses, *all_losses;  // of this rank, of all; pinned
+    // Where it is gathered on the device (losses.h).
+    char *device_losses;
+    cudaStream_t losses_stream;
+    cudaEvent_t losses_are_here;  // in host_losses
     Outliers loss_outliers, norm_outliers;
     size_t nonfinite_steps;    // in a row, until now
     StepLine first_nonfinite;  // of them

@@ -225,6 +225,11 @@ static void scalars(Schedule *s, Group g) {
     s->queue[COMPUTING] = transfer(s, begin, all_gather_chunks(g), ZERO_NORM_WORDS * sizeof(uint64_t), 0);
 }
 
+// Computing does not wait.
+static void losses(Schedule *s) {
+    (void)transfer(s, s->queue[COMPUTING], all_gather_chunks(s->all), ZERO_NORM_WORDS * sizeof(uint64_t), 0);
+}
+
 static void update(Schedule *s) {
     const zero_cost *cost = s->in->cost;
     const zero_layout *l = s->in->layout;
@@ -232,6 +237,7 @@ static void update(Schedule *s) {
     const size_t b = zero_dtype_bytes(cost->settings.dtype);
     if (s->shard.ranks > 1) scalars(s, s->shard);  // the norm
     if (s->replicas.ranks > 1) scalars(s, s->replicas);
+    if (s->all.ranks > 1) losses(s);
     for (size_t u = 0; u < l->num_units; u++) {
         if (l->unit_frozen[u]) continue;
         const size_t shard = zero_layout_shard_numel(l, u);
@@ -244,7 +250,6 @@ static void update(Schedule *s) {
         const double end = compute(s, ready, (double)(numel * s->in->update_bytes) / s->in->cluster.memory);
         if ((stage == 1 || stage == 2) && l->ranks > 1) s->here[u] = all_gather(s, end, s->shard, shard * b);
     }
-    if (s->all.ranks > 1) scalars(s, s->all);  // the losses
     if (stage == 3) zero_param_cache_invalidate(&s->cache);
 }
 

@@ -9,9 +9,9 @@
 //     all-gather, stage 3        transport  all computing that is queued           transfer
 //     reduce-scatter of a unit   transport  its backward                           transfer, and the ordered sum
 //     norm                       both       all reductions                         transfers of a few bytes
+//     losses                     transport  the norm                               transfer of a few bytes
 //     update of a unit           computing  the norm; stage 0, groups: the sums    bytes of memory / rate
 //     all-gather, stages 1, 2    transport  the unit's update                      transfer
-//     losses                     both       all all-gathers                        transfer of a few bytes
 //
 // Stage 3, prefetch 1, when computing takes longer: unit 2 is gathered under unit 1, and unit 3 when 1 has ended
 //

@@ -29,6 +29,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 // Is this the wait that CUDA_ON_CPU_FORGET skips (emulated.cpp)? That build keeps stack frames.
@@ -92,6 +93,16 @@ static cudaError_t unless_broken() { return broken ? cuda_on_cpu_error(cudaError
 static void (*trace_fn)(void *ctx, const char *name);
 static void *trace_ctx;
 static thread_local std::vector<const char *> ranges;  // that the host is in
+
+// CUDA_ON_CPU_TRACE=FILE: also prints the names to FILE.PID.
+static void print_name(void *file, const char *name) { fprintf(static_cast<FILE *>(file), "%s\n", name); }
+
+[[maybe_unused]] static const bool prints_names = [] {
+    const char *path = getenv("CUDA_ON_CPU_TRACE");
+    trace_ctx = path ? fopen((path + ('.' + std::to_string(getpid()))).c_str(), "w") : nullptr;
+    if (trace_ctx) trace_fn = print_name;
+    return trace_ctx != nullptr;
+}();
 
 static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
 
