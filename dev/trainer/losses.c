@@ -22,7 +22,7 @@ void losses_create(Run *r) {
     check(r, zero_comm_alloc(r->comm, &r->memory, ZERO_MEM_TRANSPORT, (void **)&r->device_losses,
                              (size_t)r->ranks * told_bytes(r)));
     if (options_host_decides(&r->options)) return;
-    check_device(r, cudaStreamCreateWithFlags(&r->losses_stream, cudaStreamNonBlocking));
+    check_device(r, cudaStreamCreate(&r->losses_stream));
     check_device(r, cudaEventCreateWithFlags(&r->losses_are_here, cudaEventDisableTiming));
     r->losses[r->G + TOLD_COMPUTING] = NAN;  // there was no step before
 }

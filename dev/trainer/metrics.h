@@ -6,11 +6,12 @@
 //     data, forward, backward    of each micro-batch: reading it; the passes, with the collectives of their units
 //     norm                       waiting until all ranks have reduced all gradients; the norm
 //     update                     the optimizer; before stage 3 also the all-gather of the new parameters
-//     losses                     gathering the losses; before the update if it depends on them (-sl, -sg)
+//     losses                     gathering the losses, or waiting for that (losses.h); before the update if it depends
+//                                on them (-sl, -sg)
 //
 // At each change of phase an event is recorded, which costs a microsecond and waits for nothing. The times are read
-// where the host has waited for the stream anyway: before the losses are gathered, so that each rank can tell the
-// others with its losses how long it computed in this step, and at the end of the step. No collective is added. Time is
+// where the host has waited for the stream anyway: before it gathers the losses, so that each rank can tell the others
+// with its losses how long it computed in this step, and at the end of the step. No collective is added. Time is
 // counted on all ranks with -o; rank 0 writes. Nothing here ends a run: what cannot be measured is null, and a line
 // that cannot be written is left out (trainer/log.h).
 #ifndef TRAINER_METRICS_H

@@ -72,6 +72,25 @@ for trainer in "$@"; do
 done
 check "NCCL, -sg: the host waits" host_waits "$1" "by the host" "[0-9]*" 2 -z 1 -sg 3
 
+# ... and the all-gathers of parameters run under the next forward: each as late as the stand-in's events allow.
+gathers_under_the_forward() {      # TRAINER STAGE
+    rm -f "$work"/trace.*
+    CUDA_ON_CPU_STREAMS=0 CUDA_ON_CPU_TRACE=$work/trace timeout -k 10 60 "${MPIRUN:-mpirun}" -np 2 "$1" \
+        -e custom:l2,h1,c64,v256,t32 -b 1 -t 32 -d 128 -x 2 -v 0 -s 0 --transport nccl -z "$2" > "$log" 2>&1 &&
+        awk 'FNR == 1 { updated = n = 0; last = "" }
+            /^AdamW 2$/ { updated = 1 }
+            updated && n < 6 && $0 != last && /^all-gather [0-9]\/nccl$|^forward [0-9]$/ {
+                order[FILENAME] = order[FILENAME] (last = $0) ", "
+                n++
+            }
+            END { for (f in order) { files++; print order[f]; wrong += order[f] != wanted }; exit wrong || files != 2 }' \
+            wanted="all-gather 0/nccl, forward 0, all-gather 1/nccl, forward 1, all-gather 2/nccl, forward 2, " \
+            "$work"/trace.*
+}
+for stage in 1 2; do
+    check "stage $stage, NCCL: all-gathers overlap the next forward" gathers_under_the_forward "$1" $stage
+done
+
 longer_than_the_run() {
     ! "${MPIRUN:-mpirun}" -np 1 "$1" -x 3 --profile 3 > "$log" 2>&1 && cat "$log" && grep -q "use -x 4 or more" "$log"
 }
