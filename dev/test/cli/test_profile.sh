@@ -83,7 +83,10 @@ gathers_under_the_forward() {      # TRAINER STAGE
                 order[FILENAME] = order[FILENAME] (last = $0) ", "
                 n++
             }
-            END { for (f in order) { files++; print order[f]; wrong += order[f] != wanted }; exit wrong || files != 2 }' \
+            END {
+                for (f in order) { files++; print order[f]; wrong += order[f] != wanted }
+                exit wrong || files != 2
+            }' \
             wanted="all-gather 0/nccl, forward 0, all-gather 1/nccl, forward 1, all-gather 2/nccl, forward 2, " \
             "$work"/trace.*
 }

@@ -165,7 +165,7 @@ static void test_schedules_worked_out_by_hand(void) {
     // NCCL: reductions hide under the backward, but for that of unit 0, which is tied, and begins when 1's is over
     describe(3, 128, 2, 2, 1, 1, C);
     NEAR(simulate(0).step, 7 * C + 2 * U + 3 * U + S);  // those of 1 and 0
-    NEAR(simulate(1).step, 7 * C + 2 * U + U + S);  // all-gathers hide under the next forward, but for that of unit 0
+    NEAR(simulate(1).step, 7 * C + 2 * U + U + S);      // the other all-gathers hide under the next forward
     NEAR(simulate(3).step, 7 * C + 2 * U + U + S);      // unit 0's all-gather
     cost.settings.prefetch = 0;
     // 0 1 2, and 1 again in the backward, which waits for the reduction of 2 before it
