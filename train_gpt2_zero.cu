@@ -691,9 +691,8 @@ void gpt2_backward_by_layer(GPT2 *m) {
 //     zero_grad_norm            one number, the same on all ranks; it stays on the device
 //     zero_step                 the optimizer on this rank's shard, unless the norm is not finite
 //
-// All of it is queued, with NCCL also the gathering of the losses (trainer/losses.h), before zero_step; the host waits
-// at the end of the step. With -sl or -sg it waits for the norm and the losses first, and may call zero_discard instead
-// of zero_step.
+// All of it is queued (with NCCL losses.h, too, before zero_step); the host waits at the end of the step. With -sl or
+// -sg it waits for the norm and the losses first, and may call zero_discard instead of zero_step.
 
 #ifndef TESTING
 #include <errno.h>
@@ -1038,8 +1037,7 @@ static void take_means(void *run) {
     for (size_t g = 0; g < r->G; g++) r->losses[g] = gpt2_mean_loss(r->host_losses + g * r->B * r->T, r->B * r->T);
 }
 
-// Gathers the losses of the step, which the host has, and what ranks tell each other with them; or waits for what was
-// queued.
+// Gathers the losses of the step and what ranks tell each other with them, or waits for what was queued.
 static void gather_losses(Run *r, StepLine *s) {
     const size_t told = r->G + TOLD_MORE;
     metrics_enter(r->metrics, METRICS_LOSSES);
@@ -1273,11 +1271,7 @@ static void allocate_batch(Run *r) {
     r->inputs = (int *)allocate(r->B * r->T * sizeof(int));
     r->targets = (int *)allocate(r->B * r->T * sizeof(int));
     r->host_losses = (float *)pinned(r->G * r->B * r->T * sizeof(float));
-    r->losses = (double *)pinned((r->G + TOLD_MORE) * sizeof(double));
-    r->all_losses = (double *)pinned((r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));
-    if (r->host_losses == NULL || r->losses == NULL || r->all_losses == NULL)
-        die("no pinned host memory for the losses of a step: use a smaller -d");
-    memset(r->all_losses, 0, (r->M + TOLD_MORE * (size_t)r->ranks) * sizeof(double));  // nobody was asked to stop
+    if (r->host_losses == NULL) die("no pinned host memory for the losses of a step: use a smaller -d");
 }
 
 static void destroy(Run *r) {
@@ -1300,7 +1294,7 @@ static void destroy(Run *r) {
     loader_close(r->val);
     free(r->tensors);
     free(r->prompt);
-    for (void *p : { (void *)r->host_losses, (void *)r->losses, (void *)r->all_losses }) cudaCheck(cudaFreeHost(p));
+    cudaCheck(cudaFreeHost(r->host_losses));
     free(r->inputs);
     free(r->targets);
     free(r->snapshot);

@@ -1,6 +1,7 @@
 #include "trainer/losses.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "trainer/signals.h"
 
@@ -17,7 +18,17 @@ static void check_device(const Run *r, cudaError_t e) {
 
 static size_t told_bytes(const Run *r) { return (r->G + TOLD_MORE) * sizeof *r->losses; }
 
+static void *pinned(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, bytes) != cudaSuccess)
+        die("no pinned host memory for the losses of a step: use a smaller -d");
+    memset(p, 0, bytes);
+    return p;
+}
+
 void losses_create(Run *r) {
+    r->losses = pinned(told_bytes(r));
+    r->all_losses = pinned((size_t)r->ranks * told_bytes(r));
     if (r->ranks == 1 || zero_comm_stream(r->comm) == NULL) return;
     check(r, zero_comm_alloc(r->comm, &r->memory, ZERO_MEM_TRANSPORT, (void **)&r->device_losses,
                              (size_t)r->ranks * told_bytes(r)));
@@ -29,6 +40,8 @@ void losses_create(Run *r) {
 
 void losses_destroy(Run *r) {
     (void)zero_comm_free(r->comm, r->device_losses);
+    check_device(r, cudaFreeHost(r->losses));
+    check_device(r, cudaFreeHost(r->all_losses));
     if (!losses_are_queued(r)) return;
     check_device(r, cudaEventDestroy(r->losses_are_here));
     check_device(r, cudaStreamDestroy(r->losses_stream));
