@@ -19,8 +19,8 @@
 extern "C" {
 #endif
 
-// After the transport was created: r->losses and r->all_losses, zero, and what queueing needs. Where there is nothing to
-// gather, or the transport has no stream, or the host decides about the update (options_host_decides), nothing is
+// After the transport was created: r->losses and r->all_losses, zero, and what queueing needs. Where there is nothing
+// to gather, or the transport has no stream, or the host decides about the update (options_host_decides), nothing is
 // queued: losses_are_queued returns 0, and copied does nothing. Collective.
 void losses_create(Run *r);
 void losses_destroy(Run *r);
