@@ -423,7 +423,7 @@ size_t zero_cost_between_hosts(const zero_cost *p, const zero_layout *l, size_t 
                  here = N < per_host ? N : per_host, groups_here = per_host / here, shard_numel = trained(l) / N;
     const size_t h = zero_cost_two_levels(s, G, shard), norm = ZERO_NORM_WORDS * sizeof(uint64_t);
     zero_comm_shape told[] = { *shard, p->replicate_transport };  // which disk has failed, always in one level
-    const size_t disk = s->offload == ZERO_OFFLOAD_NVME ? ZERO_AGREEMENT_BYTES : 0;
+    const size_t disk = zero_uses_disk(s) ? ZERO_AGREEMENT_BYTES : 0;
     told[0].per_host = told[1].per_host = 0;
     const zero_group_sums own = zero_cost_own_sums(s, G), sums = zero_cost_group_sums(here * own.count, own.dtype);
     const size_t summed = s->reduction == ZERO_REDUCE_LIBRARY ? zero_comm_summed_bytes(shard, s->dtype)
