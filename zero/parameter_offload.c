@@ -52,15 +52,17 @@ int zero_params_copied(zero *z) {
 
 // The i-th part of a unit, in a record that is kept until it is copied.
 static int acquire(zero *z, size_t u, size_t i, const char **from) {
-    int e = z->num_copied == ZERO_OFFLOAD_PARAM_COPIES ? zero_params_copied(z) : ZERO_OK;
-    if (e) return e;
+    const size_t record = record_of(z, u, i);
+    int e = ZERO_OK, full = z->num_copied == ZERO_OFFLOAD_PARAM_COPIES;
+    for (size_t k = 0; k < z->num_copied; k++) full |= z->copied[k] == record;  // its unit was dropped meanwhile
+    if (full && (e = zero_params_copied(z))) return e;
     if (i < z->units[u].parts_read)
         z->read_ahead--;
     else
         z->units[u].parts_read = i + 1;
-    *from = zero_swap_acquire(z->params_swap, record_of(z, u, i), 0);
+    *from = zero_swap_acquire(z->params_swap, record, 0);
     if (!*from) return zero_swap_check(z, z->params_swap, 1);
-    z->copied[z->num_copied++] = record_of(z, u, i);
+    z->copied[z->num_copied++] = record;
     return zero_params_read(z, u);
 }
 

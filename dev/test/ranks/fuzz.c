@@ -67,6 +67,7 @@ enum {
     TRANSPORT,
     ORDER,
     ACTIVATIONS,
+    PARAMS,
     ROWS
 };
 static const struct {
@@ -110,6 +111,7 @@ static const struct {
     [TRANSPORT] = { "--transport", { "mpi", "nccl" } },
     [ORDER] = { "", { "step", "rank", "layer" } },
     [ACTIVATIONS] = { "", { "none", "cpu" } },
+    [PARAMS] = { "", { "none", "cpu", "nvme:build" } },
 };
 
 typedef struct config {
@@ -162,6 +164,7 @@ static void command(char *out, size_t bytes, const config *c, int ranks, int is_
         n += (size_t)snprintf(out + n, bytes - n, " --micro-batch-order %s", value(c, ORDER));
     if (number(c, RECOMPUTE))
         n += (size_t)snprintf(out + n, bytes - n, " --offload-activations %s", value(c, ACTIVATIONS));
+    if (number(c, STAGE) == 3) n += (size_t)snprintf(out + n, bytes - n, " --offload-params %s", value(c, PARAMS));
     if (broken && !is_baseline) snprintf(out + n, bytes - n, " --seed 4242");
 }
 

@@ -110,6 +110,23 @@ static void every_place_has_the_same_bits(int stage, enum zero_optimizer_kind op
     }
 }
 
+// Units that are dropped when they are released, and all-gathered again, with ranks that come late.
+static void dropped_units_have_the_same_bits(void) {
+    uint64_t first[2] = { 0 }, hash[2];
+    for (int place = 0; place < PLACES; place++)
+        for (int prefetch = 0; prefetch < 3; prefetch++) {
+            zero_config config = config_at(place, 3, ZERO_ADAMW, 0);
+            config.settings.prefetch = prefetch;
+            config.settings.delay_seed = 1 + (uint64_t)place;
+            zero *z = make_of(config);
+            for (size_t step = 0; step < 2; step++) train(z, step);
+            hash_of(z, hash);
+            if (place == DEVICE && prefetch == 0) memcpy(first, hash, sizeof hash);
+            CHECK(!memcmp(first, hash, sizeof hash), "%s, prefetch %d: other bits", places[place].name, prefetch);
+            zero_destroy(z);
+        }
+}
+
 // Bytes on the device, in host memory, on the disk and on the wire.
 static void bytes_are_what_the_formula_says(const struct way *way, int group, int stage, double ema_decay) {
     for (int place = 0; place < PLACES; place++) {
@@ -355,6 +372,7 @@ static void cases_of_a_way(const struct way *way, int grouped) {
             for (int stage = 1; stage < STAGES; stage++) state_is_carried_over(stage);
     }
     kind = BF16;
+    CASE("dropped units have the same bits: %s", name) dropped_units_have_the_same_bits();
     CASE("a failing disk fails all ranks: %s", name)
         for (int stage = 1; stage < STAGES; stage++) a_failing_disk_fails_all_ranks(stage);
     CASE("a failing disk of parameters: %s", name) parameters_that_cannot_be_read_fail();
