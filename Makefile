@@ -125,7 +125,7 @@ OPTIMIZE   = $(if $(DEBUG),-O0 $(DEBUGGING),-O3) $(SANITIZE:%=$(SANITIZED) -fsan
 SANITIZED  = $(DEBUGGING) -Wno-format-truncation
 # -Wno-psabi: on a CPU without AVX, vectors are passed in another way than with it. All objects are built for one CPU.
 HOST_FAST  = $(OPTIMIZE) $(PIC) $(MARCH:%=-march=%) -fno-math-errno -fno-trapping-math -fopenmp -Wno-psabi
-EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -DCUDA_ON_CPU_EMULATED
+EMULATED   = -Og -g1 -fno-omit-frame-pointer -fopenmp -Wno-psabi -DCUDA_ON_CPU_EMULATED
 ASAN       = -fsanitize=address,undefined -fno-sanitize-recover=all -fsanitize-sections=cuda_on_cpu_shared
 TSAN       = -fsanitize=thread -DCUDA_ON_CPU_TSAN
 
@@ -137,6 +137,7 @@ ifneq ($(DEVICE),cuda)
     INCLUDE    = -Idev/device/cpu $(DEFINES)
     COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
     COMPILE_CU = $(CXX) -std=c++17 -x c++ $(INCLUDE) $(WARNINGS) $(FLAGS) $(MPI_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
+    COMPILE_CXX = $(COMPILE_CU)
     override NO_FMA_CU = -ffp-contract=off
     DEVICE_DIR = dev/device/cpu
     LIBS       = -rdynamic -Wl,-u,ncclGetVersion        # NCCL's functions are looked up in the program itself
@@ -162,7 +163,7 @@ endif
 UNSAFE := -Ofast -ffast-math -funsafe-math-optimizations -fassociative-math -freciprocal-math -ffinite-math-only \
           -use_fast_math -fmad=true -ftz=true -prec-div=false -prec-sqrt=false
 COMMA  := ,
-SPLIT   = $(subst =-, -,$(subst $(COMMA), ,$(subst ',,$(subst ",,$(COMPILE_C) $(COMPILE_CU) $(EXTRA)))))
+SPLIT   = $(subst =-, -,$(subst $(COMMA), ,$(subst ',,$(subst ",,$(COMPILE_C) $(COMPILE_CU) $(COMPILE_CXX) $(EXTRA)))))
 $(foreach f,$(filter $(UNSAFE),$(patsubst --%,-%,$(SPLIT))), \
     $(error $f in the compiler's flags changes how numbers are rounded, and zero.c promises the same bits))
 
@@ -181,15 +182,15 @@ PYTORCH  := dev/test/ranks/optimizer_steps dev/test/unit/gpt2_logits
 EXAMPLES := $(call strip_suffix,dev/examples/*.c)
 TOOLS    := $(call strip_suffix,dev/data/tokenize_*.c)
 PROGRAMS := train_gpt2_zero test_gpt2_zero $(TESTS) $(FUZZ) $(PYTORCH) $(BENCHES) $(EXAMPLES) $(TOOLS)
-ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/offload/*.c zero/comm/*.c \
-                zero/comm/*/*.c)
+ZERO     := $(call strip_suffix,zero/*.c zero/*.cu zero/optimizers/*.c zero/optimizers/*.cpp zero/offload/*.c \
+                zero/comm/*.c zero/comm/*/*.c)
 DEV      := $(filter-out $(PROGRAMS),$(call strip_suffix,dev/gpt2/*.c dev/trainer/*.c dev/data/*.c \
                 dev/test/harness/*.c $(DEVICE_DIR)/*.cu $(DEVICE_DIR)/*.cpp $(if $(CUDNN),dev/device/cuda/*.c)))
 BINARIES  = $(addprefix $(BUILD)/,$(notdir $(1)))
 
 # Objects are rebuilt when the commands change too, or the compiler, or what MARCH=native stands for on this CPU: all
 # macros that the compiler predefines are part of this file.
-COMMANDS = $(COMPILE_C) $(EXTRA) / $(COMPILE_CU) $(EXTRA)
+COMMANDS = $(COMPILE_C) $(EXTRA) / $(COMPILE_CU) $(EXTRA) / $(COMPILE_CXX) $(EXTRA)
 $(BUILD)/commands: FORCE | setup
 	@mkdir -p $(@D)
 	@{ printf '%s\n' '$(subst ','\'',$(COMMANDS))'; \
@@ -206,7 +207,7 @@ $(BUILD)/%.o: %.c $(BUILD)/commands | setup
 $(BUILD)/%.o: %.cu $(BUILD)/commands | setup
 	$(call COMPILE,$(COMPILE_CU))
 $(BUILD)/%.o: %.cpp $(BUILD)/commands | setup
-	$(call COMPILE,$(COMPILE_CU))
+	$(call COMPILE,$(COMPILE_CXX))
 
 # For dev/test/cuda/check_cuda.sh: machine code of one architecture (GENCODE=-arch=sm_90). Beside it: the PTX that it
 # was made from, and, in .log, the registers and memory that each kernel takes.

@@ -52,6 +52,10 @@ size_t zero_cost_disk(const zero_cost *p, const zero_layout *l, zero_row *rows, 
 // writes what is there once; parameters are read with each all-gather too.
 uint64_t zero_cost_offload_traffic(const zero_cost *p, const zero_layout *l, enum zero_offload place);
 
+// Bytes that a step copies to host memory and to the device for the update of optimizer state that is offloaded
+// (host_update.c): rows of kind 0 and 1.
+size_t zero_cost_bus(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max);
+
 // What each of several shard groups of S ranks passes on to the others of its sum of a micro-step: S / leaves sums of
 // `leaves` micro-batches, the largest power of two that divides S: aligned subtrees of the sum over all ranks. For S a
 // power of two that is one. Sums are fp32; a single leaf stays as it is.

@@ -5,9 +5,10 @@
 
 // What a rank has of the optimizer's state. [1]: of it, what is offloaded.
 struct state {
-    size_t numel[2], trained[2];  // elements: of all units, of trained ones
-    size_t arrays;                // with an element for each
-    size_t parts, chunks;
+    size_t numel[2], trained[2];                                           // elements: of all units, of trained ones
+    size_t arrays;                                                         // with an element for each
+    size_t parts, chunks;                                                  // chunks: that the device updates
+    size_t largest;                                                        // elements of the largest offloaded part
     uint64_t file_bytes, buffer_bytes;                                     // ZERO_OFFLOAD_NVME
     uint64_t update_parts, update_bytes;                                   // of the file: parts that an update changes
     uint64_t params_file_bytes, params_buffer_bytes, params_update_bytes;  // the same of parameters

@@ -24,6 +24,7 @@ static void add_part(struct state *s, const size_t bytes[], size_t elem, const z
     s->numel[at->offloaded] += units * at->numel;
     if (!frozen) s->trained[at->offloaded] += units * at->numel;
     if (!frozen && at->offloaded) s->update_parts += units;
+    if (at->offloaded && at->numel > s->largest) s->largest = at->numel;
     for (size_t i = 0; i < s->arrays && at->offloaded; i++) {
         const uint64_t rounded = record_bytes(at->numel, bytes[i]);
         s->file_bytes += units * rounded;
@@ -49,7 +50,8 @@ struct state zero_cost_count_state(const zero_cost *p, const zero_layout *l) {
         for (size_t i = 0; zero_state_part_at(s, shard, i, &at); i++) {
             add_part(&sum, bytes, zero_dtype_bytes(s->dtype), &at, units, l->unit_frozen[u]);
             sum.parts += units;
-            sum.chunks += units * zero_optimizer_chunks(l, u, begin + at.begin, begin + at.begin + at.numel, NULL);
+            if (!at.offloaded)
+                sum.chunks += units * zero_optimizer_chunks(l, u, begin + at.begin, begin + at.begin + at.numel, NULL);
         }
     }
     return sum;
@@ -63,6 +65,11 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t byte
     va_end(args);
 }
 
+// Of gradients and parameters of parts that the host updates.
+static size_t slots_bytes(const zero_cost *p, const struct state *state) {
+    return ZERO_HOST_SLOTS * zero_slot_bytes(p->settings.dtype) * state->largest;
+}
+
 void zero_cost_offloaded(const zero_cost *p, const zero_layout *l, const struct state *state, zero_row *host,
                          zero_row *disk) {
     const zero_settings *s = &p->settings;
@@ -74,17 +81,18 @@ void zero_cost_offloaded(const zero_cost *p, const zero_layout *l, const struct 
     char *of_host = host->formula, *of_disk = disk->formula;
     const size_t size = sizeof host->formula;
     if (s->offload == ZERO_OFFLOAD_CPU) {
-        host->expected = state->numel[1] * all + state->trained[1] * states * sizeof(float);
+        host->expected = state->numel[1] * all + state->trained[1] * states * sizeof(float) + slots_bytes(p, state);
         append(of_host, size, "(%zu Psi + %zu %s)%s x %.4g", all, states * sizeof(float), psi_trained(l), over,
                s->offload_fraction);
     }
     if (s->offload == ZERO_OFFLOAD_NVME) {
-        host->expected = state->buffer_bytes;
+        host->expected = state->buffer_bytes + slots_bytes(p, state);
         disk->expected = state->file_bytes;
-        append(of_host, size, "%d x %zu records of at most %d elements", ZERO_OFFLOAD_PARTS, state->arrays,
-               ZERO_OFFLOAD_PART);
+        append(of_host, size, "%d x %zu records", ZERO_OFFLOAD_PARTS, state->arrays);
         append(of_disk, size, "%zu Psi%s x %.4g", all + states * sizeof(float), over, s->offload_fraction);
     }
+    if (*of_host)
+        append(of_host, size, " + %d x %zu x %zu", ZERO_HOST_SLOTS, zero_slot_bytes(s->dtype), state->largest);
     if (params == ZERO_OFFLOAD_CPU) {
         host->expected += l->numel_padded / l->ranks * b;
         append(of_host, size, "%s%zu Psi/N", *of_host ? " + " : "", b);
@@ -149,9 +157,25 @@ uint64_t zero_cost_offload_traffic(const zero_cost *p, const zero_layout *l, enu
     zero_cost of_state = *p;
     of_state.settings.offload_params = ZERO_OFFLOAD_NONE;
     zero_cost_offloaded(&of_state, l, &state, &host, &disk);
+    host.expected -= p->settings.offload == ZERO_OFFLOAD_CPU ? slots_bytes(p, &state) : 0;
     uint64_t bytes = p->settings.offload != place ? 0 : 2 * (place == ZERO_OFFLOAD_NVME ? disk : host).expected;
     uint64_t gathered, updated;
     if (params_offload(p) != place) return bytes;
     params_moved(p, l, &state, &gathered, &updated);
     return bytes + gathered + 2 * updated;
+}
+
+size_t zero_cost_bus(const zero_cost *p, const zero_layout *l, zero_row *rows, size_t max) {
+    const zero_settings *s = &p->settings;
+    if (s->offload == ZERO_OFFLOAD_NONE || max < 2) return 0;
+    const size_t numel = zero_cost_count_state(p, l).trained[1], b = params_offload(p) ? 0 : zero_dtype_bytes(s->dtype),
+                 read = zero_update_reads_params(s->dtype, s->master) ? b : 0;
+    const char *over = s->stage == 0 ? "" : "/N";
+    rows[0] = (zero_row){ .kind = 0, .what = "to the host", .expected = numel * (sizeof(float) + read) };
+    rows[1] = (zero_row){ .kind = 1, .what = "to the device", .expected = numel * b };
+    snprintf(rows[0].formula, sizeof rows[0].formula, "(4 + %zu) %s%s x %.4g: sums, parameters", read, psi_trained(l),
+             over, s->offload_fraction);
+    snprintf(rows[1].formula, sizeof rows[1].formula, "%zu %s%s x %.4g: parameters", b, psi_trained(l), over,
+             s->offload_fraction);
+    return 2;
 }

@@ -10,6 +10,7 @@
 //     grad_norm.c   norm of the gradient, of all or by tensor; what it decides about a step
 //     optimizer.c   step, discard
 //     optimizer_state.c  where its state is: on the device, in host memory, on a disk
+//     host_update.c the update of what is offloaded, on the host
 //     ema.c         the moving average of the weights in place of the parameters
 //     state.c       fill, load, visit, hash; reports
 //     host_io.c     helpers for data in host memory and in files
@@ -80,10 +81,25 @@ enum { ARRAY_PARAMS, ARRAY_MASTER, ARRAY_EMA, ARRAY_STATES, NUM_ARRAYS = ARRAY_S
 struct part {
     size_t unit, begin, numel;
     int offloaded;
-    size_t first_chunk, num_chunks;
-    size_t record;             // on a disk: of its first array of optimizer state
-    size_t params_record;      // on a disk: of its parameters
-    char *arrays[NUM_ARRAYS];  // in memory; NULL: on a disk, or there is none, as of a frozen unit's states
+    size_t first_chunk, num_chunks;  // in zero.all_chunks
+    size_t record;                   // on a disk: of its first array of optimizer state
+    size_t params_record;            // on a disk: of its parameters
+    char *arrays[NUM_ARRAYS];        // in memory; NULL: on a disk, or there is none, as of a frozen unit's states
+};
+
+// Pinned memory in which a part's gradients and parameters are while the host updates it.
+struct host_slot {
+    float *grads;
+    void *params;
+    cudaEvent_t free;  // its last parameters are on the device
+};
+
+// The update of a part on the host, in a step.
+struct host_job {
+    struct zero *z;
+    const struct part *part;
+    zero_optimizer_arrays arrays;  // without the state
+    const zero_optimizer_args *args;
 };
 
 // A record that state.c reads or writes.
@@ -162,14 +178,17 @@ struct zero {
     zero_step_info step;                           // the last one
 
     // optimizer.c
-    zero_tensor_options *options;                   // [num_tensors]
-    zero_tensor_args *tensor_args, *device_args;    // [num_tensors]: on the host, on the device
+    zero_tensor_options *options;  // [num_tensors]
+    // [num_tensors]: on the host, of this step and of the last one (odd_step); on the device
+    zero_tensor_args *tensor_args[2], *device_args;
+    int odd_step;                                   // the host may still update what the last step has changed
     int has_options;                                // some tensor's options are not those of all
     int uses_ema;                                   // the parameters are the average (zero_use_ema)
     zero_optimizer_arrays *arrays, *device_arrays;  // of each part: pinned, on the device
     int has_arrays;                                 // they are written: since units were frozen last
-    zero_optimizer_chunk *chunks;                   // device; of all parts
+    zero_optimizer_chunk *chunks;                   // device; of the parts that it updates
     size_t num_chunks;
+    zero_optimizer_chunk *all_chunks;             // on the host: the same, then those of the offloaded parts
     uint64_t earlier_bytes[ZERO_MEM_CATEGORIES];  // the most, by formula, with other frozen units
 
     // optimizer_state.c
@@ -179,6 +198,18 @@ struct zero {
     zero_swap *swap, *params_swap;
     size_t swap_bytes, params_swap_bytes;  // of their files
     struct open_record open[NUM_ARRAYS];
+
+    // host_update.c
+    size_t num_offloaded, largest_offloaded;   // parts; elements of the largest
+    cudaStream_t to_host, on_host, to_device;  // of copies, of the update
+    struct host_slot slots[ZERO_HOST_SLOTS];   // of largest_offloaded elements
+    size_t slots_used;                         // so far
+    cudaEvent_t unit_updated[2];               // of units in turn
+    size_t units_begun, units_ended;           // on the host, so far
+    struct host_job *jobs[2];                  // [num_offloaded], of this step and of the last one
+    size_t num_jobs;                           // of this step
+    zero_optimizer_args host_args[2];
+    uint64_t bus[2], bus_start[2];  // bytes copied to the host, to the device; when the step began
 
     // state.c
     int in_callback;  // of a fill, load or visit, or in a hash
@@ -344,10 +375,12 @@ int zero_state_clear_unit(zero *z, size_t u);  // its states become zero
 size_t zero_part_record(const zero *z, const struct part *p, size_t array);
 int zero_swap_check(zero *z, zero_swap *s, int failed);
 
-// For the device: arrays of a part, NULL where there are none. Reads ahead what the step needs next. Then whatever was
-// queued on the stream for it has changed all of them.
+// For an update, in the order of parts: the arrays of a part, NULL where there are none, and reads ahead what is needed
+// next; then, that all of them have changed. Unless there is a params_swap they call nothing of CUDA. They return -1
+// after an error of a disk, which stays: zero_part_error tells of it when the update has ended.
 int zero_part_acquire(zero *z, const struct part *p, char *arrays[NUM_ARRAYS]);
 int zero_part_release(zero *z, const struct part *p);
+int zero_part_error(zero *z);
 
 // One by one: sets *out to element `at` of an array of unit u (counted in what this rank has of it), for copies and
 // fills on the stream, and *count to the number of elements that follow it there, itself included. It stays valid until
@@ -355,6 +388,18 @@ int zero_part_release(zero *z, const struct part *p);
 // first failure.
 int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char **out, size_t *count);
 int zero_state_close(zero *z, int e);
+
+// ---- host_update.c --------------------------------------------------------------------------------------------------
+
+int zero_host_update_create(zero *z);
+void zero_host_update_destroy(zero *z);
+
+// Whether the host updates anything: then these are queued in each step, for units ascending; grads: the sums of the
+// unit's gradients. After unit_ended the caller's stream has waited for the parameters of one more unit.
+static inline int updates_on_host(const zero *z) { return z->num_offloaded > 0; }
+int zero_host_update_begin(zero *z, const zero_optimizer_args *args);
+int zero_host_update_unit(zero *z, size_t u, const float *grads);
+int zero_host_update_unit_ended(zero *z);
 
 // ---- optimizer.c ----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 // rank. Else it is a launch for each unit, so that a unit moves while the next one is updated: in stages 1 and 2 its
 // parameters are all-gathered then; in stage 0 its gradient sums are all-gathered first, and every rank updates
 // everything. With several shard groups the sums of a shard are all-gathered over the replicate group first, unit by
-// unit.
+// unit. The host updates what is offloaded (host_update.c), unit by unit in every stage.
 #include "zero/internal.h"
 #include "zero/nvtx.h"
 #include <float.h>
@@ -18,10 +18,11 @@ static int create_options(zero *z) {
     const size_t n = z->layout.num_tensors;
     z->options = malloc(n * sizeof *z->options);
     if (!z->options) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    if (cudaMallocHost((void **)&z->tensor_args, n * sizeof *z->tensor_args) != cudaSuccess) {
+    if (cudaMallocHost((void **)&z->tensor_args[0], 2 * n * sizeof *z->tensor_args[0]) != cudaSuccess) {
         (void)cudaGetLastError();
         return zero_fail(z, ZERO_ERR_MEMORY, "no pinned host memory for the options of %zu tensors", n);
     }
+    z->tensor_args[1] = z->tensor_args[0] + n;
     for (size_t t = 0; t < n; t++) {
         const zero_tensor *tensor = &z->layout.tensors[t];
         z->options[t] = (zero_tensor_options){ 1, tensor->decay ? 1.0f : 0.0f, tensor->frozen != 0, 0 };
@@ -56,7 +57,7 @@ void zero_optimizer_destroy(zero *z) {
                          z->layout.num_tensors * sizeof *z->device_args);
     free(z->options);
     if (z->arrays) (void)cudaFreeHost(z->arrays);
-    if (z->tensor_args) (void)cudaFreeHost(z->tensor_args);
+    if (z->tensor_args[0]) (void)cudaFreeHost(z->tensor_args[0]);
 }
 
 // ---- options of tensors ---------------------------------------------------------------------------------------------
@@ -157,21 +158,21 @@ int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *option
 // Writes the table of the kernel, if any tensor has options, and points args to it. What it copies from is pinned and
 // was copied in the last step, of which the host knows the decision.
 static int write_tensor_args(zero *z, const zero_hyperparameters *h, zero_optimizer_args *args) {
+    zero_tensor_args *table = z->tensor_args[z->odd_step];
     if (!z->has_options) return ZERO_OK;
     for (size_t t = 0; t < z->layout.num_tensors; t++) {
         const zero_tensor_options *o = &z->options[t];
         const zero_optimizer_args own = zero_optimizer_prepare(h, 1, 0, args->t - o->first_update);
-        z->tensor_args[t] = (zero_tensor_args){ .lr = h->lr * o->lr_factor,
-                                                .decay = h->weight_decay * o->decay_factor,
-                                                .correction1 = own.correction1,
-                                                .correction2 = own.correction2,
-                                                .frozen = o->frozen != 0 };
+        table[t] = (zero_tensor_args){ .lr = h->lr * o->lr_factor,
+                                       .decay = h->weight_decay * o->decay_factor,
+                                       .correction1 = own.correction1,
+                                       .correction2 = own.correction2,
+                                       .frozen = o->frozen != 0 };
     }
     args->tensors = z->device_args;
     return zero_device_check(z,
-                             cudaMemcpyAsync(z->device_args, z->tensor_args,
-                                             z->layout.num_tensors * sizeof *z->device_args, cudaMemcpyHostToDevice,
-                                             z->config.stream),
+                             cudaMemcpyAsync(z->device_args, table, z->layout.num_tensors * sizeof *z->device_args,
+                                             cudaMemcpyHostToDevice, z->config.stream),
                              "copying the options of tensors");
 }
 
@@ -232,14 +233,19 @@ static void end_work(zero *z) {
     zero_nvtx_pop();
 }
 
+// The parts of a unit whose state the device has: the first ones.
 static int update_unit(zero *z, size_t u, float *grads, zero_optimizer_args args) {
+    const struct part *p = &z->parts[z->first_part[u]];
     int e = ZERO_OK;
+    if (z->first_part[u] == z->first_part[u + 1] || p->offloaded) return ZERO_OK;
     begin_work(z, u);
-    for (const struct part *p = z->parts + z->first_part[u]; p < z->parts + z->first_part[u + 1] && !e; p++) {
+    for (; p < z->parts + z->first_part[u + 1] && !e; p++) {
         char *in[NUM_ARRAYS];
-        e = zero_part_acquire(z, p, in);
-        if (!e) e = launch(z, p->first_chunk, p->num_chunks, arrays_of(p, grads, in), args);
-        if (!e) e = zero_part_release(z, p);
+        if (p->offloaded || zero_part_acquire(z, p, in)) continue;  // zero_part_error tells of it
+        e = launch(z, p->first_chunk, p->num_chunks, arrays_of(p, grads, in), args);
+        if (e || !z->params_swap) continue;
+        e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
+        if (!e) (void)zero_part_release(z, p);
     }
     end_work(z);
     return e;
@@ -248,6 +254,7 @@ static int update_unit(zero *z, size_t u, float *grads, zero_optimizer_args args
 // Tensors of frozen units are left out by their options.
 static int update_all(zero *z, zero_optimizer_args args) {
     int e = ZERO_OK;
+    if (!z->num_chunks) return ZERO_OK;
     if (!z->has_arrays) {
         for (size_t i = 0; i < num_parts(z); i++) {
             const struct part *p = &z->parts[i];
@@ -285,22 +292,35 @@ static int check_hyperparameters(zero *z, const zero_hyperparameters *h) {
     return ZERO_OK;
 }
 
-// A rank whose disk has failed continues with the collective part; then all ranks learn of it.
+static int end_unit(zero *z, size_t u) {
+    const int e = updates_on_host(z) ? zero_host_update_unit_ended(z) : ZERO_OK;
+    return e ? e : zero_params_update_written(z, u);
+}
+
+// The host's work is queued one unit ahead, so that it need not wait for the all-gathers of the one before.
 static int update(zero *z, zero_optimizer_args args) {
     const int gathers = sums_comm(z) != NULL,
-              one_launch = !gathers && !uses_disk(z) && (sharded_params(z) || z->ranks == 1);
-    int e = zero_params_update_begin(z), mine = ZERO_OK;
+              one_launch = !gathers && !z->params_swap && (sharded_params(z) || z->ranks == 1);
+    size_t before = ZERO_NO_UNIT;  // a unit that is not ended
+    int e = zero_params_update_begin(z);
     if (!e && one_launch) e = update_all(z, args);
+    if (!e && updates_on_host(z)) e = zero_host_update_begin(z, &args);
     for (size_t u = 0; u < z->layout.num_units && !e; u++) {
         if (unit_frozen(z, u)) continue;
         if (gathers) e = gather_sums(z, u);
-        if (!e && !mine && !one_launch)
-            mine = update_unit(z, u, gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u), args);
-        if (!e && !uses_disk(z)) e = mine;
-        if (!e) e = zero_params_update_written(z, u);
+        float *grads = gathers ? z->gathered_sums : z->partial_sums[0] + sum_offset(z, u);
+        if (!e && !one_launch) e = update_unit(z, u, grads, args);
+        if (!e && updates_on_host(z)) e = zero_host_update_unit(z, u, grads);
+        const size_t ended = updates_on_host(z) ? before : u;
+        if (!e && ended != ZERO_NO_UNIT) e = end_unit(z, ended);
+        before = u;
     }
+    if (!e && updates_on_host(z) && before != ZERO_NO_UNIT) e = end_unit(z, before);
     if (!e) e = zero_params_update_end(z);
-    return uses_disk(z) ? zero_agree(z, e ? e : mine) : e;
+    if (!uses_disk(z)) return e;
+    // A rank whose disk has failed has continued with the collective part; now all ranks learn of it.
+    if (!e) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
+    return zero_agree(z, e ? e : zero_part_error(z));
 }
 
 int zero_step(zero *z, const zero_hyperparameters *h) {
@@ -314,6 +334,7 @@ int zero_step(zero *z, const zero_hyperparameters *h) {
     zero_optimizer_args args = zero_optimizer_prepare(h, 0, z->config.settings.seed, z->updates + 1);
     args.ema_weight = (float)(1 - z->config.settings.ema_decay);
     args.decision = &z->decisions[ZERO_OF_ALL];
+    z->odd_step = !z->odd_step;
     e = write_tensor_args(z, h, &args);
     if (!e) e = zero_norm_decide(z, h->max_norm);
     if (!e) e = update(z, args);

@@ -23,7 +23,7 @@ int zero_state_part_at(const zero_settings *s, size_t numel, size_t i, zero_stat
                  large = SIZE_MAX / ZERO_OFFLOAD_PART, small = ZERO_OFFLOAD_PART;
     const size_t first = zero_params_offload(s) == ZERO_OFFLOAD_NVME ? small : large,
                  resident_parts = (resident + first - 1) / first, offloaded = i >= resident_parts;
-    const size_t most = offloaded && s->offload == ZERO_OFFLOAD_NVME ? small : first,
+    const size_t most = offloaded ? small : first,
                  begin = offloaded ? resident + (i - resident_parts) * most : i * most,
                  end = offloaded ? numel : resident;
     if (begin >= end) return 0;

@@ -2,12 +2,11 @@
 // them: parameters.
 //
 // What a rank has of a unit is cut into parts (optimizers.h: zero_state_part). The arrays of a part are on the device;
-// in pinned host memory, which the device reads and writes over the bus (ZeRO-Offload, but the update stays on the
-// device: it needs no second optimizer, and moves each byte once in each direction); or records on a disk
-// (ZeRO-Infinity), which pass through buffers in pinned host memory:
+// or offloaded: in pinned host memory (ZeRO-Offload), or records on a disk (ZeRO-Infinity), which pass through buffers
+// in pinned host memory. The host updates what is offloaded (host_update.c); of records:
 //
 //     step, part p       zero_part_acquire(p): waits for its records, begins to read those of p + 1
-//                        the optimizer's kernel, on the buffers
+//                        the update, on the buffers
 //                        zero_part_release(p): begins to write its records
 //     fill, load, visit  zero_state_open, element by element; zero_state_close
 //
@@ -103,18 +102,28 @@ static int create_parts(zero *z) {
             const size_t begin = state_begin(z, u) + at.begin;
             struct part *p = &z->parts[z->first_part[u] + i];
             *p = (struct part){ .unit = u, .begin = at.begin, .numel = at.numel, .offloaded = at.offloaded };
-            p->first_chunk = z->num_chunks;
             p->num_chunks = zero_optimizer_chunks(l, u, begin, begin + at.numel, NULL);
-            z->num_chunks += p->num_chunks;
+            z->num_offloaded += (size_t)at.offloaded;
+            if (at.offloaded && at.numel > z->largest_offloaded) z->largest_offloaded = at.numel;
         }
     return ZERO_OK;
 }
 
-// The table of all parts' chunks on the device.
+// The table of all parts' chunks: first those that the device updates, which has them too.
 static int create_chunks(zero *z) {
-    zero_optimizer_chunk *chunks = malloc((z->num_chunks + 1) * sizeof *chunks);
+    struct part *end = z->parts + z->first_part[z->layout.num_units];
+    size_t n = 0;
+    for (int offloaded = 0; offloaded < 2; offloaded++) {
+        for (struct part *p = z->parts; p < end; p++) {
+            if (p->offloaded != offloaded) continue;
+            p->first_chunk = n;
+            n += p->num_chunks;
+        }
+        if (!offloaded) z->num_chunks = n;
+    }
+    zero_optimizer_chunk *chunks = z->all_chunks = malloc((n + 1) * sizeof *chunks);
     if (!chunks) return zero_fail(z, ZERO_ERR_MEMORY, "out of host memory");
-    for (const struct part *p = z->parts; p < z->parts + z->first_part[z->layout.num_units]; p++) {
+    for (const struct part *p = z->parts; p < end; p++) {
         const size_t begin = state_begin(z, p->unit) + p->begin;
         zero_optimizer_chunks(&z->layout, p->unit, begin, begin + p->numel, chunks + p->first_chunk);
         for (size_t i = 0; i < p->num_chunks; i++) chunks[p->first_chunk + i].part = (uint32_t)(p - z->parts);
@@ -123,7 +132,6 @@ static int create_chunks(zero *z) {
     if (!e && z->num_chunks)
         e = zero_device_check(z, cudaMemcpy(z->chunks, chunks, z->num_chunks * sizeof *chunks, cudaMemcpyHostToDevice),
                               "copying the optimizer's chunks");
-    free(chunks);
     return e;
 }
 
@@ -142,8 +150,13 @@ static int open_swap(zero *z, zero_swap_config config, const char *what, zero_sw
     void *memory = zero_swap_memory(*swap, &buffers);
     zero_accounting_add(z->config.accounting, ZERO_MEM_HOST, buffers, 0);
     zero_accounting_add(z->config.accounting, ZERO_MEM_DISK, *swap_bytes, 0);
-    return zero_device_check(z, cudaHostRegister(memory, buffers, cudaHostRegisterDefault),
-                             "pinning the buffers of offloaded state");
+    const cudaError_t pinned = cudaHostRegister(memory, buffers, cudaHostRegisterDefault);
+    if (pinned == cudaSuccess) return ZERO_OK;
+    return zero_fail(
+        z, ZERO_ERR_MEMORY,
+        "%zu bytes of buffers for what is on a disk cannot be pinned: %s: raise the limit of locked memory "
+        "(ulimit -l), or use ZERO_OFFLOAD_CPU or _NONE",
+        buffers, cudaGetErrorString(pinned));
 }
 
 static void close_swap(zero *z, zero_swap *swap, size_t swap_bytes) {
@@ -201,16 +214,19 @@ int zero_state_create(zero *z, int e) {
         for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
             if (array < ARRAY_STATES || !unit_frozen(z, z->parts[i].unit)) e = create_array(z, &z->parts[i], array);
     if (!e) e = create_chunks(z);
-    return e || !uses_disk(z) ? e : create_swaps(z);
+    if (!e && uses_disk(z)) e = create_swaps(z);
+    return e ? e : zero_host_update_create(z);
 }
 
 void zero_state_destroy(zero *z) {
     zero_accounting *accounting = z->config.accounting;
+    zero_host_update_destroy(z);
     for (size_t i = 0; z->parts && i < z->first_part[z->layout.num_units]; i++)
         for (size_t array = 0; array < NUM_ARRAYS; array++) destroy_array(z, &z->parts[i], array);
     zero_accounting_free(accounting, ZERO_MEM_TRANSPORT, z->chunks, z->num_chunks * sizeof *z->chunks);
     close_swap(z, z->swap, z->swap_bytes);
     close_swap(z, z->params_swap, z->params_swap_bytes);
+    free(z->all_chunks);
     free(z->parts);
     free(z->first_part);
 }
@@ -240,41 +256,37 @@ static const struct part *next_on_disk(const zero *z, const struct part *p, size
     return next;
 }
 
-static int acquire_record(zero *z, const struct part *p, size_t array, char **out) {
-    zero_swap *s = swap_of(z, array);
-    const int e = array == ARRAY_PARAMS ? zero_params_copied(z) : ZERO_OK;
-    if (e) return e;
-    *out = zero_swap_acquire(s, zero_part_record(z, p, array), 0);
-    return zero_swap_check(z, s, !*out);
+static char *acquire_record(zero *z, const struct part *p, size_t array) {
+    if (array == ARRAY_PARAMS && zero_params_copied(z)) return NULL;
+    return zero_swap_acquire(swap_of(z, array), zero_part_record(z, p, array));
 }
 
 static int prefetch_record(zero *z, const struct part *next, size_t array) {
-    zero_swap *s = swap_of(z, array);
-    return zero_swap_check(z, s, zero_swap_prefetch(s, zero_part_record(z, next, array)));
+    return zero_swap_prefetch(swap_of(z, array), zero_part_record(z, next, array));
 }
 
 int zero_part_acquire(zero *z, const struct part *p, char *arrays[NUM_ARRAYS]) {
-    int e = ZERO_OK;
     memcpy(arrays, p->arrays, sizeof p->arrays);
-    for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
-        if (on_disk(z, p, array)) e = acquire_record(z, p, array, &arrays[array]);
-    for (size_t array = 0; array < NUM_ARRAYS && !e; array++) {
+    for (size_t array = 0; array < NUM_ARRAYS; array++)
+        if (on_disk(z, p, array) && !(arrays[array] = acquire_record(z, p, array))) return -1;
+    for (size_t array = 0; array < NUM_ARRAYS; array++) {
         const struct part *next = on_disk(z, p, array) ? next_on_disk(z, p, array) : NULL;
-        if (next && next != p) e = prefetch_record(z, next, array);
+        if (next && next != p && prefetch_record(z, next, array)) return -1;
     }
-    return e;
+    return 0;
 }
 
 int zero_part_release(zero *z, const struct part *p) {
-    int e = ZERO_OK, waited = 0;
-    for (size_t array = 0; array < NUM_ARRAYS && !e; array++) {
-        if (!on_disk(z, p, array)) continue;
-        if (!waited) e = zero_comm_check(z, zero_comm_synchronize(z->config.shard_comm, z->config.stream));
-        waited = 1;
-        zero_swap *s = swap_of(z, array);
-        if (!e) e = zero_swap_check(z, s, zero_swap_release(s, zero_part_record(z, p, array), 1));
-    }
+    int e = 0;
+    for (size_t array = 0; array < NUM_ARRAYS && !e; array++)
+        if (on_disk(z, p, array)) e = zero_swap_release(swap_of(z, array), zero_part_record(z, p, array), 1);
     return e;
+}
+
+int zero_part_error(zero *z) {
+    int e = z->failed;
+    if (!e && z->swap) e = zero_swap_check(z, z->swap, *zero_swap_error(z->swap) != 0);
+    return e || !z->params_swap ? e : zero_swap_check(z, z->params_swap, *zero_swap_error(z->params_swap) != 0);
 }
 
 static int close_record(zero *z, size_t array) {
@@ -291,10 +303,11 @@ static int open_record(zero *z, const struct part *p, size_t array) {
     struct open_record *o = &z->open[array];
     int e = o->part == p ? ZERO_OK : close_record(z, array);
     if (e || o->part == p) return e;
-    if ((e = acquire_record(z, p, array, &o->ptr))) return e;
+    o->ptr = acquire_record(z, p, array);
+    if (!o->ptr) return zero_part_error(z);
     o->part = p;
     const struct part *next = next_on_disk(z, p, array);
-    return next > p ? prefetch_record(z, next, array) : ZERO_OK;
+    return next > p && prefetch_record(z, next, array) ? zero_part_error(z) : ZERO_OK;
 }
 
 int zero_state_open(zero *z, size_t u, size_t array, size_t at, int change, char **out, size_t *count) {

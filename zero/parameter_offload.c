@@ -10,7 +10,7 @@
 //
 // From host memory a buffer is not READING: the copy is queued at once. From a disk, reading begins when the unit is
 // prefetched, as far as there is room for its records, and the all-gather with the next unit that is acquired. A record
-// is read once for each all-gather. The optimizer's kernel updates the shard where it is.
+// is read once for each all-gather. The update reads and writes the shard where it is.
 #include "zero/internal.h"
 
 int zero_params_copies_create(zero *z) {
@@ -60,7 +60,7 @@ static int acquire(zero *z, size_t u, size_t i, const char **from) {
         z->read_ahead--;
     else
         z->units[u].parts_read = i + 1;
-    *from = zero_swap_acquire(z->params_swap, record, 0);
+    *from = zero_swap_acquire(z->params_swap, record);
     if (!*from) return zero_swap_check(z, z->params_swap, 1);
     z->copied[z->num_copied++] = record;
     return zero_params_read(z, u);

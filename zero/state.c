@@ -348,6 +348,13 @@ size_t zero_report_disk(const zero *z, zero_row *rows, size_t max) {
     return zero_cost_disk(&p, &z->layout, rows, max);
 }
 
+size_t zero_report_bus(const zero *z, zero_row *rows, size_t max) {
+    const zero_cost p = cost_of(z);
+    const size_t n = zero_cost_bus(&p, &z->layout, rows, max);
+    for (size_t i = 0; i < n; i++) rows[i].measured = z->bus[rows[i].kind] - z->bus_start[rows[i].kind];
+    return n;
+}
+
 size_t zero_report_between_hosts(const zero *z, size_t per_host, zero_row *rows, size_t max) {
     const zero_cost p = cost_of(z);
     return zero_cost_between_hosts(&p, &z->layout, per_host, rows, max);

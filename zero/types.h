@@ -43,8 +43,8 @@ enum zero_master {
 // Where optimizer state is (settings.offload_fraction of it), and in stage 3 parameters: ZeRO-Offload, ZeRO-Infinity.
 enum zero_offload {
     ZERO_OFFLOAD_NONE = 0,  // in device memory
-    ZERO_OFFLOAD_CPU,       // in pinned host memory, which the optimizer's kernel reads and writes itself
-    ZERO_OFFLOAD_NVME       // in a file; passes through a few buffers in host memory (offload/swap.h)
+    ZERO_OFFLOAD_CPU,       // in pinned host memory; the host updates it
+    ZERO_OFFLOAD_NVME       // in a file; passes through a few buffers in host memory (offload/swap.h); the host too
 };
 
 enum zero_optimizer_kind { ZERO_ADAMW = 0, ZERO_SGD, ZERO_LION, ZERO_NUM_OPTIMIZERS };

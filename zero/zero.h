@@ -74,8 +74,8 @@ typedef struct zero_config {
     cudaStream_t stream;             // all work is ordered on it
     // Optional profiling hook: called before (begin = 1) and after (0) work is queued on the stream `on`. Work is one
     // of "zero gradients", "accumulate" (not with ZERO_ORDER_STEP), "all-to-all", "reduce", "norm", "all-gather sums",
-    // the optimizer's name, "all-gather" (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and "unshard: wait" are
-    // the part of these that was not hidden. Not nested.
+    // the optimizer's name, "update, host", "all-gather" (stages 1, 2), "unshard" (stage 3); "all-gather: wait" and
+    // "unshard: wait" are the part of these that was not hidden. Not nested.
     void (*timing)(void *ctx, const char *work, int begin, cudaStream_t on);
     void *timing_ctx;
 } zero_config;
@@ -267,6 +267,8 @@ size_t zero_report_memory(const zero *z, zero_row *rows, size_t max);
 size_t zero_report_wire(const zero *z, zero_row *rows, size_t max);
 // What a step reads from a disk and writes to it, by formula alone (zero_cost_disk).
 size_t zero_report_disk(const zero *z, zero_row *rows, size_t max);
+// What the last step has copied to host memory and back for the update of what is offloaded (zero_cost_bus).
+size_t zero_report_bus(const zero *z, zero_row *rows, size_t max);
 // What each host has sent to the others in the last step, by formula alone (zero_cost_between_hosts).
 size_t zero_report_between_hosts(const zero *z, size_t per_host, zero_row *rows, size_t max);
 

@@ -4,7 +4,7 @@
 #     make bench              LLMC=DIR make bench     also against llm.c's CPU trainer, a built train_gpt2 in DIR
 #
 # 1. matrix products against OpenBLAS
-# 2. AdamW against STREAM's triad
+# 2. AdamW against STREAM's triad, as a kernel and on the host
 # 3. the reduction against a copy and against MPI; its kernel against STREAM's copy
 # 4. a step in each stage on 8 ranks
 # 5. a step on 1 to 8 ranks, those that are no power of two beside the mean of the nearest powers of two
@@ -50,6 +50,9 @@ OMP_NUM_THREADS=$threads "$build/bench_matmul"
 
 echo; echo "== AdamW and norm, $threads threads"
 OMP_NUM_THREADS=$threads "$build/bench_adamw"
+
+echo; echo "== AdamW on the host, for state that is offloaded, $threads threads"
+OMP_NUM_THREADS=$threads OMP_PROC_BIND=true "$build/bench_host_update"
 
 echo; echo "== reduction, $ranks ranks"
 launch "$ranks" 1 "$build/bench_reduce"

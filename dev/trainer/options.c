@@ -218,7 +218,8 @@ static const Flag FLAGS[] = {
     { "disk-space", "disk-space", KEEPS, REAL, AT(disk_space), "GB", "0", 0, 1e9, .of_plan = 1,
       .help = "of the plan: what --fit may use of a host's disk for what is offloaded; 0: none" },
     { "host-gbs", "host-gbs", KEEPS, REAL, AT(host_gbs), "GB/S", "50", 1e-6, 1e9, .of_plan = 1,
-      .help = "of the plan: what a rank moves between its device and the host's memory in a second" },
+      .help =
+          "of the plan: what a rank copies to its host's memory, or its host reads and writes for it, in a second" },
     { "disk-gbs", "disk-gbs", KEEPS, REAL, AT(disk_gbs), "GB/S", "6", 1e-6, 1e9, .of_plan = 1,
       .help = "of the plan: what a host's disk reads and writes in a second" },
     { "memory-gbs", "memory-gbs", KEEPS, REAL, AT(memory_gbs), "GB/S", "3350", 1e-6, 1e9, .of_plan = 1,

@@ -277,6 +277,7 @@ static int make_stage(const PlanInput *in, const Layouts *layouts, int stage, si
     s->snapshot = plan_snapshot(l, in->snapshot_per_parameter);
     s->fits = plan_bytes_fit(in, &plan, s->memory_total);
     s->wire_rows = zero_cost_wire(&plan, l, s->wire, PLAN_ROWS);
+    s->bus_rows = zero_cost_bus(&plan, l, s->bus, 2);
     if (plan.replicas == 1) {
         plan_add_losses(s->wire, s->wire_rows, plan.micro_batches, in->ranks);
     }

@@ -43,13 +43,13 @@ typedef struct {
     StepCluster cluster;            // links and memory; the rest is filled in from here
     int host_is_device;             // the device is a CPU: host memory is its memory
     double host_bytes, disk_bytes;  // of a host, for offloading; 0: none
-    double host_bytes_per_second, disk_bytes_per_second;  // between device and host of a rank; of a host's disk
+    double host_bytes_per_second, disk_bytes_per_second;  // of a rank's share of its host's memory; of a host's disk
     double peak_flops, efficiency;                        // of a rank; the fraction of it that is reached (MFU)
 } PlanInput;
 
 typedef struct {
-    zero_row memory[PLAN_ROWS], wire[PLAN_ROWS];
-    size_t memory_rows, wire_rows;
+    zero_row memory[PLAN_ROWS], wire[PLAN_ROWS], bus[2];
+    size_t memory_rows, wire_rows, bus_rows;
     uint64_t memory_total, wire_total;
     uint64_t host_total, disk_total;  // what is offloaded; not in memory_total
     zero_row snapshot;                // for checkpoints, in host memory, not in memory_total

@@ -1,12 +1,12 @@
 // Time: how long a step takes in each stage, and which stage, shard group and order of micro-batches are the fastest on
 // this cluster.
 //
-// A step is simulated (step_simulator.h), and then what is offloaded passes over the link to the host, or the disk: the
-// optimizer's state, which nothing hides, and activations, which pass while layers compute. Candidates for the fastest
-// are one shard group of all ranks, and, if there are several hosts, groups of h 2^k ranks, k from below 0, h those of
-// a host; each in all stages, and with each order of micro-batches. Out of these come, for each stage, the fastest
-// whose memory a device has. Recommended is the lowest stage, and in it the largest group, step by step, unless another
-// takes ALIKE times less: a simulation is not more exact than that, and a lower stage has fewer moving parts.
+// A step is simulated (step_simulator.h), and then comes what is offloaded: the host updates the optimizer's state, or
+// it passes over the disk, which nothing hides; activations pass over the link while layers compute. Candidates for the
+// fastest are one shard group of all ranks, and, if there are several hosts, groups of h 2^k ranks, k from below 0, h
+// those of a host; each in all stages, and with each order of micro-batches. Out of these come, for each stage, the
+// fastest whose memory a device has. Recommended is the lowest stage, and in it the largest group, step by step, unless
+// another takes ALIKE times less: a simulation is not more exact than that, and a lower stage has fewer moving parts.
 #include <stdlib.h>
 
 #include "trainer/planner_internal.h"

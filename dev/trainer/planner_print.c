@@ -127,6 +127,17 @@ static void print_memory(FILE *out, const Plan *p, const PlanInput *in) {
             in->settings.dtype == ZERO_BF16 ? "" : "(with fp32 throughout) ", 2 * b + k, 2 * b, k, b, b + k, 2 * b + k);
 }
 
+// Where optimizer state is offloaded.
+static void print_bus(FILE *out, const Plan *p) {
+    const size_t n = p->stage[0].bus_rows;
+    if (n == 0) return;
+    print_head(out, "copied per rank, step, bytes");
+    for (size_t i = 0; i < n; i++) print_bytes(out, p, p->stage[0].bus[i].what, OF_ROW(bus, i, expected));
+    fprintf(out, "  formulas\n");
+    for (size_t i = 0; i < n; i++)
+        print_formula(out, p, p->stage[0].bus[i].what, offsetof(PlanStage, bus) + i * sizeof(zero_row));
+}
+
 static void print_wire(FILE *out, const Plan *p) {
     double host[PLAN_STAGES];
     for (int stage = 0; stage < PLAN_STAGES; stage++) {
@@ -255,6 +266,7 @@ void plan_print(FILE *out, const Plan *p, const PlanInput *in) {
             waste, 100.0 * (double)waste / (double)p->numel);
     print_memory(out, p, in);
     print_wire(out, p);
+    print_bus(out, p);
     print_time(out, p, in);
     print_fastest(out, p, in);
 
@@ -354,6 +366,9 @@ void plan_print_json(FILE *out, const Plan *p, const PlanInput *in) {
             json_rows(out, "host memory", &s->snapshot, 1, s->snapshot.expected);
         }
         json_rows(out, "wire", s->wire, s->wire_rows, s->wire_total);
+        if (s->bus_rows > 0) {
+            json_rows(out, "copied", s->bus, s->bus_rows, s->bus[0].expected + s->bus[1].expected);
+        }
         fprintf(out, "}");
     }
     fprintf(out, "]");

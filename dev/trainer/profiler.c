@@ -124,7 +124,10 @@ static void add_engine(const ProfileRun *r, Rows *rows) {
     if (stage == 0 && r->ranks > 1) add(rows, "all-gather sums", units, 0)->wire = 4 * (numel - shard);
     w = add(rows, zero_optimizer_get(r->settings.optimizer)->name, R == 1 && (stage == 3 || r->ranks == 1) ? 1 : units,
             0);
-    w->bytes = (stage == 0 ? numel : shard) * (double)profile_update_bytes(&r->settings);
+    const double offloaded = r->settings.offload == ZERO_OFFLOAD_NONE ? 0 : r->settings.offload_fraction;
+    w->bytes = (stage == 0 ? numel : shard) * (1 - offloaded) * (double)profile_update_bytes(&r->settings);
+    if (offloaded == 1) rows->n--;
+    if (offloaded > 0) add(rows, "update, host", 0, 0);
     if ((stage == 1 || stage == 2) && r->ranks > 1) {
         add(rows, "all-gather", units, 0)->wire = r->param_bytes;
         add(rows, "all-gather: wait", 0, 0);

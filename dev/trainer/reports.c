@@ -348,7 +348,15 @@ static void report_disk(const Run *r, FILE *json) {
     zero_row rows[2];
     const size_t n = zero_report_disk(r->z, rows, 2);
     for (size_t k = 0; k < n; k++) rows[k].measured = r->disk[k];
-    if (n > 0 && r->disk[1] > 0) report(r, json, "disk", "disk per rank, step, bytes", rows, n);
+    if (n == 0 || r->disk[1] == 0) return;
+    report(r, json, "disk", "disk per rank, step, bytes", rows, n);
+    print0(r, "  the update of rank 0 has waited %.3f ms for its disk\n", r->disk_waited * 1e3);
+}
+
+static void report_bus(const Run *r, FILE *json) {
+    zero_row rows[2];
+    const size_t n = zero_report_bus(r->z, rows, 2);
+    if (n > 0 && r->wire_rows > 0) report(r, json, "bus", "copied per rank, step, bytes", rows, n);
 }
 
 // Of the last step.
@@ -370,7 +378,9 @@ void note_disk(Run *r, int begin) {
     const uint64_t now[2] = { info.read, info.written };
     if (begin) r->disk_untouched = now[0] == r->disk_after[0] && now[1] == r->disk_after[1];
     for (int k = 0; k < 2 && !begin && r->disk_untouched; k++) r->disk[k] = now[k] - r->disk_after[k];
+    if (!begin && r->disk_untouched) r->disk_waited = info.waited_s - r->disk_waited_after;
     if (!begin) memcpy(r->disk_after, now, sizeof now);
+    if (!begin) r->disk_waited_after = info.waited_s;
 }
 
 void print_reports(const Run *r) {
@@ -403,6 +413,7 @@ void print_reports(const Run *r) {
     report(r, json, "memory", "memory per rank, bytes", rows, n);
     if (r->wire_rows > 0) report(r, json, "wire", "wire per rank, step, bytes", r->wire, r->wire_rows);
     if (r->wire_rows > 0) report_hosts(r);
+    report_bus(r, json);
     report_disk(r, json);
     if (r->wire_rows > 0) report_activations(r, json);
     char err[ERR_BYTES];

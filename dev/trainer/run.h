@@ -123,7 +123,8 @@ typedef struct Run {
     size_t wire_rows;
     uint64_t disk[2];        // bytes that a step has read and written: the last one that followed another at once
     uint64_t disk_after[2];  // in all, when a step ended
-    int disk_untouched;      // when this step began, nothing had been read or written since
+    double disk_waited, disk_waited_after;  // the same, of seconds for which the update waited
+    int disk_untouched;                     // when this step began, nothing had been read or written since
 } Run;
 
 // Makes this the process's run, whose phase and transport die() asks.

@@ -62,17 +62,31 @@ static int open_unnamed(const char *directory) {
     return named;
 }
 
-// Reserves the file's space. Returns an errno.
+// Reserves the file's space, by writing it where the file system has no other way. Returns an errno.
 static int reserve(int fd, uint64_t bytes) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
         return EFBIG;  // going beyond it is a signal
     int code;
-    do code = fallocate(fd, 0, 0, (off_t)bytes);
-    while (code && errno == EINTR);  // by a signal
-    if (!code) return 0;
-    if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
+    do code = posix_fallocate(fd, 0, (off_t)bytes);
+    while (code == EINTR);  // by a signal
+    return code;
+}
+
+// Makes reads and writes go past the page cache. Returns 0, or an errno: some file systems accept the flag, and refuse
+// what is read or written with it. buffer: at least ZERO_AIO_ALIGN bytes, which may change.
+static int go_direct(int fd, char *buffer) {
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags == -1 || fcntl(fd, F_SETFL, flags | O_DIRECT) == -1) return errno;
+    ssize_t n;
+    do n = pread(fd, buffer, ZERO_AIO_ALIGN, 0);
+    while (n == -1 && errno == EINTR);
+    if (n != -1) do
+            n = pwrite(fd, buffer, ZERO_AIO_ALIGN, 0);  // what was there
+        while (n == -1 && errno == EINTR);
+    if (n != -1) return 0;
+    const int code = errno;
+    return fcntl(fd, F_SETFL, flags) == -1 ? errno : code;
 }
 
 static int open_file(zero_swap *s, char *err, size_t err_bytes) {
@@ -91,7 +105,7 @@ static int open_file(zero_swap *s, char *err, size_t err_bytes) {
 // Without O_DIRECT io_uring does small buffered writes in the caller's time, so threads do all of it.
 static int open_aio(zero_swap *s, const zero_aio_backend *wanted, char *err, size_t err_bytes) {
     const size_t blocks = s->memory_bytes / s->num_buffers / ZERO_AIO_BLOCK + 1, depth = blocks * s->num_buffers;
-    const int direct = fcntl(s->fd, F_SETFL, O_DIRECT) == 0;
+    const int refused = s->memory_bytes ? go_direct(s->fd, s->memory) : 0, direct = !refused;
     const zero_aio_backend *first = wanted ? wanted : direct ? zero_aio_uring() : NULL, *used = first;
     const char *why = "";
     int code = first ? zero_aio_create(&s->aio, first, depth) : ENOSYS;
@@ -101,8 +115,10 @@ static int open_aio(zero_swap *s, const zero_aio_backend *wanted, char *err, siz
         code = zero_aio_create(&s->aio, used, depth);
     }
     if (code) return FAIL("%s: %s", used->name, strerror(code));
-    snprintf(s->description, sizeof s->description, "%s%s%s%s%s", used->name, *why ? " (io_uring: " : "", why,
-             *why ? ")" : "", direct ? ", O_DIRECT" : ", through the page cache");
+    snprintf(s->description, sizeof s->description, "%s%s%s%s, %s%s%s", used->name, *why ? " (io_uring: " : "", why,
+             *why ? ")" : "",
+             direct ? "O_DIRECT" : "through the page cache (O_DIRECT: ", direct ? "" : strerror(refused),
+             direct ? "" : ")");
     return 0;
 }
 
@@ -118,6 +134,7 @@ static int create(zero_swap *s, const zero_swap_config *config, char *err, size_
                         -1, 0);
     if (memory == MAP_FAILED) return FAIL("no memory for %zu bytes of buffers for offloaded state", s->memory_bytes);
     s->memory = memory;
+    (void)madvise(memory, s->memory_bytes, MADV_DONTFORK);  // else after a fork a read may end in the child's page
     for (size_t i = 0; i < s->num_buffers; i++) s->buffers[i].ptr = s->memory + i * each;
     return open_file(s, err, err_bytes) || open_aio(s, config->backend, err, err_bytes) ? -1 : 0;
 }
@@ -230,11 +247,10 @@ int zero_swap_prefetch(zero_swap *s, size_t record) {
     return 0;
 }
 
-void *zero_swap_acquire(zero_swap *s, size_t record, int fresh) {
-    if (!fresh && zero_swap_prefetch(s, record) != 0) return NULL;
-    struct buffer *b = s->error[0] ? NULL : find(s, record);
-    if (!b) b = s->error[0] ? NULL : take(s, record);
-    if (!b || settle(s, b) != 0) return NULL;
+void *zero_swap_acquire(zero_swap *s, size_t record) {
+    if (zero_swap_prefetch(s, record) != 0) return NULL;
+    struct buffer *b = find(s, record);
+    if (settle(s, b) != 0) return NULL;
     b->state = HELD;
     b->used = ++s->now;
     return b->ptr;
@@ -249,12 +265,6 @@ int zero_swap_release(zero_swap *s, size_t record, int changed) {
     else
         set_clean(s, b);
     return 0;
-}
-
-int zero_swap_flush(zero_swap *s) {
-    for (struct buffer *b = s->buffers; b < s->buffers + s->num_buffers && !s->error[0]; b++)
-        if (b->state == WRITING) (void)settle(s, b);
-    return s->error[0] ? -1 : 0;
 }
 
 const char *zero_swap_error(const zero_swap *s) { return s->error; }

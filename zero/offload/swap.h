@@ -50,15 +50,12 @@ void zero_swap_destroy(zero_swap *s);  // the file too; NULL is fine
 // Begins to read a record that is acquired soon, unless it is in memory. Returns 0, or -1.
 int zero_swap_prefetch(zero_swap *s, size_t record);
 
-// Returns the record's memory, aligned to ZERO_AIO_ALIGN, or NULL after an error. fresh = 1: its contents are not
-// needed, and undefined. Until it is released it must not be acquired again.
-void *zero_swap_acquire(zero_swap *s, size_t record, int fresh);
+// Returns the record's memory, aligned to ZERO_AIO_ALIGN, or NULL after an error. Until it is released it must not be
+// acquired again. A child of fork has none of this memory.
+void *zero_swap_acquire(zero_swap *s, size_t record);
 
 // changed = 1: begins to write the record. Returns 0, or -1.
 int zero_swap_release(zero_swap *s, size_t record, int changed);
-
-// Waits until everything is written: tells of errors now. Returns 0, or -1.
-int zero_swap_flush(zero_swap *s);
 
 const char *zero_swap_error(const zero_swap *s);        // "" or why it has failed
 const char *zero_swap_description(const zero_swap *s);  // "io_uring, O_DIRECT"

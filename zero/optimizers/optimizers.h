@@ -37,17 +37,25 @@ typedef struct zero_optimizer_chunk {
 } zero_optimizer_chunk;
 
 // What a rank has of a unit's optimizer state (its shard, in stage 0 everything) is one part, or several if some of it
-// is offloaded: first what stays on the device, then what does not. A part that is on a disk, or whose parameters are,
-// has at most ZERO_OFFLOAD_PART elements, and each of its arrays is a record (offload/swap.h). The bytes of a record,
-// and the work on it, are then enough for the disk and the update to be busy at the same time, whatever the size of the
-// unit.
+// is offloaded: first what stays on the device, then what does not. A part that is offloaded, or whose parameters are
+// on a disk, has at most ZERO_OFFLOAD_PART elements: enough bytes, and work on them, for the bus, the disk and the
+// update to be busy at the same time, whatever the size of the unit. On a disk, each of its arrays is a record
+// (offload/swap.h).
 enum {
     ZERO_OFFLOAD_PART = 1 << 20,
     ZERO_OFFLOAD_PARTS = 4,        // that are in memory: read ahead, in use, and two behind
     ZERO_OFFLOAD_PARAM_PARTS = 8,  // of parameters (parameter_offload.c): those read ahead and those on their way to
     ZERO_OFFLOAD_PARAM_READS = 5,  // the device, and one more
-    ZERO_OFFLOAD_PARAM_COPIES = 2
+    ZERO_OFFLOAD_PARAM_COPIES = 2,
+    ZERO_HOST_SLOTS = 3  // whose gradients and parameters are in host memory: copied there, updated, copied back
 };
+// Bytes of an element in a slot: its gradient and its parameter. Whether the update reads the latter, so that it is
+// copied to the host: it does not if there are fp32 master weights.
+static inline size_t zero_slot_bytes(enum zero_dtype t) { return sizeof(float) + zero_dtype_bytes(t); }
+static inline int zero_update_reads_params(enum zero_dtype t, enum zero_master m) {
+    return t == ZERO_F32 || m != ZERO_MASTER_FP32;
+}
+
 typedef struct zero_state_part {
     size_t begin, numel;  // multiples of ZERO_ALIGN
     int offloaded;
@@ -101,6 +109,12 @@ typedef struct zero_optimizer_arrays {
 cudaError_t zero_optimizer_launch(enum zero_optimizer_kind kind, zero_optimizer_arrays arrays, enum zero_dtype dtype,
                                   enum zero_master master, const zero_optimizer_chunk *chunks, size_t num_chunks,
                                   zero_optimizer_args args, cudaStream_t stream);
+
+// The same with pointers to host memory, on the host's threads, at once: the same bits. Calls nothing of CUDA. With
+// ZERO_MASTER_FP32, bf16 parameters are written only, also those of chunks that are not updated. Not collective.
+void zero_optimizer_update(enum zero_optimizer_kind kind, const zero_optimizer_arrays *arrays, enum zero_dtype dtype,
+                           enum zero_master master, const zero_optimizer_chunk *chunks, size_t num_chunks,
+                           const zero_optimizer_args *args);
 
 // The table, in the order of enum zero_optimizer_kind: struct in NAME.cuh; name; number of states, names of states.
 #define ZERO_OPTIMIZERS(X)                     \

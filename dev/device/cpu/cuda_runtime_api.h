@@ -11,6 +11,8 @@
 //   not zero either.
 // - A pinned allocation is an ordinary one, and registering memory does nothing.
 // - The host can read and write device memory, unless CUDA_ON_CPU_PROTECT=n prevents it (protect.cpp).
+// - A host function (cudaLaunchHostFunc) that calls CUDA gets cudaErrorNotPermitted; with CUDA_ON_CPU_PROTECT it may
+//   not touch device memory.
 // - A copy between overlapping ranges is an error, as on a GPU; AddressSanitizer reports it.
 //
 // Functions that the project does not need are left out. Plain C11 and C++17.
@@ -44,6 +46,7 @@ typedef enum CUDA_ON_CPU_NODISCARD cudaError {
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719,
+    cudaErrorNotPermitted = 800,
     cudaErrorNotSupported = 801,
     cudaErrorUnknown = 999
 } cudaError_t;

@@ -243,6 +243,7 @@ static const struct {
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
     { cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure" },
+    { cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted" },
     { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
 };
 

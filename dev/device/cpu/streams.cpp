@@ -54,6 +54,7 @@ struct operation {
     size_t position;   // of `after`
     const char *name;  // of the range in which it was queued
     bool begun;
+    bool of_host;  // a host function
 };
 
 struct CUstream_st {
@@ -77,7 +78,7 @@ struct record_args {
     cudaEvent_t event;
 };
 
-static std::recursive_mutex lock;  // of all that follows; recursive, because an operation may be a host function
+static std::recursive_mutex lock;  // of all that follows; recursive: calls of this file make others
 // Never freed: an event may outlive its stream, and a library's destructor may be the last to use one.
 static std::vector<cudaStream_t> &streams = *new std::vector<cudaStream_t>();
 static uint64_t seed;
@@ -106,11 +107,19 @@ static void print_name(void *file, const char *name) { fprintf(static_cast<FILE 
 
 static const char *range_name() { return ranges.empty() ? "" : ranges.back(); }
 
-// False: it has not ended, since it waits for another process.
+static thread_local bool in_host_function;
+
+// False: it has not ended, since it waits for another process. A host function may touch no memory of the device.
 static bool run(operation *o) {
     if (!o->fn && !o->step) return true;
     if (trace_fn && !o->begun) trace_fn(trace_ctx, o->name);
     o->begun = true;
+    if (o->of_host) {
+        in_host_function = true;
+        o->fn(o->args);
+        in_host_function = false;
+        return true;
+    }
     const cuda_on_cpu_operation running;
     if (o->step) return o->step(o->args) != 0;
     o->fn(o->args);
@@ -229,12 +238,13 @@ static bool push(CUstream_st *s, operation o, const void *args, size_t bytes) {
 }
 
 static void push_wait(CUstream_st *s, CUstream_st *after, size_t position) {
-    push(s, operation{ nullptr, nullptr, nullptr, after, position, "", false }, nullptr, 0);
+    push(s, operation{ nullptr, nullptr, nullptr, after, position, "", false, false }, nullptr, 0);
 }
 
-static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args,
-                           size_t bytes) {
-    operation o = { fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false };
+static cudaError_t enqueue(cudaStream_t stream, void (*fn)(void *), int (*step)(void *), const void *args, size_t bytes,
+                           bool of_host = false) {
+    operation o = { fn, step, const_cast<void *>(args), nullptr, 0, range_name(), false, of_host };
+    if (in_host_function) return cuda_on_cpu_error(cudaErrorNotPermitted);
     if (broken) return unless_broken();
     if (!cuda_on_cpu_deferred()) {
         while (!run(&o)) pause_for_others();
@@ -258,6 +268,7 @@ cudaError_t cuda_on_cpu_enqueue_until(cudaStream_t stream, int (*step)(void *arg
 }
 
 cudaError_t cuda_on_cpu_wait(cudaStream_t stream) {
+    if (in_host_function) return cuda_on_cpu_error(cudaErrorNotPermitted);
     const std::lock_guard<std::recursive_mutex> guard(lock);
     CUstream_st *s = stream_of(stream);
     run_until(s, s->enqueued);
@@ -345,9 +356,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user_
         cudaHostFn_t fn;
         void *user_data;
     } const call = { fn, user_data };
-    return cuda_on_cpu_enqueue(
-        stream, [](void *p) { static_cast<host_call *>(p)->fn(static_cast<host_call *>(p)->user_data); }, &call,
-        sizeof call);
+    const auto run = [](void *p) { static_cast<host_call *>(p)->fn(static_cast<host_call *>(p)->user_data); };
+    return enqueue(stream, run, nullptr, &call, sizeof call, true);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ FOUND_H    = $(if $(CUDNN),$(CUDNN_INCLUDE)) $(NCCL_INCLUDE) $(CUDART_INCLUDE) $
 INCLUDE    = $(DEFINES) $(CUDNN_MISSING:%=-DCUDNN_MISSING='"%"') \
                  $(addprefix -isystem ,$(filter-out $(SYSTEM),$(FOUND_H)))
 COMPILE_C  = $(CC) -std=c11 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS)
+# What runs on the host needs its vector instructions, and no nvcc.
+COMPILE_CXX = $(CXX) -std=c++17 $(INCLUDE) $(WARNINGS) $(HOST_FAST) $(MPI_CFLAGS) $(CPPFLAGS) $(CXXFLAGS)
 # -Wmaybe-uninitialized is wrong about what nvcc generates for g++.
 HOST       = -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-maybe-uninitialized,-fopenmp$(if \
                  $(PIC),$(COMMA)-fPIC)

@@ -376,6 +376,7 @@ static void too_large_an_allocation_is_an_error() {
     CHECK(strlen(cudaGetErrorString(cudaErrorInvalidConfiguration)) > 0);
 }
 
+static void call_cuda(void *p) { *static_cast<cudaError_t *>(p) = cudaStreamSynchronize(NULL); }
 static void set_to_seven(void *p) { *static_cast<int *>(p) = 7; }
 
 static void events_order_streams() {
@@ -399,6 +400,13 @@ static void events_order_streams() {
     CUDA(cudaLaunchHostFunc(b, set_to_seven, &seven));
     CUDA(cudaStreamSynchronize(b));
     CHECK(host == 0x01010101 && seven == 7);
+#ifdef CUDA_ON_CPU
+    cudaError_t refused = cudaSuccess;
+    CUDA(cudaLaunchHostFunc(b, call_cuda, &refused));
+    CUDA(cudaStreamSynchronize(b));
+    CHECK(refused == cudaErrorNotPermitted);
+    (void)cudaGetLastError();
+#endif
     CUDA(cudaEventSynchronize(end));
     CUDA(cudaEventElapsedTime(&ms, start, end));
     CHECK(ms >= 0 && ms < 10000);

@@ -31,7 +31,8 @@ static const struct place {
     { "host, parameters: host", ZERO_OFFLOAD_CPU, 1, ZERO_OFFLOAD_CPU },
     { "disk, parameters: disk", ZERO_OFFLOAD_NVME, 1, ZERO_OFFLOAD_NVME },
 };
-enum { PLACES = sizeof places / sizeof *places, DEVICE = 0, DISK = 5, PARAMS_ON_DISK = 7, ALL_ON_DISK = PLACES - 1 };
+enum { PLACES = sizeof places / sizeof *places, DEVICE = 0, HOST = 2, DISK = 5 };
+enum { PARAMS_ON_DISK = 7, ALL_ON_DISK = PLACES - 1 };
 
 // Before stage 3 there is nothing to be done with parameters.
 static int is_possible(int place, int stage) { return stage == 3 || places[place].params == ZERO_OFFLOAD_NONE; }
@@ -58,6 +59,10 @@ static void bytes_agree(const zero *z, int place) {
     uint64_t moved = 0;
     note_other_transport(&comms);
     reports_agree(z, places[place].name);
+    for (size_t i = zero_report_bus(z, rows, 24); i-- > 0;)
+        CHECK(rows[i].expected == rows[i].measured, "%s, %s: %llu bytes by formula (%s), %llu measured",
+              places[place].name, rows[i].what, (unsigned long long)rows[i].expected, rows[i].formula,
+              (unsigned long long)rows[i].measured);
     for (size_t i = zero_report_memory(z, rows, 24); i-- > 0;)
         if (rows[i].kind == ZERO_MEM_DISK) moved = rows[i].measured;
     zero_offload_info info;
@@ -144,6 +149,30 @@ static void bytes_are_what_the_formula_says(const struct way *way, int group, in
         zero_mesh_comms_destroy(&comms);
         all_is_given_back();
     }
+}
+
+// What a step decides, the host is told: it clips, changes nothing, has factors of tensors, and leaves some out.
+static void decisions_have_the_same_bits(int stage) {
+    zero *z[2] = { make_of(config_at(DEVICE, stage, ZERO_ADAMW, 0.5)),
+                   make_of(config_at(HOST, stage, ZERO_ADAMW, 0.5)) };
+    zero_hyperparameters clips = adamw;
+    clips.max_norm = 0.01f;
+    for (size_t step = 0; step < 4; step++) {
+        for (int i = 0; i < 2; i++) {
+            zero_tensor_options o = zero_get_tensor_options(z[i], 2), frozen = zero_get_tensor_options(z[i], 3);
+            o.lr_factor = 0.5f, o.decay_factor = 2, frozen.frozen = 1;
+            if (step == 2)
+                CHECK(zero_set_tensor_options(z[i], 2, &o) == ZERO_OK && zero_set_tensor_options(z[i], 3, &frozen) == 0,
+                      "%s", zero_error(z[i]));
+            CHECK(micro_batch(z[i], (size_t)data_rank, step, step == 1 ? INFINITY : 0) == ZERO_OK &&
+                      zero_step(z[i], &clips) == ZERO_OK,
+                  "%s", zero_error(z[i]));
+            CHECK_EQ(zero_last_step(z[i]).skipped, step == 1);
+        }
+        equal_bits(z[0], z[1], step == 1 ? "after a step that was skipped" : "after a step");
+    }
+    zero_destroy(z[0]);
+    zero_destroy(z[1]);
 }
 
 // Tensors are frozen and unfrozen: states are cleared wherever they are.
@@ -362,6 +391,8 @@ static void cases_of_a_way(const struct way *way, int grouped) {
             CASE("every place has the same bits: %s, %s: %s", kind_names[kind], optimizers[i].name, name)
                 for (int stage = grouped; stage < STAGES; stage++)
                     every_place_has_the_same_bits(stage, optimizers[i].kind, optimizers[i].ema_decay);
+        CASE("decisions have the same bits: %s: %s", kind_names[kind], name)
+            for (int stage = grouped; stage < STAGES; stage++) decisions_have_the_same_bits(stage);
         if (kind == BF16_NO_MASTER) continue;  // what is loaded is rounded
         CASE("freezing has the same bits: %s: %s", kind_names[kind], name)
             for (int stage = 1; stage < STAGES; stage++) {

@@ -105,9 +105,12 @@ static void in_order(int first, int second, const char *what, size_t unit) {
     CHECK(first < second, "%s %zu came too early", what, unit);
 }
 
-// A sum for each unit, and one of what several ranks leave; the squares, this rank's row and the decision; the updates.
-static void check_calls(int stage, int ranks) {
-    const int merges = zero_partial_sums_live((uint64_t)ranks) > 1, updates = stage == 3 || ranks == 1 ? 1 : UNITS;
+// A sum for each unit, and one of what several ranks leave; the squares, this rank's row and the decision; the updates,
+// unless the host does them.
+static void check_calls(int stage, int ranks, int on_host) {
+    const int merges = zero_partial_sums_live((uint64_t)ranks) > 1, updates = on_host                    ? 0
+                                                                              : stage == 3 || ranks == 1 ? 1
+                                                                                                         : UNITS;
     CHECK_EQ(queued.waits, 0);
     CHECK_EQ(queued.kernels, UNITS + merges + 3 + updates);
 }
@@ -137,6 +140,18 @@ static void check_step(int stage, int early) {
             in_order(when("forward", u - 1, 0), when("all-gather", u, 1), "all-gather", u);
 }
 
+// The host updates one unit after the other, while the one before is all-gathered.
+static void check_host_step(int stage, int early) {
+    for (size_t u = 0; u < UNITS; u++) {
+        const int update = when("host update", u, 0);
+        in_order(when("reduce", u, 1), update, "host update", u);
+        in_order(update, when("forward", u, 0), "forward", u);
+        if (stage != 1 && stage != 2) continue;
+        in_order(update, when("all-gather", u, 1), "all-gather", u);
+        if (u > 0) overlaps(early, "all-gather", u - 1, "host update", u);
+    }
+}
+
 // Stage 3 by itself: units are fetched several times, so only a forward is looked at.
 static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early) {
     MUST(zero_comm_synchronize(c, stream));
@@ -155,7 +170,7 @@ static void check_fetches(zero *z, zero_comm *c, cudaStream_t stream, int early)
     MUST(zero_discard(z));
 }
 
-static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
+static void run_stage(int stage, int on_host, zero_comm *c, cudaStream_t stream) {
     zero_tensor tensors[UNITS];
     size_t order[2 * UNITS];
     for (size_t u = 0; u < UNITS; u++) {
@@ -163,26 +178,33 @@ static void run_stage(int stage, zero_comm *c, cudaStream_t stream) {
         order[u] = u;
         order[UNITS + u] = UNITS - 1 - u;
     }
-    const zero_config config = { .settings = { .stage = stage, .prefetch = 1 },
-                                 .tensors = tensors,
-                                 .num_tensors = UNITS,
-                                 .order = order,
-                                 .order_length = 2 * UNITS,
-                                 .shard_comm = c,
-                                 .accounting = &memory,
-                                 .stream = stream };
+    const enum zero_offload offload = on_host ? ZERO_OFFLOAD_CPU : ZERO_OFFLOAD_NONE;
+    const zero_config config = {
+        .settings = { .stage = stage, .prefetch = 1, .offload = offload, .offload_fraction = 1 },
+        .tensors = tensors,
+        .num_tensors = UNITS,
+        .order = order,
+        .order_length = 2 * UNITS,
+        .shard_comm = c,
+        .accounting = &memory,
+        .stream = stream
+    };
     zero *z = NULL;
     CHECK(zero_create(&z, &config) == ZERO_OK, "create: %s", z ? zero_error(z) : "out of memory");
     MUST(zero_fill(z, fill, NULL));
     forward(z, stream);
     trace_step(z, c, stream, 0);  // the first time memory is allocated on the way, which waits
     for (int early = 0; early <= 1; early++)
-        CASE("stage %d: what overlaps, communication as %s as possible", stage, early ? "early" : "late") {
+        CASE("stage %d%s: what overlaps, communication as %s as possible", stage, on_host ? ", offload" : "",
+             early ? "early" : "late") {
             trace_step(z, c, stream, early);
-            check_step(stage, early);
-            check_calls(stage, zero_comm_size(c));
+            if (on_host)
+                check_host_step(stage, early);
+            else
+                check_step(stage, early);
+            check_calls(stage, zero_comm_size(c), on_host);
         }
-    for (int early = 0; early <= 1 && stage == 3; early++)
+    for (int early = 0; early <= 1 && stage == 3 && !on_host; early++)
         CASE("stage 3: gathers overlap the forward, communication as %s as possible", early ? "early" : "late") {
             backward(z, stream);
             MUST(zero_discard(z));
@@ -204,7 +226,8 @@ int main(int argc, char **argv) {
                              err, sizeof err) == ZERO_OK,
             "create: %s", err);
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
-    for (int stage = 0; stage <= 3; stage++) run_stage(stage, c, stream);
+    for (int stage = 0; stage <= 3; stage++)
+        for (int on_host = 0; on_host < 2; on_host++) run_stage(stage, on_host, c, stream);
     zero_comm_destroy(c);
     zero_bootstrap_destroy(boot);
     return test_finish();

@@ -227,6 +227,60 @@ static void no_master_rounds_otherwise(void) {
     for (auto kind : { ZERO_ADAMW, ZERO_SGD, ZERO_LION }) check_no_master(kind);
 }
 
+// The update on the host, beside the kernel's.
+static void check_host(enum zero_optimizer_kind kind, enum zero_master mode, bool is_bf16, bool skips) {
+    Weights device = some_weights(), host = device;
+    std::vector<uint32_t> ema(device.master.size(), word_of(0.5f)), host_ema = ema;
+    std::vector<zero_decision> decision(1);
+    std::vector<zero_tensor_args> tensors(1);
+    decision[0].factor = 0.25f, decision[0].skip = skips;
+    tensors[0] = zero_tensor_args{ 2e-3f, 0.2f, 0.3f, 0.1f, 0 };
+    const enum zero_dtype dtype = is_bf16 ? ZERO_BF16 : ZERO_F32;
+    for (Weights *w : { &device, &host })
+        for (zero_optimizer_chunk &c : w->chunks)
+            if (!is_bf16) c.param = c.state;
+    for (uint64_t step = 1; step < 4; step++) {
+        const OnDevice<zero_optimizer_chunk> chunks(device.chunks);
+        const OnDevice<uint16_t> params(device.params), low(device.low);
+        const OnDevice<uint32_t> master(device.master), m(device.m), v(device.v), g(device.g), average(ema);
+        const OnDevice<zero_decision> decided(decision);
+        const OnDevice<zero_tensor_args> of_tensors(tensors);
+        zero_optimizer_args a = ARGS;
+        a.t = step, a.ema_weight = 0.125f;
+        for (bool on_host : { false, true }) {
+            Weights &w = host;
+            a.decision = step == 1 ? NULL : on_host ? decision.data() : decided.p;
+            a.tensors = step != 2 ? NULL : on_host ? tensors.data() : of_tensors.p;
+            void *whole = on_host ? w.master.data() : master.p, *half = on_host ? w.low.data() : low.p;
+            zero_optimizer_arrays arrays = {};
+            arrays.params = !is_bf16 ? whole : on_host ? w.params.data() : params.p;
+            arrays.master = !is_bf16 || mode == ZERO_MASTER_NONE ? NULL : mode == ZERO_MASTER_SPLIT ? half : whole;
+            arrays.state[0] = on_host ? reinterpret_cast<float *>(w.m.data()) : m.floats();
+            arrays.state[1] = on_host ? reinterpret_cast<float *>(w.v.data()) : v.floats();
+            arrays.grads = on_host ? reinterpret_cast<float *>(w.g.data()) : g.floats();
+            arrays.ema = on_host ? reinterpret_cast<float *>(host_ema.data()) : average.floats();
+            if (on_host)
+                zero_optimizer_update(kind, &arrays, dtype, mode, w.chunks.data(), w.chunks.size(), &a);
+            else
+                update(arrays, dtype, mode, chunks.p, device.chunks.size(), a, kind);
+        }
+    }
+    CHECK(device.params == host.params && device.low == host.low && device.master == host.master &&
+              device.m == host.m && device.v == host.v && ema == host_ema,
+          "%s, %s, master weights %d%s: other bits than on the device", zero_optimizer_get(kind)->name,
+          is_bf16 ? "bf16" : "fp32", (int)mode, skips ? ", skipped" : "");
+}
+
+static void host_has_other_bits(void) {
+    for (auto kind : { ZERO_ADAMW, ZERO_SGD, ZERO_LION }) {
+        for (bool skips : { false, true }) {
+            check_host(kind, ZERO_MASTER_FP32, false, skips);
+            for (auto mode : { ZERO_MASTER_FP32, ZERO_MASTER_SPLIT, ZERO_MASTER_NONE })
+                check_host(kind, mode, true, skips);
+        }
+    }
+}
+
 // One value, rounded in many places and steps: the mean is the value, within 4 standard deviations.
 static void stochastic_rounding_has_a_bias(void) {
     const size_t n = ZERO_OPTIMIZER_CHUNK, steps = 16;

@@ -415,6 +415,7 @@ int main(int argc, char **argv) {
     RUN(adamw_moves_padding);
     RUN(split_master_has_other_bits);
     RUN(no_master_rounds_otherwise);
+    RUN(host_has_other_bits);
     RUN(stochastic_rounding_has_a_bias);
     RUN(exchanged_average_has_other_bits);
     return test_finish();

@@ -108,20 +108,13 @@ static void use_at_random(zero_swap *s, const size_t *bytes, size_t n, size_t he
         } else if (!below(3) && count < held) {
             CHECK_EQ(zero_swap_prefetch(s, r), 0);
         } else if (count < held) {
-            const int fresh = !below(4);
-            at[r] = zero_swap_acquire(s, r, fresh);
+            at[r] = zero_swap_acquire(s, r);
             REQUIRE(at[r] != NULL, "%s", zero_swap_error(s));
-            if (fresh) memcpy(at[r], contents[r], bytes[r]);
             CHECK(!memcmp(at[r], contents[r], bytes[r]), "record %zu of %zu bytes is not what was written", r,
                   bytes[r]);
-            if (fresh) {
-                CHECK_EQ(zero_swap_release(s, r, 1), 0);
-                at[r] = zero_swap_acquire(s, r, 0);
-            }
             count++;
         }
     }
-    CHECK_EQ(zero_swap_flush(s), 0);
     for (size_t r = 0; r < n; r++) free(contents[r]);
 }
 
@@ -160,13 +153,14 @@ static void reading_and_writing_go_on_during_the_work(void) {
     zero_swap *s = create(&DISK, bytes, 10, 4);
     disk.in_order = 1;
     for (size_t r = 0; r < 10; r++) {
-        CHECK(zero_swap_acquire(s, r, 0) != NULL, "%s", zero_swap_error(s));
+        CHECK(zero_swap_acquire(s, r) != NULL, "%s", zero_swap_error(s));
         CHECK_EQ(zero_swap_prefetch(s, (r + 1) % 10), 0);
         CHECK_EQ(disk.reads, 3);
         CHECK_EQ(disk.writes, 3 * (r < 2 ? r : 2));
         CHECK_EQ(zero_swap_release(s, r, 1), 0);
     }
-    CHECK_EQ(zero_swap_flush(s), 0);
+    for (size_t r = 7; r < 10; r++)
+        CHECK(zero_swap_acquire(s, r) && zero_swap_release(s, r, 0) == 0, "%s", zero_swap_error(s));
     CHECK_EQ(disk.writes, 0);
     const zero_swap_traffic t = zero_swap_get_traffic(s);
     CHECK_EQ(t.read, (uint64_t)11 * 3 * ZERO_AIO_BLOCK);
@@ -177,28 +171,26 @@ static void reading_and_writing_go_on_during_the_work(void) {
 static void too_many_acquired_are_an_error(void) {
     static const size_t bytes[3] = { 1, 1, 1 };
     zero_swap *s = create(&DISK, bytes, 3, 2);
-    CHECK(zero_swap_acquire(s, 0, 0) && zero_swap_acquire(s, 1, 0), "%s", zero_swap_error(s));
-    CHECK(!zero_swap_acquire(s, 2, 0) && strstr(zero_swap_error(s), "all 2 buffers"), "%s", zero_swap_error(s));
+    CHECK(zero_swap_acquire(s, 0) && zero_swap_acquire(s, 1), "%s", zero_swap_error(s));
+    CHECK(!zero_swap_acquire(s, 2) && strstr(zero_swap_error(s), "all 2 buffers"), "%s", zero_swap_error(s));
     zero_swap_destroy(s);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Faults.
 
-// Goes over the records until something fails, twice, then expects that all calls fail.
+// Goes over the records until something fails, three times, then expects that all calls fail.
 static void expect_error(zero_swap *s, size_t n, const char *why) {
     int failed = 0;
-    for (size_t i = 0; i < 2 * n && !failed; i++)
-        failed = !zero_swap_acquire(s, i % n, 0) || zero_swap_prefetch(s, (i + 1) % n) ||
-                 zero_swap_release(s, i % n, 1);
-    if (!failed) failed = zero_swap_flush(s);
+    for (size_t i = 0; i < 3 * n && !failed; i++)
+        failed = !zero_swap_acquire(s, i % n) || zero_swap_prefetch(s, (i + 1) % n) || zero_swap_release(s, i % n, 1);
     CHECK(failed, "nothing has failed");
     const char *error = zero_swap_error(s);
     CHECK(strstr(error, directory) && strstr(error, why), "the error is: %s", error);
     char first[512];
     snprintf(first, sizeof first, "%s", error);
     disk.fails = 0;
-    CHECK(!zero_swap_acquire(s, 0, 0) && zero_swap_prefetch(s, 1) && zero_swap_flush(s), "a call succeeds afterwards");
+    CHECK(!zero_swap_acquire(s, 0) && zero_swap_prefetch(s, 1), "a call succeeds afterwards");
     CHECK_STR(zero_swap_error(s), first);
 }
 
@@ -236,7 +228,7 @@ static void a_truncated_file_is_an_error(const zero_aio_backend *backend) {
     static const size_t bytes[6] = { 64 * KB, 64 * KB, 64 * KB, 64 * KB, 64 * KB, 64 * KB };
     zero_swap *s = create(backend, bytes, 6, 2);
     CHECK_EQ(open_files(truncate_file), 1);
-    CHECK(zero_swap_acquire(s, 3, 0) == NULL, "it was acquired");
+    CHECK(zero_swap_acquire(s, 3) == NULL, "it was acquired");
     CHECK(strstr(zero_swap_error(s), "something has truncated it"), "the error is: %s", zero_swap_error(s));
     zero_swap_destroy(s);
 }
@@ -304,11 +296,54 @@ static void threads_do_it_where_io_uring_is_refused(void) {
         const struct sock_fprog program = { COUNT(filter), filter };
         if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) _exit(2);
         zero_swap *s = create(NULL, bytes, 2, 2);
-        char *p = zero_swap_acquire(s, 0, 0);
+        char *p = zero_swap_acquire(s, 0);
         const char *wanted = zero_aio_uring() && strstr(zero_swap_description(s), "O_DIRECT")
                                  ? "threads (io_uring: Operation not permitted), "
                                  : "threads, ";
         const int ok = p && !strncmp(zero_swap_description(s), wanted, strlen(wanted));
+        if (!ok) printf("    %s, not: %s\n", wanted, zero_swap_description(s));
+        fflush(stdout);
+        _exit(!ok);
+    }
+    CHECK(child > 0 && waitpid(child, &status, 0) == child, "%s", strerror(errno));
+    CHECK(WIFEXITED(status), "the child died");
+    CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+// A child would make the parent's pages, which the disk reads into, copies.
+static void a_fork_leaves_the_buffers_alone(void) {
+    static const size_t bytes[2] = { 4 * KB, 4 * KB };
+    zero_swap *s = create(NULL, bytes, 2, 2);
+    char *p = zero_swap_acquire(s, 0);
+    REQUIRE(p != NULL, "%s", zero_swap_error(s));
+    int status = 0, fds[2];
+    REQUIRE(pipe(fds) == 0, "%s", strerror(errno));
+    const pid_t child = fork();
+    if (child == 0) _exit(write(fds[1], p, 1) == -1 && errno == EFAULT ? 7 : 0);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child, "%s", strerror(errno));
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child has the buffers");
+    close(fds[0]);
+    close(fds[1]);
+    zero_swap_destroy(s);
+}
+
+// As some file systems do, after they have accepted O_DIRECT.
+static void the_page_cache_is_used_where_direct_reads_are_refused(void) {
+    static const size_t bytes[2] = { 4 * KB, 4 * KB };
+    int status = -1;
+    const pid_t child = fork();
+    if (child == 0) {
+        struct sock_filter filter[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pread64, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        const struct sock_fprog program = { COUNT(filter), filter };
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) _exit(2);
+        zero_swap *s = create(NULL, bytes, 2, 2);
+        const char *wanted = "threads, through the page cache (O_DIRECT: ";
+        const int ok = !strncmp(zero_swap_description(s), wanted, strlen(wanted));
         if (!ok) printf("    %s, not: %s\n", wanted, zero_swap_description(s));
         fflush(stdout);
         _exit(!ok);
@@ -348,6 +383,8 @@ int main(int argc, char **argv) {
     RUN(no_file_is_left);
     RUN(a_long_path_is_not_cut);
     RUN(threads_do_it_where_io_uring_is_refused);
+    RUN(the_page_cache_is_used_where_direct_reads_are_refused);
+    RUN(a_fork_leaves_the_buffers_alone);
     rmdir(directory);
     return test_finish();
 }
