@@ -34,6 +34,16 @@ static int trouble(const char *err) {
 // ---------------------------------------------------------------------------------------------------------------------
 // list, verify
 
+// The training data: the first file's name and length, and how many more there are.
+static void print_data(const char *files) {
+    size_t n = 0;
+    for (const char *c = files; *c != '\0'; c++) n += *c == '\n';
+    if (n == 0) return;
+    const char *name = strchr(files, ' ') + 1;
+    printf("; trained on %.*s (%.*s bytes)", (int)strcspn(name, "\n"), name, (int)(name - 1 - files), files);
+    if (n > 1) printf(" and %zu more file%s", n - 1, n == 2 ? "" : "s");
+}
+
 static void print_checkpoint(const Source *s, const char *verdict) {
     const Checkpoint *c = s->c;
     const GPT2Config *m = &c->config;
@@ -42,9 +52,11 @@ static void print_checkpoint(const Source *s, const char *verdict) {
         printf("llm.c, %zu ranks, stage %d", s->llmc.ranks, s->llmc.stage);
     else
         printf("%zu micro-batches of %zu x %zu", c->M, c->B, c->T);
-    printf("; %s%s, %s; %zu layers, %zu heads, %zu channels, vocabulary %zu, %zu positions\n",
+    printf("; %s%s, %s; %zu layers, %zu heads, %zu channels, vocabulary %zu, %zu positions",
            c->dtype == ZERO_BF16 ? "bf16" : "fp32", c->has_master ? " and master weights" : "", c->optimizer->name,
            m->num_layers, m->num_heads, m->channels, m->vocab_size, m->max_seq_len);
+    if (c->train_files != NULL) print_data(c->train_files);
+    putchar('\n');
 }
 
 // One step. Returns 1 if it is not good.

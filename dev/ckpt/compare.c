@@ -69,18 +69,24 @@ static size_t match_arrays(Comparison *c) {
     return alone;
 }
 
+static int begins(const char *line, const char *with) { return strncmp(line, with, strlen(with)) == 0; }
+
 // Prints lines of one manifest that the other does not have, up to the hash of the state, but not the numbers of the
-// outlier filters' windows. Returns their number.
+// outlier filters' windows. Returns their number, without those that only say how a file is called.
 static size_t print_lines(const char *text, const char *other, const char *name) {
+    const char *after = other;  // the line that was found last: with thousands of files, the next one is mostly here
     size_t n = 0;
-    for (const char *line = text, *next; strncmp(line, "state_hash", 10) != 0; line = next) {
+    for (const char *line = strchr(text, '\n') + 1, *next; !begins(line, "state_hash"); line = next) {
         next = strchr(line, '\n') + 1;
-        int found = strncmp(line + (*line == '-'), "0x", 2) == 0;
-        for (const char *o = other, *o_next; !found && strncmp(o, "state_hash", 10) != 0; o = o_next) {
-            o_next = strchr(o, '\n') + 1;
-            found = o_next - o == next - line && memcmp(o, line, (size_t)(next - line)) == 0;
+        const size_t length = (size_t)(next - line);
+        int found = begins(line + (*line == '-'), "0x") || strncmp(after, line, length) == 0;
+        if (found && strncmp(after, line, length) == 0) after += length;
+        for (const char *o = other; !found && !begins(o, "state_hash"); o = strchr(o, '\n') + 1) {
+            found = strncmp(o, line, length) == 0;
+            if (found) after = o + length;
         }
-        if (!found) n += printf("%s: %.*s\n", name, (int)(next - line - 1), line) > 0;
+        if (!found) printf("%s: %.*s\n", name, (int)length - 1, line);
+        n += !found && !begins(line, "train_file ") && !begins(line, "val_file ");
     }
     return n;
 }

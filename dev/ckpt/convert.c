@@ -151,7 +151,7 @@ static int describe(Conversion *v, const char *precision, int master, int averag
         return FAIL("-w %d: fp32 parameters are their own master weights: leave -w out", master);
     if (bf16 && master == -1) master = from->has_master || from->dtype == ZERO_F32;
     *to = *from;  // step, data, windows
-    to->options = NULL;
+    to->options = to->train_files = to->val_files = NULL;
     to->num_arrays = 0;
     to->params_hash = to->optimizer_hash = 0;
     if (checkpoint_describe(to, &from->config, bf16 ? ZERO_BF16 : ZERO_F32, bf16 && master > 0 && !model_alone,
@@ -159,7 +159,11 @@ static int describe(Conversion *v, const char *precision, int master, int averag
         (checkpoint_array_of(from, ZERO_STATE_EMA) >= 0 && !model_alone && checkpoint_add_average(to) != 0))
         return FAIL("out of memory");
     if (from->options != NULL) to->options = options_with_master(from->options, bf16 ? master : 1);
-    if (from->options != NULL && to->options == NULL) return FAIL("out of memory");
+    if (from->train_files != NULL) to->train_files = strdup(from->train_files);
+    if (from->val_files != NULL) to->val_files = strdup(from->val_files);
+    if ((from->options != NULL && to->options == NULL) || (from->train_files != NULL && to->train_files == NULL) ||
+        (from->val_files != NULL && to->val_files == NULL))
+        return FAIL("out of memory");
     while (model_alone && to->num_arrays > 1) free(to->arrays[--to->num_arrays].hashes);
     v->params = checkpoint_array_of(from, ZERO_STATE_PARAMS);
     v->master = checkpoint_array_of(from, ZERO_STATE_MASTER);

@@ -16,6 +16,7 @@
 //
 // A sample is read with one pread when it is requested: the operating system's page cache suffices, and text or a shard
 // of any size needs a few kilobytes. One file is kept open, that of the last batch.
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,7 @@ typedef struct {
 
 struct Loader {
     glob_t files;
+    size_t *file_bytes;
     Shard *shards;
     size_t B, T, vocab, token_bytes;
     LoaderInfo info;
@@ -156,6 +158,7 @@ static int add_shard(Loader *l, size_t f, const LoaderConfig *c, char err[512]) 
                     is_text ? "text" : "a token shard", l->files.gl_pathv[0]);
     }
     l->info.is_text = is_text;
+    l->file_bytes[f] = is_text ? count : LLMC_HEADER_BYTES + 2 * count;
 
     // Divided first: the product could overflow. The remainder keeps the percentage exact.
     size_t begin = count / 100 * c->begin_percent + count % 100 * c->begin_percent / 100;
@@ -198,7 +201,8 @@ static int open_loader(Loader *l, const LoaderConfig *c, char err[512]) {
     }
     const size_t files = l->files.gl_pathc;
     l->shards = calloc(files, sizeof *l->shards);
-    if (!l->shards) {
+    l->file_bytes = calloc(files, sizeof *l->file_bytes);
+    if (!l->shards || !l->file_bytes) {
         return FAIL("out of memory for %zu shards", files);
     }
     for (size_t f = 0; f < files; f++) {
@@ -246,6 +250,22 @@ int loader_open(Loader **loader, const LoaderConfig *c, char err[512]) {
 
 int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]) {
     return content_hash(l->files.gl_pathv, l->files.gl_pathc, hash, err, 512);
+}
+
+char *loader_files(const Loader *l) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    for (size_t i = 0; f != NULL && i < l->files.gl_pathc; i++) {
+        const char *path = l->files.gl_pathv[i], *slash = strrchr(path, '/');
+        fprintf(f, "%zu ", l->file_bytes[i]);
+        for (const char *c = slash != NULL ? slash + 1 : path; *c != '\0'; c++)
+            fputc(iscntrl((unsigned char)*c) ? '?' : *c, f);
+        fputc('\n', f);
+    }
+    if (f != NULL && fclose(f) == 0) return text;
+    free(text);
+    return NULL;
 }
 
 // Counts the tokens eot among tokens [begin, end) of a shard.
@@ -299,6 +319,7 @@ void loader_close(Loader *l) {
     free(l->shard_order);
     free(l->raw);
     free(l->shards);
+    free(l->file_bytes);
     globfree(&l->files);
     free(l);
 }

@@ -67,6 +67,10 @@ int loader_documents(const Loader *l, int eot, size_t *documents, int *estimated
 // A hash of what is in the files (data/content_hash.h). Returns 0, or -1 and a message.
 int loader_content_hash(const Loader *l, uint64_t *hash, char err[512]);
 
+// What the files are called and how long they are: for each a line "BYTES NAME", without directories and control
+// characters. malloc'ed; NULL: out of memory.
+char *loader_files(const Loader *l);
+
 // Closes and frees; NULL is fine.
 void loader_close(Loader *l);
 

@@ -78,6 +78,37 @@ void check_step(const Run *r, size_t step, const char *path) {
     if (step > r->steps) die("-x %zu: %s is of step %zu already: use -x %zu or more", r->steps, path, step, step);
 }
 
+// A line of loader_files in words.
+static void describe_file(char out[320], const char *line) {
+    char name[256];
+    size_t bytes;
+    const int exists = sscanf(line, "%zu %255[^\n]", &bytes, name) == 2;
+    if (exists) make_printable(name);
+    snprintf(out, 320, exists ? "%s (%zu bytes)" : "missing", name, bytes);
+}
+
+// Writes how this run's data are not those of the checkpoint, whose files these are; "" if it does not say which.
+static void describe_difference(char out[1024], const char *files, const Loader *loader, int same_content) {
+    char *all = loader_files(loader), was[320], is[320];
+    size_t file = 1, length;
+    if (all == NULL) die("the host's memory is exhausted");
+    out[0] = '\0';
+    for (const char *theirs = files, *mine = all; *files != '\0'; theirs += length, mine += length, file++) {
+        length = strcspn(theirs, "\n") + 1;
+        if (*theirs != '\0' && strncmp(theirs, mine, length) == 0) continue;
+        describe_file(was, theirs);
+        describe_file(is, mine);
+        if (same_content)
+            snprintf(out, 1024, ": another part of the same files");
+        else if (*theirs == '\0' && *mine == '\0')
+            snprintf(out, 1024, ": the files have the same names and lengths, and other contents");
+        else
+            snprintf(out, 1024, ": file %zu was %s, and is %s", file, was, is);
+        break;
+    }
+    free(all);
+}
+
 // Everything that would make the run another one ends it here.
 static void check_same_run(const Run *r, const Checkpoint *c, const char *path) {
     check_same_model(r, &c->config, path);
@@ -92,10 +123,14 @@ static void check_same_run(const Run *r, const Checkpoint *c, const char *path) 
     if (c->seed != r->options.settings.seed)
         die("%s: its run had --seed %llu, which gives another order of the data: use that", path,
             (unsigned long long)c->seed);
-    if (c->train.content != r->content[INPUT_TRAIN] || c->train.samples != loader_num_samples(r->train))
-        die("%s: its run had other training data (%zu file%s, %zu micro-batches): use its -i and -j, or begin a run "
+    const int same_content = c->train.content == r->content[INPUT_TRAIN];
+    if (!same_content || c->train.samples != loader_num_samples(r->train)) {
+        char difference[1024];
+        describe_difference(difference, c->train_files, r->train, same_content);
+        die("%s: its run had other training data (%zu file%s, %zu micro-batches)%s: use its -i and -j, or begin a run "
             "from its weights with -e and another -o",
-            path, c->train.files, c->train.files == 1 ? "" : "s", c->train.samples);
+            path, c->train.files, c->train.files == 1 ? "" : "s", c->train.samples, difference);
+    }
     check_step(r, c->step, path);
 }
 
@@ -139,8 +174,11 @@ static void report_changes(const Run *r, const Checkpoint *c) {
     if (c->dtype != r->options.settings.dtype)
         print0(r, "changed since the checkpoint: %s instead of %s\n", c->dtype == ZERO_BF16 ? "fp32" : "bf16",
                c->dtype == ZERO_BF16 ? "bf16" : "fp32");
-    if (c->val_content != 0 && r->content[INPUT_VAL] != 0 && c->val_content != r->content[INPUT_VAL])
-        print0(r, "changed since the checkpoint: other validation data (-j)\n");
+    if (c->val_content != 0 && r->content[INPUT_VAL] != 0 && c->val_content != r->content[INPUT_VAL]) {
+        char difference[1024];
+        describe_difference(difference, c->val_files, r->val, 0);
+        print0(r, "changed since the checkpoint: other validation data (-j)%s\n", difference);
+    }
     if (r->options.settings.ema_decay > 0 && checkpoint_array_of(c, ZERO_STATE_EMA) < 0)
         print0(r, "--ema-decay: the checkpoint has no moving average: it begins with the weights\n");
     const int exact = c->has_master || c->dtype == ZERO_F32,

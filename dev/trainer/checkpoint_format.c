@@ -1,5 +1,6 @@
 #include "trainer/checkpoint_format.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -77,6 +78,8 @@ void checkpoint_free(Checkpoint *c) {
     free(c->tensors);
     free(c->first_chunk);
     free(c->options);
+    free(c->train_files);
+    free(c->val_files);
     memset(c, 0, sizeof *c);
 }
 
@@ -177,6 +180,16 @@ static void put_window(FILE *f, const char *name, const Outliers *o) {
     for (size_t i = 0; i < o->seen && i < OUTLIER_WINDOW; i++) fprintf(f, "%a\n", o->values[i]);
 }
 
+static int has_lines(const char *lines) { return lines != NULL && lines[0] != '\0'; }
+
+// Lines of text, each with a key before it.
+static void put_lines(FILE *f, const char *key, const char *lines) {
+    for (const char *end; has_lines(lines); lines = end + 1) {
+        end = strchr(lines, '\n');
+        fprintf(f, "%s%.*s\n", key, (int)(end - lines), lines);
+    }
+}
+
 char *checkpoint_manifest(const Checkpoint *c) {
     char *text = NULL;
     size_t bytes = 0;
@@ -185,11 +198,15 @@ char *checkpoint_manifest(const Checkpoint *c) {
     const GPT2Config *g = &c->config;
     size_t options = 0;
     for (const char *p = c->options; *p != '\0'; p++) options += *p == '\n';
-    fprintf(f, "zero.c checkpoint 1\nstep %zu\nsteps %zu\nupdates %" PRIu64 "\n", c->step, c->steps, c->updates);
+    const int version = has_lines(c->train_files) || has_lines(c->val_files) ? 2 : 1;
+    fprintf(f, "zero.c checkpoint %d\nstep %zu\nsteps %zu\nupdates %" PRIu64 "\n", version, c->step, c->steps,
+            c->updates);
     fprintf(f, "micro_batches %zu\nbatch_size %zu\nseq_len %zu\nnext_micro_batch %zu\nseed %" PRIu64 "\n", c->M, c->B,
             c->T, c->step * c->M, c->seed);
     fprintf(f, "train_data %016" PRIx64 " files %zu samples %zu\n", c->train.content, c->train.files, c->train.samples);
+    put_lines(f, "train_file ", c->train_files);
     fprintf(f, "val_data %016" PRIx64 "\n", c->val_content);
+    put_lines(f, "val_file ", c->val_files);
     fprintf(f, "options %zu\n%s", options, c->options);
     put_window(f, "loss_window", &c->loss_outliers);
     put_window(f, "norm_window", &c->norm_outliers);
@@ -286,6 +303,22 @@ static void get_window(Reader *r, const char *key, Outliers *o) {
     }
 }
 
+// The lines that begin with key, without it, each a number of bytes and a name.
+static char *get_files(Reader *r, const char *key) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    while (f != NULL && r->wrong == NULL && strncmp(r->at, key, strlen(key)) == 0) {
+        char *line = next(r, key), *name = line;
+        number(r, &name, 10, ' ', UINT64_MAX, key);
+        for (const char *c = name; *c != '\0' && r->wrong == NULL; c++)
+            if (iscntrl((unsigned char)*c)) r->wrong = "a name without control characters";
+        fprintf(f, "%s\n", line);
+    }
+    if (f == NULL || fclose(f) != 0) r->wrong = "memory";
+    return text;
+}
+
 static void get_options(Reader *r, Checkpoint *c) {
     const size_t n = count(r, "options ", 1000);
     const char *begin = r->at;
@@ -311,7 +344,8 @@ static GPT2Config get_model(Reader *r) {
 
 static void get_fields(Reader *r, Checkpoint *c) {
     const uint64_t most = (uint64_t)1 << 48;
-    if (*next(r, "zero.c checkpoint 1") != '\0') r->wrong = "version 1";
+    const char *version = next(r, "zero.c checkpoint ");
+    if (strcmp(version, "1") != 0 && strcmp(version, "2") != 0) r->wrong = "version 1 or 2";
     c->step = count(r, "step ", most);
     c->steps = count(r, "steps ", most);
     c->updates = count(r, "updates ", most);
@@ -324,8 +358,10 @@ static void get_fields(Reader *r, Checkpoint *c) {
     c->train.content = number(r, &p, 16, ' ', UINT64_MAX, "train_data");
     c->train.files = word(r, &p, "files ", ' ', most);
     c->train.samples = word(r, &p, "samples ", '\0', most);
+    c->train_files = get_files(r, "train_file ");
     p = next(r, "val_data ");
     c->val_content = number(r, &p, 16, '\0', UINT64_MAX, "val_data");
+    c->val_files = get_files(r, "val_file ");
     get_options(r, c);
     get_window(r, "loss_window ", &c->loss_outliers);
     get_window(r, "norm_window ", &c->norm_outliers);

@@ -52,8 +52,9 @@ typedef struct Checkpoint {
     uint64_t updates, seed;
     size_t M, B, T;
     CheckpointData train;
-    uint64_t val_content;  // hash; 0: no validation. It does not decide the bits
-    char *options;         // "-l 0.0003\n": the flags that decide the bits of the run
+    uint64_t val_content;           // hash; 0: no validation. It does not decide the bits
+    char *train_files, *val_files;  // of loader_files, for messages; NULL or "": not known (version 1), or none
+    char *options;                  // "-l 0.0003\n": the flags that decide the bits of the run
     Outliers loss_outliers, norm_outliers;
     CheckpointNonfinite nonfinite;
     uint64_t params_hash, optimizer_hash;  // of zero_hash

@@ -119,8 +119,10 @@ static void describe(const Run *r, size_t step, Checkpoint *c) {
     c->nonfinite = (CheckpointNonfinite){ r->nonfinite_steps, r->first_nonfinite.step, r->first_nonfinite.loss,
                                           r->first_nonfinite.norm };
     c->options = describe_options(&r->options);
+    c->train_files = loader_files(r->train);
+    c->val_files = r->val != NULL ? loader_files(r->val) : NULL;
     const zero_settings *s = &r->options.settings;
-    if (c->options == NULL ||
+    if (c->options == NULL || c->train_files == NULL || (r->val != NULL && c->val_files == NULL) ||
         checkpoint_describe(c, &r->config, s->dtype, has_master_weights(s), zero_optimizer_get(s->optimizer)) != 0 ||
         (s->ema_decay > 0 && checkpoint_add_average(c) != 0))
         die("the host's memory is exhausted: no checkpoint can be described");

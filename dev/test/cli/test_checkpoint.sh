@@ -18,7 +18,8 @@ NP=8
 
 # An epoch ends in step 10; validation and samples in between.
 text=$work/text
-head -c 18000 dev/data/text/default.txt > "$text"
+default=dev/data/text/default.txt
+head -c 18000 $default > "$text"
 run=(-e custom:l2,h2,c32,v256,t32 -i "$text" -b 2 -t 32 -v 3 -m 5 -s 5 -g 4 -l 0.01 -u 2 -q 0.1 -x 12 --hash 1)
 log=$work/log
 
@@ -94,7 +95,32 @@ check "-y 1 without a checkpoint begins" begins
 check "other micro-batches are refused" refused "use --micro-batches 24" 2 -y 1 -o "$work/whole" --micro-batches 12
 check "another seed is refused" refused "--seed 42" 2 -y 1 -o "$work/whole" --seed 43
 check "another model is refused" refused "2 layers" 2 -y 1 -o "$work/whole" -e custom:l1,h2,c32,v256,t32
-check "other data are refused" refused "other training data" 2 -y 1 -o "$work/whole" -i dev/data/text/default.txt
+check "other data are refused, by name" refused \
+    "(1 file, 253 micro-batches): file 1 was text (18000 bytes), and is default.txt ($(stat -c %s $default) bytes)" \
+    2 -y 1 -o "$work/whole" -i $default
+other_contents() {
+    mkdir "$work/changed" && tr e E < "$text" > "$work/changed/text" &&
+        refused "the files have the same names and lengths, and other contents" 2 -y 1 -o "$work/whole" \
+            -i "$work/changed/text"
+}
+check "data of the same name and length, and of other contents, are refused" other_contents
+check "another part of the same data is refused" refused "another part of the same files" 2 -y 1 -o "$work/whole" \
+    -j $default
+other_name() {      # the text is the same
+    mkdir "$work/elsewhere" && cp "$text" "$work/elsewhere/renamed" && broken_off &&
+        job 2 -y 1 -o "$work/broken" -i "$work/elsewhere/renamed" && has "$hash" && ! has "changed since" &&
+        grep -qxF "train_file 18000 text" "$work/broken/checkpoint_00000006.txt" &&
+        grep -qxF "train_file 18000 renamed" "$work/broken/checkpoint_00000012.txt" &&
+        grep -qxF "val_file 18000 renamed" "$work/broken/checkpoint_00000012.txt"
+}
+check "the same data in another directory under another name are resumed" other_name
+other_validation() {    # the whole text is trained on; one or the other is validated with
+    rm -rf "$work/validated"
+    head -c 9000 "$text" > "$work/val"
+    job 2 -x 2 -n 2 -j "$work/val" -o "$work/validated" && job 2 -x 2 -y 1 -j $default -o "$work/validated" &&
+        has "other validation data (-j): file 1 was val (9000 bytes), and is default.txt ($(stat -c %s $default) bytes)"
+}
+check "other validation data are told, by name" other_validation
 shorter() {     # by the flag, and not by where in the run it was
     refused "-x 11: $work/whole" 2 -y 1 -o "$work/whole" -x 11 && has "use -x 12 or more" && ! has "this was in"
 }

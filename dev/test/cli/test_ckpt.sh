@@ -38,6 +38,7 @@ report "it needs no MPI" "$(ldd "$ckpt" | grep -i mpi)"
 
 check "a good directory is listed" gives 0 "step 4: complete" list "$work/a"
 check "... with all its checkpoints" test "$(grep -c "4 micro-batches of 2 x 32; fp32, AdamW" "$log")" = 3
+check "... and the name of the data" grep -qF "32 positions; trained on text (18000 bytes)" "$log"
 check "all are verified" gives 0 "step 2: good" verify "$work/half"
 check "one is verified" gives 0 "step 6: good" verify "$work/a" 6
 check "there is no such step" gives 2 "there is no step 5; there are 2, 4, 6" verify "$work/a" 5

@@ -200,6 +200,11 @@ static void parse_model(const char *dir, const char *path) {
 static size_t write_manifest(uint8_t *bytes, unsigned kind) {
     Checkpoint c = { .step = 12, .steps = 20, .updates = 11, .seed = 42, .M = 8, .B = 2, .T = 2 };
     c.train = (CheckpointData){ 0x0123456789abcdef, 1, 100 };
+    if (kind != 0) {  // version 2
+        c.train_files = strdup("230 a text\n17 b.bin\n");
+        c.val_files = strdup("0 \xc3\xa4\n");
+        PROMISE(c.train_files != NULL && c.val_files != NULL);
+    }
     c.options = strdup("-l 0.0003\n-w 1\n");
     c.loss_outliers.seen = kind == 0 ? 3 : 200;
     for (int i = 0; i < OUTLIER_WINDOW; i++) c.loss_outliers.values[i] = 1.0 / (1 + i);
@@ -209,7 +214,12 @@ static size_t write_manifest(uint8_t *bytes, unsigned kind) {
     char *text = checkpoint_manifest(&c);
     PROMISE(text != NULL);
     const size_t n = strlen(text);
+    PROMISE(text[strlen("zero.c checkpoint ")] == (kind == 0 ? '1' : '2'));
     memcpy(bytes, text, n);
+    checkpoint_free(&c);
+    char err[5120] = "";
+    PROMISE(checkpoint_parse(&c, "", text, n, err, sizeof err) == 0);
+    PROMISE(kind == 0 || (!strcmp(c.train_files, "230 a text\n17 b.bin\n") && !strcmp(c.val_files, "0 \xc3\xa4\n")));
     free(text);
     checkpoint_free(&c);
     return n;

@@ -228,6 +228,22 @@ static void test_file_that_shrinks_is_read(void) {
     loader_close(l);
 }
 
+static void test_file_has_no_name(void) {
+    good_shard("names_1.bin", 41, 0);
+    good_shard("names_2.bin", 3, 0);  // too short: not used, but part of the contents
+    good_shard("names_3\n.bin", 9, 0);
+    Loader *l = must_open(config(path("names_*.bin"), 1, 4));
+    char *files = loader_files(l);
+    CHECK_STR(files, "1106 names_1.bin\n1030 names_2.bin\n1042 names_3?.bin\n");
+    free(files);
+    loader_close(l);
+    l = must_open(config(write_file("name.txt", "abcdefghi", 9), 1, 4));
+    files = loader_files(l);
+    CHECK_STR(files, "9 name.txt\n");
+    free(files);
+    loader_close(l);
+}
+
 static void test_validation_text_is_trained_on(void) {
     enum { N = 1005 };
     char text[N];
@@ -528,6 +544,7 @@ int main(int argc, char **argv) {
     RUN(test_short_files_stop_the_training);
     RUN(test_token_beyond_vocabulary_is_served);
     RUN(test_file_that_shrinks_is_read);
+    RUN(test_file_has_no_name);
     RUN(test_validation_text_is_trained_on);
     RUN(test_offset_overflows);
     RUN(test_tokenizer_versions_are_confused);
