@@ -88,11 +88,10 @@ resilient() {
         (start "$np" "$@" "${how[@]}") < /dev/null &
         job=$!
         set +m
-        while :; do     # wait also returns when a signal has come
-            wait "$job"
-            status=$?
-            kill -0 "$job" 2> /dev/null || break
-        done
+        [ $asked = 0 ] || kill -USR1 "$job" 2> /dev/null                # asked before `job` was set
+        while kill -0 "$job" 2> /dev/null; do wait "$job"; done         # wait also returns when a signal has come
+        wait "$job"
+        status=$?
         job=
         [ $status != 0 ] && [ $asked = 0 ] || return $status
         after=$(newest_checkpoint "$dir")

@@ -32,7 +32,8 @@ gives() {
 count_is() { [ "$(ls "$1" | wc -l)" = "$2" ]; }
 
 check "an fp32 run ends" job 2 6 "$fp32" -z 1 -o "$work/a"
-check "the same run in another stage ends" job 4 6 "$fp32" -z 3 -o "$work/b"
+cp "$text" "$work/renamed"
+check "the same run in another stage ends" job 4 6 "$fp32" -z 3 -o "$work/b" -i "$work/renamed"
 check "a bf16 run ends" job 2 6 "$bf16" -z 2 -w 2 -o "$work/half"
 report "it needs no MPI" "$(ldd "$ckpt" | grep -i mpi)"
 
@@ -50,6 +51,7 @@ check "a command with a word too many" gives 2 "list: not with these arguments" 
 # ---- compare ---------------------------------------------------------------------------------------------------------
 
 check "equal runs are equal" gives 0 "0 of 84 tensors differ" compare "$work/a" "$work/b"
+check "... whatever their data are called" grep -qF "checkpoint_00000006.txt: train_file 18000 renamed" "$log"
 check "two steps differ" gives 1 "84 of 84 tensors differ" compare "$work/a" "$work/a/checkpoint_00000004.txt"
 check "... and say how" grep -qF "checkpoint_00000004.txt: updates 4" "$log"
 one_element() {     # element 1000 of layer 1's fcw, in AdamW's v

@@ -15,13 +15,13 @@ mpirun=${MPIRUN:-mpirun}
 run=("$trainer" -e custom:l1,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 32 --micro-batches 2 -v 0 -s 0
     -k constant --timeout 20 --hash 1)
 
-# wait_for COMMAND...: until it succeeds
+# wait_for COMMAND...: until it succeeds; on a busy machine that takes long
 wait_for() {
-    for _ in {1..600}; do
+    for _ in {1..1600}; do
         "$@" > /dev/null 2>&1 && return
         sleep 0.05
     done
-    echo "waited for nothing: $*"
+    blame "waited for nothing: $*"
     return 1
 }
 has_step() { grep -q '^step ' "$mine/log"; }
@@ -78,16 +78,15 @@ after_a_death() {       # the other one cannot agree any more: it must not save 
 at_once "SIGTERM after another rank has died" after_a_death
 
 restarted() {
-    local steps=4000
-    PAUSE=0 NP=2 scripts/run_resilient.sh "${run[@]}" -x $steps -n 100 -nk 2 -o "$mine/out" > "$mine/log" 2>&1 \
+    PAUSE=0 NP=2 scripts/run_resilient.sh "${run[@]}" -x 1000000 -n 20 -nk 2 -o "$mine/out" > "$mine/log" 2>&1 \
         < /dev/null &
     local job=$!
-    wait_for has_checkpoint && kill -KILL "$(pgrep -nf "^$trainer .*-o $mine/out")"
+    wait_for has_checkpoint && kill -KILL "$(pgrep -nf "^$trainer .*-o $mine/out")" &&
+        wait_for grep '^resumed from step' "$mine/log" && kill -TERM $job || { kill -KILL $job; return 1; }
     wait $job || { blame "exit status $?"; return 1; }
     grep "^run_resilient: status .* again on 2 ranks, from 0" "$mine/log" ||
         { blame "no restart: $(grep run_resilient "$mine/log")"; return 1; }
-    "$mpirun" -np 1 "${run[@]}" -x $steps > "$mine/whole" < /dev/null || { blame "a run without a break"; return 1; }
-    diff <(hash_of "$mine/whole") <(hash_of "$mine/log") || { blame "another state"; return 1; }
+    continues
 }
 at_once "a rank is killed under run_resilient.sh" restarted
 
