@@ -78,7 +78,7 @@ void check_step(const Run *r, size_t step, const char *path) {
     if (step > r->steps) die("-x %zu: %s is of step %zu already: use -x %zu or more", r->steps, path, step, step);
 }
 
-// A line of loader_files in words.
+// A line of loader_files, for a message.
 static void describe_file(char out[320], const char *line) {
     char name[256];
     size_t bytes;

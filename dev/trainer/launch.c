@@ -126,12 +126,13 @@ static int check_flags_of_mpi(const Options *o, char *err, size_t err_bytes) {
 }
 
 int launch_begin(const Options *o, int parsed, int *argc, char ***argv, char *err, size_t err_bytes) {
-    // These may be asked anywhere.
-    const int alone = parsed > 0 || (parsed == 0 && (o->plan != OPTION_PLAN_OFF || o->print_config));
-    here.mpi = parsed < 0 ? wants_mpi(*argc, *argv) : o->init_method == OPTION_INIT_MPI;
+    // These may be asked anywhere: by a script, whose process is no rank, also where MPI cannot be started.
+    const int alone = parsed > 0 || (parsed == 0 && (o->plan != OPTION_PLAN_OFF || o->print_config)),
+              is_rank = environment_rank() >= 0 || getenv("PMIX_RANK") != NULL;
+    here.mpi = parsed < 0 ? wants_mpi(*argc, *argv) : o->init_method == OPTION_INIT_MPI && (is_rank || !alone);
     here.timeout_s = parsed == 0 ? o->timeout : 300;
     if (!here.mpi) {
-        if (parsed == 0) {
+        if (parsed == 0 && o->init_method != OPTION_INIT_MPI) {
             here.rank = (int)o->rank;
             here.ranks = (int)o->processes;
         }

@@ -53,6 +53,16 @@ at_once "one launcher that agrees is enough" accepted env SLURM_STEP_NUM_TASKS=4
     "${run[@]}"
 at_once "a job's variables outside of a step" accepted env SLURM_NTASKS=4 SLURM_PROCID=0 "${run[@]}"
 at_once "--plan may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --plan
+cat > "$work/no_mpi.c" << 'END'
+#include <unistd.h>
+int MPI_Init(int *argc, char ***argv);
+int MPI_Init(int *argc, char ***argv) { for (;;) pause(); }
+END
+gcc -shared -fPIC "$work/no_mpi.c" -o "$work/no_mpi.so"
+for flag in --plan --help; do
+    at_once "$flag of a process that is no rank does not start MPI" accepted timeout 60 env \
+        LD_PRELOAD="$work/no_mpi.so" "${run[@]}" $flag
+done
 at_once "--help may be asked anywhere" accepted env PMI_SIZE=4 PMI_RANK=2 "${run[@]}" --help
 
 # ----------------------------------------------------------------------------------------------------------------------
