@@ -178,18 +178,18 @@ run 0 200 "llm.c's flags, log lines and files" dev/test/cli/test_llmc_flags.sh $
 run 0 120 "numbers of each step, report, progress" dev/test/cli/test_metrics.sh $fp32/train_gpt2_zero
 run 0 120 "files and numbers as they are" dev/test/cli/test_files.sh $fp32/train_gpt2_zero
 # bf16, and each number of ranks in each stage: test_list_long.sh
-run 0 200 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero few
-run 0 120 "damaged checkpoints" dev/test/cli/test_damages.sh $fp32/train_gpt2_zero 40
+run 0 500 "checkpoints fp32" dev/test/cli/test_checkpoint.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero few
+run 0 300 "damaged checkpoints" dev/test/cli/test_damages.sh $fp32/train_gpt2_zero 40
 for precision in fp32 bf16; do
     run 0 200 "llm.c's checkpoints are continued, $precision" dev/test/cli/test_llmc_state.sh \
         build/cpu-$precision$suffix/train_gpt2_zero $fp32/test_llmc_state build/ckpt$suffix/ckpt
 done
-run 0 200 "tool for checkpoints" dev/test/cli/test_ckpt.sh {$fp32,$bf16}/train_gpt2_zero build/ckpt$suffix/ckpt
+run 0 400 "tool for checkpoints" dev/test/cli/test_ckpt.sh {$fp32,$bf16}/train_gpt2_zero build/ckpt$suffix/ckpt
 run 0 60 "Hugging Face, there and back" dev/test/cli/test_huggingface.sh $fp32/train_gpt2_zero build/ckpt$suffix/ckpt
 run 0 300 "launchers, flags and files that contradict each other" dev/test/cli/test_launch.sh $fp32/train_gpt2_zero
-run 0 120 "runs that are asked to end save" dev/test/cli/test_signals.sh $fp32/train_gpt2_zero
-run 0 120 "a file system that fails: some calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer few
-run 0 120 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few
+run 0 300 "runs that are asked to end save" dev/test/cli/test_signals.sh $fp32/train_gpt2_zero
+run 0 300 "a file system that fails: some calls" dev/test/cli/test_file_faults.sh $fp32/faulty_trainer few
+run 0 300 "a rank dies or stops: a few phases" dev/test/cli/test_failures.sh $fp32/faulty_trainer few
 run 0 400 "124M: memory accounting is what the process takes" dev/test/cli/test_memory.sh $fp32/train_gpt2_zero \
     $bf16/train_gpt2_zero some
 run 0 300 "a run measures what its plan predicts" dev/test/cli/test_plan.sh $fp32/train_gpt2_zero $bf16/train_gpt2_zero

@@ -108,7 +108,7 @@ check "another part of the same data is refused" refused "another part of the sa
     -j $default
 other_name() {      # the text is the same
     mkdir "$work/elsewhere" && cp "$text" "$work/elsewhere/renamed" && broken_off &&
-        job 2 -y 1 -o "$work/broken" -i "$work/elsewhere/renamed" && has "$hash" && ! has "changed since" &&
+        job 2 -y 1 -o "$work/broken" -n 6 -i "$work/elsewhere/renamed" && has "$hash" && ! has "changed since" &&
         grep -qxF "train_file 18000 text" "$work/broken/checkpoint_00000006.txt" &&
         grep -qxF "train_file 18000 renamed" "$work/broken/checkpoint_00000012.txt" &&
         grep -qxF "val_file 18000 renamed" "$work/broken/checkpoint_00000012.txt"
