@@ -87,10 +87,13 @@ struct card {
     uint64_t device, inode;
 };
 
+// A model may have no elements, a map may not be empty.
+static size_t length(size_t bytes) { return bytes ? bytes : 1; }
+
 void zero_shm_unmap(struct zero_shm *s) {
     if (!s->peer) return;
     for (int r = 0; r < s->ranks; r++)
-        if (s->peer[r]) munmap(s->peer[r], s->bytes);
+        if (s->peer[r]) munmap(s->peer[r], length(s->bytes));
     free(s->peer);
     s->peer = NULL;
     s->bytes = 0;
@@ -105,7 +108,7 @@ static char *map_peer(const struct card *card, size_t bytes) {
     char *p = MAP_FAILED;
     // another container may have another pid of this number
     if (!fstat(fd, &st) && st.st_dev == card->device && st.st_ino == card->inode)
-        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        p = mmap(NULL, length(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return p == MAP_FAILED ? NULL : p;
 }
@@ -136,19 +139,19 @@ static void make_own(struct zero_shm *s, int rank, int ranks_here, struct card *
     *mine = (struct card){ .pid = (long)getpid(), .fd = -1 };
     if (s->why[0] || !zero_shm_has_memory(s, ranks_here, "")) return;
     if (ranks_here == 1) {  // nobody maps it
-        char *own = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        char *own = mmap(NULL, length(s->bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (own == MAP_FAILED) snprintf(s->why, sizeof s->why, "mmap failed: %s", strerror(errno));
         s->peer[rank] = own == MAP_FAILED ? NULL : own;
         return;
     }
     mine->fd = create_file();
-    if (mine->fd < 0 || ftruncate(mine->fd, (off_t)s->bytes) || fstat(mine->fd, &st)) {
+    if (mine->fd < 0 || ftruncate(mine->fd, (off_t)length(s->bytes)) || fstat(mine->fd, &st)) {
         snprintf(s->why, sizeof s->why, "memfd_create or ftruncate failed: %s", strerror(errno));
         return;
     }
     mine->device = st.st_dev;
     mine->inode = st.st_ino;
-    char *p = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
+    char *p = mmap(NULL, length(s->bytes), PROT_READ | PROT_WRITE, MAP_SHARED, mine->fd, 0);
     if (p == MAP_FAILED) snprintf(s->why, sizeof s->why, "mmap failed: %s", strerror(errno));
     s->peer[rank] = p == MAP_FAILED ? NULL : p;
 }

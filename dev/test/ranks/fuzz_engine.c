@@ -514,8 +514,8 @@ static void try_configuration(const struct way *way, int group) {
     unsharded.shard_comm = c;
     unsharded.accounting = &own;
     m.step = 0;
-    CHECK(zero_create(&z, &config) == ZERO_OK && zero_create(&reference, &unsharded) == ZERO_OK, "%s%s", zero_error(z),
-          zero_error(reference));
+    REQUIRE(zero_create(&z, &config) == ZERO_OK && zero_create(&reference, &unsharded) == ZERO_OK, "%s%s",
+            zero_error(z), zero_error(reference));
     CHECK(zero_fill(z, fill_drawn, NULL) == ZERO_OK && zero_fill(reference, fill_drawn, NULL) == ZERO_OK, "%s%s",
           zero_error(z), zero_error(reference));
     walk();

@@ -84,7 +84,7 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
         return zero_comm_fail(&m->base, ZERO_ERR_MEMORY, "no shared memory for %zu bytes of staging: %s", bytes,
                               s->why);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, bytes, 0);
-    for (int r = 0; r < s->ranks && m->pinned; r++) {
+    for (int r = 0; r < s->ranks && m->pinned && bytes; r++) {
         const cudaError_t e = s->peer[r] ? cudaHostRegister(s->peer[r], bytes, cudaHostRegisterDefault) : cudaSuccess;
         if (e == cudaSuccess) continue;
         (void)cudaGetLastError();
@@ -101,7 +101,7 @@ int zero_mpi_map_staging(comm_mpi *m, struct zero_shm *s, size_t bytes) {
 }
 
 void zero_mpi_unmap_staging(comm_mpi *m, struct zero_shm *s) {
-    for (int r = 0; r < s->ranks && s->peer && m->pinned; r++)
+    for (int r = 0; r < s->ranks && s->peer && m->pinned && s->bytes; r++)
         if (s->peer[r]) (void)cudaHostUnregister(s->peer[r]);
     zero_accounting_add(m->memory, ZERO_MEM_TRANSPORT, 0, s->bytes);
     zero_shm_unmap(s);

@@ -168,14 +168,14 @@ int zero_mpi_window_gather_begin(zero_comm *c, zero_window *base, const struct z
 // The relay has room for a chunk from each host, and nobody reads it any more.
 static int take_relay(comm_mpi *m, struct window *w, size_t chunk_bytes) {
     const zero_comm *c = &m->base;
-    const size_t bytes = (size_t)(c->size / c->per_host) * chunk_bytes, need = bytes ? bytes : 1;
+    const size_t bytes = (size_t)(c->size / c->per_host) * chunk_bytes;
     int e = ZERO_OK;
     for (int r = 0; r < c->size && !e; r++)
         if (r != c->rank && m->on_host[r])
             e = zero_mpi_wait(m, r, &epochs_of(w, r)->read, w->relays, "has read gather");
-    if (e || w->relay.bytes >= need) return e;
+    if (e || (w->relay.peer && w->relay.bytes >= bytes)) return e;
     zero_mpi_unmap_staging(m, &w->relay);
-    return zero_mpi_map_staging(m, &w->relay, need);
+    return zero_mpi_map_staging(m, &w->relay, bytes);
 }
 
 // Receives what this rank relays, and publishes it.
