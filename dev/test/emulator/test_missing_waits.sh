@@ -22,8 +22,8 @@ train() (
     [ "$1" = 0 ] || export CUDA_ON_CPU_FORGET=$1
     export CUDA_ON_CPU_STREAMS=$2
     timeout -k 5 200 "${MPIRUN:-mpirun}" -np 2 "$trainer" -e custom:l5,h2,c16,v256,t16 -i dev/data/text/default.txt \
-        -b 1 -t 8 -d 32 -x 3 -v 0 -s 0 --hash 1 --timeout $([ "$1" = 0 ] && echo 100 || echo 10) --transport nccl "${@:3}" \
-        > "$log" 2>&1 < /dev/null
+        -b 1 -t 8 -d 32 -x 3 -v 0 -s 0 --hash 1 --timeout $([ "$1" = 0 ] && echo 100 || echo 10) \
+        --transport nccl "${@:3}" > "$log" 2>&1 < /dev/null
     echo "exit status $?"
     grep -aoE "loss [0-9.a-z]+|norm [0-9.a-z]+|state hash: .*" "$log"
 )
