@@ -229,7 +229,7 @@ suspended_job() {
     local mpirun_process=$! ranks=() step
     wait_for '^step '
     mapfile -t ranks < <(pgrep -P $mpirun_process -f "${trainer##*/}")
-    [ ${#ranks[@]} = 2 ] || { echo "${#ranks[@]} ranks were found"; return 1; }
+    [ ${#ranks[@]} = 2 ] || { echo "${#ranks[@]} ranks were found"; kill $mpirun_process; return 1; }
     kill -STOP "${ranks[1]}"
     sleep 0.5
     kill -STOP "${ranks[0]}" && sleep $((short + 2))
