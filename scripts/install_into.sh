@@ -25,7 +25,8 @@ list() {
     for f in Makefile README.md LICENSE CONTRIBUTING.md; do
         echo "$f zero/dev/top/$f"
     done
-    find zero -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.md' \) |
+    find zero -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o \
+        -name '*.md' \) |
         sed 's/.*/& &/'
     find dev scripts -type f -not -path 'dev/data/text/*' \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o \
         -name '*.cuh' -o -name '*.cpp' -o -name '*.sh' -o -name '*.py' -o -name '*.mk' -o -name '*.awk' -o \

@@ -41,6 +41,7 @@ every_place() {
             # shellcheck disable=SC2086
             have=$(train $n $streams $arguments)
             place=$(grep -ao "emulated GPU: forgets .*" "$log" | head -n 1 | cut -d' ' -f4-)
+            [ -n "$place" ] || [ "$have" = "$want" ] || continue    # the machine is busy: it ended before
             [[ -n $place && $place =~ $only ]] || break
             [ "$have" = "$want" ] || wrong=
             if [ -z "$wrong" ] || [[ $place =~ $covered ]]; then break; fi
