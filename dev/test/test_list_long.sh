@@ -115,6 +115,8 @@ if [ -z "$suffix" ]; then
         run 0 300 "trainer, emulated GPU, stage $stage: a missing event is noticed" \
             dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero $stage
     done
+    run 0 400 "trainer, emulated GPU, the host's update: a missing event is noticed" \
+        dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero optimizer
     run 0 600 "copies of activations, emulated GPU: a missing event is noticed" \
         dev/test/emulator/test_missing_waits.sh $asan/train_gpt2_zero activations
     run 0 600 "activations in host memory, emulated GPU" dev/test/cli/test_activation_offload.sh $fp32/train_gpt2_zero \

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Is every event that orders the streams of a training step needed, and would its absence be seen?
 #
-#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER 1|3|activations      the stage, or copies of activations
+#     dev/test/emulator/test_missing_waits.sh EMULATED_TRAINER 1|3|optimizer|activations
+#
+# The stage, or the host's update of optimizer state, or copies of activations.
 #
 # Two ranks train on the emulated GPU over NCCL's transport, which has a stream of its own. Then they do so again for
 # each place in the program where a stream or the host waits for an event, without that wait (CUDA_ON_CPU_FORGET,
@@ -66,6 +68,8 @@ case $2 in
 # has waited for its gather. nccl_reusable: a rank that has waited for the parameters of a later unit has waited for all
 # earlier work of the transport's stream.
 3) every_place "$unfinished|nccl_window_open|nccl_window_close|nccl_reusable" "-z 3 -r 0" ;;
+# The host's update: with several units each slot is used twice. In stage 0 the all-gathers of sums order it, too.
+optimizer) every_place none "-z 1 -r 0 --offload cpu" host_update ;;
 # A copy waits for computing, computing for a copy out and a copy in. Layer by layer, a layer that is computed again has
 # waited for its input before.
 activations)
