@@ -130,7 +130,7 @@ phases() {
 }
 
 limit=200   # seconds, of a job
-timeout=$(FAULT="-1 none none" short_timeout 2 job "$work/healthy" fs)
+timeout=$(FAULT="-1 none none" short_timeout 2 job "$work/healthy" mpi)     # mpirun takes longest to start
 flags+=(--timeout "$timeout")
 limit=$((60 + 4 * timeout))
 case $much in

@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1
 . scripts/env.sh
 mpirun=${MPIRUN:-mpirun}
 run=("$trainer" -e custom:l1,h2,c16,v256,t32 -i "$PWD/dev/data/text/default.txt" -b 1 -t 32 --micro-batches 2 -v 0 -s 0
-    -k constant --timeout 20 --hash 1)
+    -k constant --timeout 60 --hash 1)
 
 # wait_for COMMAND...: until it succeeds; on a busy machine that takes long
 wait_for() {
