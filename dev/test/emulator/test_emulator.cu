@@ -376,7 +376,9 @@ static void too_large_an_allocation_is_an_error() {
     CHECK(strlen(cudaGetErrorString(cudaErrorInvalidConfiguration)) > 0);
 }
 
+#ifdef CUDA_ON_CPU
 static void call_cuda(void *p) { *static_cast<cudaError_t *>(p) = cudaStreamSynchronize(NULL); }
+#endif
 static void set_to_seven(void *p) { *static_cast<int *>(p) = 7; }
 
 static void events_order_streams() {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include "test/ranks/ways.h"
 #include "zero/comm/transport.h"
+#include "zero/keep.h"
 
 // Instead of the C library's: with refuse_executable as a kernel whose vm.memfd_noexec is 2.
 static int refuse_executable, refused;
@@ -112,6 +113,16 @@ static void a_rank_that_does_not_come_to_allocate_is_noticed(const struct way *w
     leave(c);
 }
 
+// Frees what was passed to a transport that may have failed.
+static void release(const zero_comm *c, void *p, size_t bytes) {
+    if (zero_comm_in_flight(c)) {
+        zero_keep(p);
+        zero_accounting_add(&memory, ZERO_MEM_UNIT_BUFFERS, 0, bytes);
+    } else {
+        zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, p, bytes);
+    }
+}
+
 // A transport is destroyed after a failure while its messages are still under way: they must not be written into memory
 // that was freed. The late rank sends them when the others are destroying the transport, or when they have done so.
 static void destroying_with_messages_under_way_is_safe(const struct way *w, int after) {
@@ -134,7 +145,7 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w, int 
         CHECK(e == ZERO_ERR_COMM, "a stalled rank was waited for without end, or not at all");
         if (!after) MPI_Barrier(MPI_COMM_WORLD);
         zero_window_destroy(c, window);
-        zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
+        release(c, out, bytes);
         void *again = malloc(bytes);  // where `out` was, perhaps
         memset(again, 1, bytes);
         leave(c);
@@ -152,7 +163,7 @@ static void destroying_with_messages_under_way_is_safe(const struct way *w, int 
     CHECK(e == ZERO_OK || e == ZERO_ERR_COMM, "%s", zero_comm_error(c));  // where memory is shared, all is there
     MPI_Barrier(MPI_COMM_WORLD);
     zero_window_destroy(c, window);
-    zero_accounting_free(&memory, ZERO_MEM_UNIT_BUFFERS, out, bytes);
+    release(c, out, bytes);
     leave(c);
     slow_watchdog = 0;
 }
