@@ -24,10 +24,8 @@
 static const double PATIENT = 60;  // a time-out in seconds that is not meant to pass; short_timeout: one that is
 #ifndef CUDA_ON_CPU
 static const double SHORTEST = 10;  // it holds for the meeting of the ranks too, for which NCCL may need seconds
-#elif defined CUDA_ON_CPU_EMULATED
-static const double SHORTEST = 1;
 #else
-static const double SHORTEST = 0.4;
+static const double SHORTEST = 1;
 #endif
 
 // A limit of the address space takes what AddressSanitizer needs.
