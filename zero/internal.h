@@ -159,7 +159,7 @@ struct zero {
     zero_window *window;                 // stage 3: the shards of the parameters, unless they are offloaded
     zero_param_cache cache;              // which units share buffers; stage 3: which are in buffers
     struct param_buffer *param_buffers;  // one for each slot of the cache
-    zero_ticket last_unshard;            // of the window
+    zero_ticket last_unshard;            // the last all-gather of a unit
 
     // parameter_offload.c
     cudaStream_t copy_stream;                  // from host memory into the buffers

@@ -91,6 +91,7 @@ static int gather_begin(zero *z, zero_param_cache_slot *s) {
                                                                     z->config.stream, &b->unshard));
     zero_time_end(z, "unshard", zero_transport_stream(z));
     zero_nvtx_pop();
+    z->last_unshard = b->unshard;
     return e;
 }
 
@@ -114,21 +115,26 @@ static int unshard_finish(zero *z, zero_param_cache_slot *s) {
     return e;
 }
 
-static int unshard_begin(zero *z, zero_param_cache_slot *s) {
+// A window has room for so many all-gathers that are not finished, and a transport for so many calls: finishes what was
+// prefetched for an order that was not kept.
+static int finish_oldest(zero *z) {
+    const zero_ticket room = z->window ? ZERO_WINDOW_MAX_GATHERS : ZERO_COMM_MAX_PENDING / 4;
     int e = ZERO_OK;
-    if (params_offload(z) == ZERO_OFFLOAD_NVME) {
-        buffer_of(z, s)->waits = s->busy = 1;
-        return zero_params_read(z, s->unit);
-    }
-    // A window has room for ZERO_WINDOW_MAX_GATHERS: finish those that were prefetched for an order that was not kept.
-    for (size_t i = 0; i < z->cache.num_slots && z->window && !e; i++)
-        if (z->cache.slots[i].busy && z->param_buffers[i].unshard + ZERO_WINDOW_MAX_GATHERS <= z->last_unshard + 1)
+    for (size_t i = 0; i < z->cache.num_slots && !e; i++) {
+        const struct param_buffer *b = &z->param_buffers[i];
+        if (z->cache.slots[i].busy && !b->waits && b->unshard + room <= z->last_unshard + 1)
             e = unshard_finish(z, &z->cache.slots[i]);
+    }
+    return e;
+}
+
+static int unshard_begin(zero *z, zero_param_cache_slot *s) {
+    const int e = finish_oldest(z);
     if (e) return e;
     s->busy = 1;
-    e = gather_begin(z, s);
-    z->last_unshard = buffer_of(z, s)->unshard;
-    return e;
+    if (params_offload(z) != ZERO_OFFLOAD_NVME) return gather_begin(z, s);
+    buffer_of(z, s)->waits = 1;
+    return zero_params_read(z, s->unit);
 }
 
 void zero_params_destroy(zero *z) {

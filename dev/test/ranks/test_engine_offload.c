@@ -132,6 +132,21 @@ static void dropped_units_have_the_same_bits(void) {
         }
 }
 
+// A unit is prefetched for an order that is not kept, and many others are all-gathered before it is used.
+static void any_order_works(void) {
+    for (int place = DEVICE; place < PLACES; place++) {
+        if (place != DEVICE && places[place].params == ZERO_OFFLOAD_NONE) continue;
+        zero *z = make_of(config_at(place, 3, ZERO_ADAMW, 0));
+        for (int i = 0; i < 2 * ZERO_COMM_MAX_PENDING && !*zero_error(z); i++) {
+            const size_t u = i % 2 ? 3 : 1;  // 2 comes between
+            CHECK(zero_acquire_params(z, u) && zero_release_params(z, u) == ZERO_OK, "%s: %d: %s", places[place].name,
+                  i, zero_error(z));
+        }
+        train(z, 0);
+        zero_destroy(z);
+    }
+}
+
 // Bytes on the device, in host memory, on the disk and on the wire.
 static void bytes_are_what_the_formula_says(const struct way *way, int group, int stage, double ema_decay) {
     for (int place = 0; place < PLACES; place++) {
@@ -404,6 +419,7 @@ static void cases_of_a_way(const struct way *way, int grouped) {
     }
     kind = BF16;
     CASE("dropped units have the same bits: %s", name) dropped_units_have_the_same_bits();
+    CASE("units are acquired in another order: %s", name) any_order_works();
     CASE("a failing disk fails all ranks: %s", name)
         for (int stage = 1; stage < STAGES; stage++) a_failing_disk_fails_all_ranks(stage);
     CASE("a failing disk of parameters: %s", name) parameters_that_cannot_be_read_fail();
