@@ -187,7 +187,7 @@ static int create_state_swap(zero *z, size_t *bytes) {
 
 static int create_params_swap(zero *z, size_t *bytes) {
     struct part *end = z->parts + z->first_part[z->layout.num_units];
-    if (params_offload(z) != ZERO_OFFLOAD_NVME) return ZERO_OK;
+    if (params_offload(z) != ZERO_OFFLOAD_NVME || end == z->parts) return ZERO_OK;
     for (struct part *p = z->parts; p < end; p++) {
         p->params_record = (size_t)(p - z->parts);
         bytes[p->params_record] = p->numel * z->elem;

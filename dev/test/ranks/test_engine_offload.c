@@ -315,6 +315,23 @@ static void large_units_are_cut_into_parts(int stage) {
     }
 }
 
+static void a_model_may_be_empty(int stage) {
+    static const zero_tensor nothing = { "nothing", 0, 0, 0, 1 };
+    for (int place = 0; place < PLACES; place++) {
+        if (!is_possible(place, stage)) continue;
+        zero_config config = config_at(place, stage, ZERO_ADAMW, 0);
+        config.tensors = &nothing;
+        config.num_tensors = 1;
+        config.order_length = 0;
+        zero *z = NULL;
+        CHECK(zero_create(&z, &config) == ZERO_OK && zero_acquire_params(z, 0) && !zero_release_params(z, 0) &&
+                  zero_acquire_grads(z, 0, 0) && !zero_release_grads(z, 0) && !zero_finish_backward(z) &&
+                  !zero_step(z, &adamw),
+              "stage %d, %s: %s", stage, places[place].name, zero_error(z));
+        zero_destroy(z);
+    }
+}
+
 // ---- failures -------------------------------------------------------------------------------------------------------
 
 static void truncate_files(void) {
@@ -426,6 +443,8 @@ static void cases_of_a_way(const struct way *way, int grouped) {
     CASE("what cannot be created is told to all: %s", name) what_cannot_be_created_is_told_to_all();
     CASE("large units are cut into parts: %s", name)
         for (int stage = 1; stage < STAGES; stage += 2) large_units_are_cut_into_parts(stage);
+    CASE("a model may be empty: %s", name)
+        for (int stage = grouped; stage < STAGES; stage++) a_model_may_be_empty(stage);
     zero_mesh_comms_destroy(&comms);
     all_is_given_back();
 }
