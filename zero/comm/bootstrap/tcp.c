@@ -479,12 +479,17 @@ static int gather_as_server(bootstrap_tcp *t, const void *mine, size_t bytes, ch
     struct epoll_event events[64];
     const int waiting = epoll_create1(EPOLL_CLOEXEC);  // for those that have not come: a wait takes no look at the rest
     char message[ZERO_BOOTSTRAP_MESSAGE_BYTES] = "";
-    int e = here && waiting >= 0 ? ZERO_OK : give_up(t, ZERO_ERR_MEMORY, "out of host memory"), missing = b->ranks - 1;
+    int e = ZERO_OK, missing = b->ranks - 1;
+    if (!here)
+        e = give_up(t, ZERO_ERR_MEMORY, "out of host memory");
+    else if (waiting < 0)
+        e = give_up(t, ZERO_ERR_COMM, "rank 0 has no file descriptor left (epoll): raise ulimit -n");
     for (int r = 1; r < b->ranks && !e; r++) {
         t->peers[r].got = 0;
         events[0] = (struct epoll_event){ .events = EPOLLIN, .data.fd = r };
         if (epoll_ctl(waiting, EPOLL_CTL_ADD, t->peers[r].fd, events))
-            e = give_up(t, ZERO_ERR_MEMORY, "rank 0 cannot wait for so many connections (epoll)");
+            e = give_up(t, ZERO_ERR_COMM,
+                        "rank 0 cannot wait for so many connections: raise fs.epoll.max_user_watches");
     }
     if (!e) memmove(all, mine, bytes), here[0] = 1;
     while (!e && missing) {
