@@ -290,11 +290,11 @@ int gpt2_create(GPT2 *m, const GPT2Config *c, size_t B, size_t T, int recompute,
     if (offload) m->offload = activation_offload_create(c, B, T, sizeof(floatX), streams, memory, stream);
     const int all = m->arena && m->host_losses && m->host_tokens && m->host_counts && m->distinct;
     if (!all || (offload && !m->offload)) {
-        const size_t bytes = m->arena_bytes;
         char refusal[ZERO_REFUSAL_BYTES];
+        const size_t bytes = all ? activation_offload_bytes(c, B, T, sizeof(floatX), streams) : m->arena_bytes;
+        (void)FAIL("no %smemory for %zu bytes of activations%s: use a smaller %s", all ? "pinned host " : "", bytes,
+                   zero_accounting_refusal(memory, bytes, refusal), all ? "-b or -t" : "-b, -t, --head-rows, or -r 2");
         gpt2_destroy(m);
-        (void)FAIL("no memory for %zu bytes of activations%s%s: use a smaller -b, -t or --head-rows, or -r 2", bytes,
-                   all ? ", or the same pinned in host memory" : "", zero_accounting_refusal(memory, bytes, refusal));
         return ZERO_ERR_MEMORY;
     }
     gpt2_use_stream(m, 0);
