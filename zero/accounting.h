@@ -21,8 +21,8 @@ enum zero_memory_category {
     ZERO_MEM_UNIT_BUFFERS,  // pools of unit-sized buffers; stage 0's unit of gathered gradient sums
     ZERO_MEM_ACTIVATIONS,   // the caller's
     ZERO_MEM_TRANSPORT,     // scratch and tables of the transport and the engine
-    ZERO_MEM_HOST,          // host memory: optimizer state that is offloaded there, or buffers for that on a disk
-    ZERO_MEM_DISK,          // a file: optimizer state that is offloaded there
+    ZERO_MEM_HOST,          // host memory: offloaded state and parameters, or buffers of a disk; slots (host_update.c)
+    ZERO_MEM_DISK,          // files: optimizer state and parameters that are offloaded there
     ZERO_MEM_CALLER_HOST,   // the caller's, in host memory: activations
     ZERO_MEM_CATEGORIES
 };

@@ -155,8 +155,8 @@ int zero_set_tensor_options(zero *z, size_t t, const zero_tensor_options *option
     return set_frozen(z, t, z->options[t].frozen);
 }
 
-// Writes the table of the kernel, if any tensor has options, and points args to it. What it copies from is pinned and
-// was copied in the last step, of which the host knows the decision.
+// Writes the table of the kernel, if any tensor has options, and points args to it. What it copies from is pinned, and
+// nobody reads it any more: of the step before the last, since the host knows the last step's decision.
 static int write_tensor_args(zero *z, const zero_hyperparameters *h, zero_optimizer_args *args) {
     zero_tensor_args *table = z->tensor_args[z->odd_step];
     if (!z->has_options) return ZERO_OK;

@@ -81,16 +81,17 @@ typedef struct zero_optimizer_args {
     float correction1, correction2;             // 1 - beta1^t, 1 - beta2^t
     float scale;                                // factor on the sum of gradients, unless there is a decision
     uint64_t seed, t;                           // of stochastic rounding; t: the update, counted from 1
-    const zero_tensor_args *tensors;            // device, by tensor; NULL: all are alike
+    const zero_tensor_args *tensors;            // where the arrays are; by tensor; NULL: all are alike
     float ema_weight;                           // 1 - settings.ema_decay
     const struct zero_optimizer_arrays *parts;  // device, by part, in place of the arrays of the launch; NULL: none
-    const zero_decision *decision;              // device: its factor, or that nothing is to be changed; NULL: none
+    const zero_decision *decision;              // where the arrays are; its factor, or to change nothing; NULL: none
 } zero_optimizer_args;
 
 // scale: the factor on the sum of gradients. t: the update, counted from 1.
 zero_optimizer_args zero_optimizer_prepare(const zero_hyperparameters *h, float scale, uint64_t seed, uint64_t t);
 
-// Device memory. The weight w that an optimizer updates is: for fp32 params the parameter (master is NULL). For bf16
+// Memory of the device, or of the host (zero_optimizer_update). The weight w that an optimizer updates is: for fp32
+// params the parameter (master is NULL). For bf16
 //     ZERO_MASTER_FP32:  master, fp32;                    then parameter = zero_master_round(w)
 //     ZERO_MASTER_SPLIT: zero_master_join(parameter, master), master the low half of w (uint16_t); then the same
 //     ZERO_MASTER_NONE:  the parameter (master is NULL);  then parameter = zero_master_round_stochastic(w, random)
