@@ -131,8 +131,18 @@ int zero_mpi_synchronize(zero_comm *c, cudaStream_t stream) {
 
 // ---- finish ---------------------------------------------------------------------------------------------------------
 
-// Staged: copies rows of `bytes`, stride bytes apart, from the device to the staging buffer, at offset and without
-// gaps, and publishes. whole: bytes that the staging buffer needs.
+// Copies rows of `bytes`, stride bytes apart, to memory without gaps. cudaMemcpy2D has no strides of 2 GiB.
+static int copy_rows(comm_mpi *m, char *to, const char *from, size_t stride, size_t rows, size_t bytes,
+                     cudaStream_t stream) {
+    const size_t each = stride == bytes ? rows * bytes : bytes;
+    int e = ZERO_OK;
+    for (size_t at = 0; at < rows * bytes && !e; at += each, from += stride)
+        e = zero_mpi_device_check(m, cudaMemcpyAsync(to + at, from, each, cudaMemcpyDeviceToHost, stream));
+    return e;
+}
+
+// Staged: copies rows as copy_rows does, from the device to the staging buffer, at offset, and publishes. whole: bytes
+// that the staging buffer needs.
 static int stage_out(comm_mpi *m, const char *from, size_t stride, size_t rows, size_t offset, size_t bytes,
                      size_t whole, zero_ticket ticket, cudaStream_t stream) {
     int e = zero_mpi_wait_readers(m, m->staging_ticket);
@@ -141,9 +151,7 @@ static int stage_out(comm_mpi *m, const char *from, size_t stride, size_t rows, 
         zero_mpi_unmap_staging(m, &m->staging);
         e = zero_mpi_map_staging(m, &m->staging, need);
     }
-    if (!e && bytes)
-        e = zero_mpi_device_check(m, cudaMemcpy2DAsync(m->staging.peer[m->base.rank] + offset, bytes, from, stride,
-                                                       bytes, rows, cudaMemcpyDeviceToHost, stream));
+    if (!e) e = copy_rows(m, m->staging.peer[m->base.rank] + offset, from, stride, rows, bytes, stream);
     if (!e) e = zero_mpi_device_check(m, cudaStreamSynchronize(stream));
     if (e) return e;
     m->staging_ticket = ticket;
