@@ -127,7 +127,7 @@ static void release(const zero_comm *c, void *p, size_t bytes) {
 // that was freed. The late rank sends them when the others are destroying the transport, or when they have done so.
 static void destroying_with_messages_under_way_is_safe(const struct way *w, int after) {
     enum { BYTES = 1 << 20 };  // more than MPI sends before it is received
-    zero_comm *c = join(w, short_timeout(w));
+    zero_comm *c = join(w, 2 * short_timeout(w));
     MPI_Barrier(MPI_COMM_WORLD);
     const size_t bytes = BYTES * (size_t)ranks;
     void *p = NULL, *out = zero_accounting_alloc(&memory, ZERO_MEM_UNIT_BUFFERS, bytes);
